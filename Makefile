@@ -37,7 +37,7 @@ VLLM_PYTHON := $(or $(PENSTOCK_VLLM_PYTHON),$(if $(wildcard .venv-vllm/.penstock
 MAKE_VLLM = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m shared.launcher.vllm_environment
 
 .PHONY: vllm
-vllm: ## make the environment of ENGINE=vllm for this machine, or for DEVICE, as `make run ENGINE=vllm` does
+vllm: ## make the environment of PENSTOCK_ENGINE=vllm for this machine, or for PENSTOCK_DEVICE, as `make run` does
 	@$(MAKE_VLLM)
 
 CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
@@ -74,7 +74,7 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; 15 to 21 minu
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
-	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm DEVICE=cpu brings them back")
+	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm PENSTOCK_DEVICE=cpu brings them back")
 	@$(BIN)/python -m tests.suite run \
 		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,vllm $(LEFT_OUT))" $(COMPUTING)' \
 		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \

@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a new key and its line. Exit codes: 0, or 2 for invalid arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m api.keys",
-        description="Makes an API key: the key on stderr, its line for API_KEYS_FILE on stdout.",
+        description="Makes an API key: the key on stderr, its line for PENSTOCK_API_KEYS_FILE on "
+        "stdout.",
     )
     parser.add_argument("--tenant", default="default", help="whose jobs its jobs are")
     parser.add_argument("--name", default="", help="what it is called in logs")

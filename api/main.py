@@ -222,7 +222,7 @@ async def _check_durability(settings: ApiSettings, transport: RedisTransport) ->
     fault = await transport.durability.durability_fault(durability, settings.accept_replicas)
     if fault is None:
         return None
-    why = f"ACCEPT_DURABILITY cannot be {durability}: {fault.sentence}"
+    why = f"PENSTOCK_ACCEPT_DURABILITY cannot be {durability}: {fault.sentence}"
     if fault.is_lasting:
         raise UnsafeServer(why)
     return f"At the moment {why}"

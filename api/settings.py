@@ -20,11 +20,12 @@ class ApiSettings(SharedSettings):
     host: str = Field(
         default="127.0.0.1",
         description="Address to listen on. Any other than a loopback address requires keys, or "
-        "ALLOW_WITHOUT_KEYS.",
+        "PENSTOCK_ALLOW_WITHOUT_KEYS.",
     )
     published_host: str = Field(
         default="",
-        description="Address at which the port is published outside of a container, if not HOST.",
+        description="Address at which the port is published outside of a container, if not "
+        "PENSTOCK_HOST.",
     )
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0 takes any free one.")
 
@@ -112,7 +113,7 @@ class ApiSettings(SharedSettings):
         ge=0,
         le=86_400,
         description="Seconds that a job may wait until a worker starts it, if its request does "
-        "not set `queue_timeout`; 0: as long as REQUEST_TIMEOUT_S. Not for jobs "
+        "not set `queue_timeout`; 0: as long as PENSTOCK_REQUEST_TIMEOUT_S. Not for jobs "
         "that continue without a reader.",
     )
     model_retention_s: float = Field(
@@ -132,7 +133,7 @@ class ApiSettings(SharedSettings):
         default=Durability.NONE,
         description="What acceptance of a request waits for by default: none, fsync (the job is"
         " in Redis' append-only file on disk; Redis 7.2 or newer), replicas "
-        "(ACCEPT_REPLICAS of them have it).",
+        "(PENSTOCK_ACCEPT_REPLICAS of them have it).",
     )
     accept_replicas: int = Field(
         default=1, ge=1, le=16, description="Replicas of Redis that `replicas` waits for."
@@ -214,7 +215,8 @@ class ApiSettings(SharedSettings):
         default="",
         max_length=4096,
         description="Names that requests may have in Host, separated by commas; *.example.com is "
-        "every name below example.com, * is any. IP addresses, localhost, HOST and PUBLISHED_HOST "
+        "every name below example.com, * is any. IP addresses, localhost, PENSTOCK_HOST and "
+        "PENSTOCK_PUBLISHED_HOST "
         "are always allowed. Unset: where there are keys any name is.",
     )
 
@@ -294,7 +296,7 @@ class ApiSettings(SharedSettings):
         max_length=4 * 2**20,
         repr=False,
         description="Lines of `python -m api.keys`, separated by line breaks or semicolons. "
-        "Without any, and without API_KEYS_FILE, requests need no key.",
+        "Without any, and without PENSTOCK_API_KEYS_FILE, requests need no key.",
     )
     api_keys_file: str = Field(
         default="",
@@ -314,7 +316,7 @@ class ApiSettings(SharedSettings):
     )
     monitoring_without_keys: bool = Field(
         default=False,
-        description="Serve the metrics (without METRICS_KEY) and the whole of GET /health "
+        description="Serve the metrics (without PENSTOCK_METRICS_KEY) and the whole of GET /health "
         "without a key, if keys are configured.",
     )
     stream_token_s: int = Field(
@@ -348,8 +350,9 @@ class ApiSettings(SharedSettings):
         has_keys = bool(self.api_keys.strip() or self.api_keys_file)
         if not (has_keys or self.allow_without_keys or is_loopback(host)):
             raise ValueError(
-                f"{host[:80]} is reachable by others and there are no keys: set API_KEYS or "
-                "API_KEYS_FILE, or ALLOW_WITHOUT_KEYS=true to serve every client"
+                f"{host[:80]} is reachable by others and there are no keys: set PENSTOCK_API_KEYS "
+                "or PENSTOCK_API_KEYS_FILE, or PENSTOCK_ALLOW_WITHOUT_KEYS=true to serve every "
+                "client"
             )
         return self
 

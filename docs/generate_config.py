@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ bad value stops the process with a sentence and exit code 2.
 
 The same names without the prefix `PENSTOCK_` are those of earlier releases. They are still read
 where the one with the prefix is not set, and a warning names them. So does one for each unknown
-name with the prefix, and for a name without it that is one letter from a setting's. Other pages
-and sentences of the programs leave the prefix out.
+name with the prefix, and for a name without it that is one letter from a setting's.
 
 Traces are configured by OpenTelemetry's own variables, `OTEL_EXPORTER_OTLP_ENDPOINT` and others:
 [TRACES.md](TRACES.md).
@@ -89,13 +87,7 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _cell(field: FieldInfo) -> str:
-    text = (field.description or "").replace("|", "\\|").replace("\n", " ")
-    # Where a description names another setting, it is the variable.
-    return re.sub(r"\b[A-Z][A-Z0-9_]{3,}\b", _prefixed, text)
-
-
-def _prefixed(word: re.Match[str]) -> str:
-    return variable_of(word[0]) if word[0] in setting_names() else word[0]
+    return (field.description or "").replace("|", "\\|").replace("\n", " ")
 
 
 def setting_names() -> set[str]:

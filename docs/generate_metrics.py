@@ -21,7 +21,7 @@ Three kinds of targets, in the Prometheus text format:
 
 | target | scrape | what it has |
 | --- | --- | --- |
-| each worker | `METRICS_HOST:METRICS_PORT`, any path but `/ready` and `/live`; \
+| each worker | `PENSTOCK_METRICS_HOST:PENSTOCK_METRICS_PORT`, any path but `/ready` and `/live`; \
 without a port nothing listens | its engine and its jobs |
 | each frontend | `GET /metrics` | the requests that it answered |
 | the deployment | `GET /metrics/deployment` of **one** address that any frontend answers: \
@@ -33,9 +33,9 @@ them: with an interval longer than that, counters do not go back when another fr
 [ADR 52](adr/0052-scrape-workers-frontends-and-the-deployment-once.md) has the reasons.
 
 Metrics in whose row vLLM is named have the meaning of vLLM's metric of the same name.
-`METRICS_NAMES=vllm` gives them vLLM's prefix `vllm:`, `both` exposes them twice, so that boards
-that were made for vLLM show them. The latencies are the frontends', so workers and frontends are
-both scraped, and `METRICS_NAMES` is set alike for them.
+`PENSTOCK_METRICS_NAMES=vllm` gives them vLLM's prefix `vllm:`, `both` exposes them twice, so that
+boards that were made for vLLM show them. The latencies are the frontends', so workers and frontends
+are both scraped, and `PENSTOCK_METRICS_NAMES` is set alike for them.
 
 The counters of an engine begin at 0 when it is replaced, as at a start of its worker. Ports of
 workers ask for no key; the frontends' routes do, where keys are configured

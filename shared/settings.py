@@ -135,15 +135,16 @@ def _sentence(error: ValidationError) -> str:
     variable = "_".join(str(part) for part in first["loc"]).upper() or "settings"
     if first["type"] == "missing":
         return f"{variable_of(variable)} is not set, and it has no default."
-    # As whoever started the process wrote it; a value that came otherwise has the setting's name.
-    shown = given_name(variable, os.environ) or variable
+    shown = variable_of(variable)
+    given = given_name(variable, os.environ) or shown
+    earlier = "" if given.upper() == shown else f" It is set as {given}."
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
     if not reason[1:2].isupper():  # it continues a sentence here
         reason = reason[:1].lower() + reason[1:]
     more = error.error_count() - 1
     rest = f" ({more} more after this one)" if more else ""
     if first["loc"] and variable in _SECRET:
-        return f"{shown} cannot be used: {reason}{rest}."
+        return f"{shown} cannot be used: {reason}{rest}.{earlier}"
     if not first["loc"]:
         return f"The settings do not fit together: {reason}{rest}."
-    return f"{shown}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}."
+    return f"{shown}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}.{earlier}"

@@ -90,7 +90,7 @@ class LoadedModel:
         if not card.has_chat_template:
             found.append(
                 "the model has no chat template: it serves completions, and chat requests are "
-                "refused; CHAT_TEMPLATE can name a Jinja file with one"
+                "refused; PENSTOCK_CHAT_TEMPLATE can name a Jinja file with one"
             )
         if card.max_model_len < card.context_length and card.kv_capacity_tokens < (
             card.context_length
@@ -98,7 +98,8 @@ class LoadedModel:
             found.append(
                 f"the context is {card.max_model_len} tokens instead of the model's "
                 f"{card.context_length}: the KV cache holds {card.kv_capacity_tokens}; "
-                "KV_CACHE_MEMORY_GB or NUM_KV_BLOCKS gives it more, MAX_MODEL_LEN chooses a "
+                "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more, "
+                "PENSTOCK_MAX_MODEL_LEN chooses a "
                 "context that must fit"
             )
         return found
@@ -182,9 +183,9 @@ def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
         return Checkpoint(_with_files(DEMO_CHECKPOINT, "the demo model"), name)
     path = Path(model).expanduser()
     if path.exists() or model.startswith(("/", ".", "~")):
-        return Checkpoint(_with_files(path, f"MODEL={model!r}"), name)
+        return Checkpoint(_with_files(path, f"PENSTOCK_MODEL={model!r}"), name)
     if not _HUB_ID.fullmatch(model):
-        raise CheckpointNotFound(f"MODEL={model!r} is neither a directory nor a hub id.")
+        raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r} is neither a directory nor a hub id.")
     return Checkpoint(_from_hub(model), name)
 
 
@@ -222,27 +223,27 @@ def _from_hub(model: str) -> Path:
         )
     except GatedRepoError:
         raise CheckpointNotFound(
-            f"MODEL={model!r} requires a login; set HF_TOKEN to a token that may read it."
+            f"PENSTOCK_MODEL={model!r} requires a login; set HF_TOKEN to a token that may read it."
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointNotFound(
-            f"MODEL={model!r} is neither a directory here nor a model on the hub."
+            f"PENSTOCK_MODEL={model!r} is neither a directory here nor a model on the hub."
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
             raise CheckpointNotFound(
-                f"MODEL={model!r} cannot be stored in the cache {constants.HF_HUB_CACHE}: "
+                f"PENSTOCK_MODEL={model!r} cannot be stored in the cache {constants.HF_HUB_CACHE}: "
                 f"{error.strerror} ({error.filename or 'file unknown'}). Give the worker's user "
                 "write permission and space there, or set HF_HOME to another directory."
             ) from None
         first_line = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
         raise CheckpointNotFound(
-            f"MODEL={model!r} is not a directory here and the hub cannot be reached "
+            f"PENSTOCK_MODEL={model!r} is not a directory here and the hub cannot be reached "
             f"({type(error).__name__}: {first_line})."
         ) from None
     except Exception as error:
         # The HTTP client's own errors have no base class in common with the hub's.
         raise CheckpointNotFound(
-            f"MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
+            f"PENSTOCK_MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
         ) from None
-    return _with_files(path, f"MODEL={model!r}")
+    return _with_files(path, f"PENSTOCK_MODEL={model!r}")

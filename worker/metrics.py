@@ -169,7 +169,8 @@ METRICS = MetricTable(
             "penstock:heartbeat_age_seconds",
             "gauge",
             (),
-            "Since the last heartbeat that Redis confirmed; beyond LEASE_MS others take the jobs.",
+            "Since the last heartbeat that Redis confirmed; beyond PENSTOCK_LEASE_MS others take "
+            "the jobs.",
         ),
         MetricRow("penstock:engine_up", "gauge", (), "1 while the engine takes jobs."),
         MetricRow("penstock:engine_restarts_total", "counter", (), "Engines that were replaced."),
@@ -354,7 +355,7 @@ def metrics_listener(
     except OSError as error:
         raise SettingsError(
             f"The metrics cannot listen on {host} port {port}: {error.strerror or error}. Set "
-            "METRICS_HOST or METRICS_PORT."
+            "PENSTOCK_METRICS_HOST or PENSTOCK_METRICS_PORT."
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()

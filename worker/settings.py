@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from shared.environment import variable_of
 from shared.settings import SharedSettings
 from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
 from worker.engine_options import (
@@ -101,9 +102,9 @@ OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
 def _named(name: str, value: object) -> str:
     """Returns a setting as NAME=value; of VLLM_ARGS, which may hold a token, the names alone."""
     if name != "vllm_args":
-        return f"{name.upper()}={value}"
+        return f"{variable_of(name)}={value}"
     args = ", ".join(map(repr, parse_vllm_args(str(value))))
-    return f"VLLM_ARGS with {args}" if args else "VLLM_ARGS"
+    return f"PENSTOCK_VLLM_ARGS with {args}" if args else "PENSTOCK_VLLM_ARGS"
 
 
 class WorkerSettings(SharedSettings):
@@ -153,12 +154,13 @@ class WorkerSettings(SharedSettings):
     )
     engine: EngineName = Field(
         default="penstock",
-        description="penstock: this project's engine; vllm: vLLM's, in ENGINE_PYTHON.",
+        description="penstock: this project's engine; vllm: vLLM's, in PENSTOCK_ENGINE_PYTHON.",
     )
     engine_python: str = Field(
         default="",
         max_length=4096,
-        description="Python interpreter that has vLLM, for ENGINE=vllm; empty: the worker's own.",
+        description="Python interpreter that has vLLM, for PENSTOCK_ENGINE=vllm; empty: the "
+        "worker's own.",
     )
     vllm_args: str = Field(
         default="",
@@ -168,8 +170,9 @@ class WorkerSettings(SharedSettings):
     )
     vllm_sampler: VllmSampler = Field(
         default="auto",
-        description="What draws tokens with ENGINE=vllm; penstock: this project's sampler, with "
-        "which a resumed output continues exactly; vllm: vLLM's own, with which it is redrawn; "
+        description="What draws tokens with PENSTOCK_ENGINE=vllm; penstock: this project's "
+        "sampler, with which a resumed output continues exactly; vllm: vLLM's own, with which "
+        "it is redrawn; "
         "auto: vllm with speculative decoding and pipeline parallelism alone.",
     )
     tensor_parallel_size: int = Field(
@@ -183,7 +186,8 @@ class WorkerSettings(SharedSettings):
     model_impl: ModelImpl = Field(
         default="auto",
         description="native: families of our own; transformers: its modules over our KV cache; "
-        "auto: native where there is one. With ENGINE=vllm VLLM_ARGS has vLLM's model_impl.",
+        "auto: native where there is one. With PENSTOCK_ENGINE=vllm PENSTOCK_VLLM_ARGS has "
+        "vLLM's model_impl.",
     )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
     device: Device = Field(default="auto", description="auto, cpu or cuda.")
@@ -317,7 +321,7 @@ class WorkerSettings(SharedSettings):
         default="127.0.0.1",
         min_length=1,
         max_length=253,
-        description="Address that METRICS_PORT listens on. It asks for no key.",
+        description="Address that PENSTOCK_METRICS_PORT listens on. It asks for no key.",
     )
 
     @field_validator("override_generation_config")
@@ -351,20 +355,24 @@ class WorkerSettings(SharedSettings):
             for name in names if engine != self.engine else ():
                 value = getattr(self, name)
                 if value != type(self).model_fields[name].default:
-                    raise ValueError(f"{_named(name, value)} is for ENGINE={engine}")
+                    raise ValueError(f"{_named(name, value)} is for PENSTOCK_ENGINE={engine}")
         if self.tensor_parallel_size > 1 and self.runner != "model":
-            raise ValueError(f"TENSOR_PARALLEL_SIZE is not for RUNNER={self.runner}")
+            raise ValueError(
+                f"PENSTOCK_TENSOR_PARALLEL_SIZE is not for PENSTOCK_RUNNER={self.runner}"
+            )
         return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> WorkerSettings:
         if self.beat_interval_ms * 3 > self.lease_ms:
             raise ValueError(
-                f"LEASE_MS ({self.lease_ms}) must be at least three times BEAT_INTERVAL_MS "
-                f"({self.beat_interval_ms})"
+                f"PENSTOCK_LEASE_MS ({self.lease_ms}) must be at least three times "
+                f"PENSTOCK_BEAT_INTERVAL_MS ({self.beat_interval_ms})"
             )
         if self.num_kv_blocks is not None and self.kv_cache_memory_gb is not None:
-            raise ValueError("NUM_KV_BLOCKS and KV_CACHE_MEMORY_GB exclude each other")
+            raise ValueError(
+                "PENSTOCK_NUM_KV_BLOCKS and PENSTOCK_KV_CACHE_MEMORY_GB exclude each other"
+            )
         return self
 
     def engine_options(self, checkpoint: Path) -> EngineOptions:

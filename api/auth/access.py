@@ -78,7 +78,7 @@ class AccessMiddleware:
     def _check_metrics_key(self, scope: Scope) -> None:
         presented = (_presented(scope) or "").encode()
         if not hmac.compare_digest(presented, self._metrics_key):
-            raise invalid_api_key("The metrics require their own key (METRICS_KEY).")
+            raise invalid_api_key("The metrics require their own key (PENSTOCK_METRICS_KEY).")
 
     async def _tenant_of_token(self, scope: Scope, path: str) -> str | None:
         """Returns the tenant of a token for this stream; None without a token. Raises ApiError."""

@@ -28,6 +28,8 @@ from shared.transport.ports.jobs import AdmissionLimits
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 4 * 2**20
+IN_ENVIRONMENT = "PENSTOCK_API_KEYS"
+IN_FILE = "PENSTOCK_API_KEYS_FILE"
 MAX_KEY_CHARS = 512  # of a presented key
 PREFIX = "sk-penstock-"
 KEY_BYTES = 32
@@ -118,12 +120,12 @@ class KeyRing:
             self._last_error = str(error)
 
     def _read(self) -> None:
-        keys = parse_keys(self._in_environment, "API_KEYS")
+        keys = parse_keys(self._in_environment, IN_ENVIRONMENT)
         if self._path is not None:
             self._seen = self._stamp(self._path)
-            keys += parse_keys(self._text(self._path), f"API_KEYS_FILE {self._path}")
+            keys += parse_keys(self._text(self._path), f"{IN_FILE} {self._path}")
         by_digest = {key.digest: key for key in keys}
-        self._limits = limits_by_tenant(by_digest.values(), "API_KEYS and API_KEYS_FILE")
+        self._limits = limits_by_tenant(by_digest.values(), f"{IN_ENVIRONMENT} and {IN_FILE}")
         self._by_digest = by_digest
 
     @staticmethod
@@ -131,9 +133,9 @@ class KeyRing:
         try:
             found = path.stat()
         except OSError as error:
-            raise KeysInvalid(f"API_KEYS_FILE {path}: {error.strerror}.") from None
+            raise KeysInvalid(f"{IN_FILE} {path}: {error.strerror}.") from None
         if found.st_size > MAX_FILE_BYTES:
-            raise KeysInvalid(f"API_KEYS_FILE {path} is larger than {MAX_FILE_BYTES} bytes.")
+            raise KeysInvalid(f"{IN_FILE} {path} is larger than {MAX_FILE_BYTES} bytes.")
         return found.st_mtime_ns, found.st_size
 
     @staticmethod
@@ -141,9 +143,9 @@ class KeyRing:
         try:
             return path.read_text(encoding="utf-8")
         except OSError as error:
-            raise KeysInvalid(f"API_KEYS_FILE {path}: {error.strerror}.") from None
+            raise KeysInvalid(f"{IN_FILE} {path}: {error.strerror}.") from None
         except UnicodeDecodeError:
-            raise KeysInvalid(f"API_KEYS_FILE {path} is not UTF-8.") from None
+            raise KeysInvalid(f"{IN_FILE} {path} is not UTF-8.") from None
 
 
 def new_key() -> str:

@@ -113,7 +113,7 @@ class FileStorage:
         # Deployments may share a disk. The suffix keeps a namespace of dots from meaning another.
         self._directory = Path(root) / f"{namespace}.files" if root else None
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="disk")
-        self._why_not = NOT_CHECKED if root else "FILES_DIR is not set."
+        self._why_not = NOT_CHECKED if root else "PENSTOCK_FILES_DIR is not set."
 
     async def check_directory(self) -> None:
         """Checks whether the directory can be used; creates it if it is missing.

@@ -16,7 +16,7 @@ NO_CALLS = "This model calls tools in a format that is not known here: it cannot
 NO_TOOLS_CODE = "tools_not_supported"
 NO_TEMPLATE = (
     "This model has no chat template: it serves completions, or chat once its worker is given a "
-    "template with CHAT_TEMPLATE."
+    "template with PENSTOCK_CHAT_TEMPLATE."
 )
 NO_TEMPLATE_CODE = "chat_not_supported"
 

@@ -96,7 +96,7 @@ def _is_own(headers: Headers) -> bool:
 def _not_allowed(origin: str) -> ClientError:
     return ClientError(
         f"Pages of the origin '{origin[:MAX_ECHO_CHARS]}' may not call this server. Its operator "
-        "can add the origin to CORS_ORIGINS.",
+        "can add the origin to PENSTOCK_CORS_ORIGINS.",
         status=403,
         code="origin_not_allowed",
         param="Origin",
@@ -200,7 +200,7 @@ class AllowedHostsMiddleware:
         if not self._allowed.allows(host):
             raise ClientError(
                 f"This server does not serve the host '{host[:MAX_ECHO_CHARS]}'. Its "
-                "operator can add the name to ALLOWED_HOSTS.",
+                "operator can add the name to PENSTOCK_ALLOWED_HOSTS.",
                 status=421,
                 code="host_not_allowed",
                 param="Host",

@@ -67,7 +67,7 @@ def _findings() -> Iterator[Finding]:
         else:
             yield from check_private_server(Path(launcher.data_dir))
         yield from check_ports(launcher.host, launcher.port, launcher.frontends)
-        yield from check_disk("data", Path(launcher.data_dir), "DATA_DIR")
+        yield from check_disk("data", Path(launcher.data_dir), "PENSTOCK_DATA_DIR")
     if worker is not None:
         from penstock.doctor.model import check_model, weights_bytes
         from worker.cache import cache_directory

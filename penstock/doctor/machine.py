@@ -64,10 +64,15 @@ def _no_port(host: str, port: int, error: OSError | OverflowError) -> Finding:
         if _is_penstock(host, port):
             return warning("port", f"A frontend of Penstock runs at {host} port {port} already.")
         return wrong(
-            "port", f"Another program has {host} port {port}. Stop it, or set PORT to another one."
+            "port",
+            f"Another program has {host} port {port}. Stop it, or set PENSTOCK_PORT to another "
+            "one.",
         )
     reason = getattr(error, "strerror", None) or error
-    return wrong("port", f"{host} port {port} cannot be listened on ({reason}). Set HOST or PORT.")
+    return wrong(
+        "port",
+        f"{host} port {port} cannot be listened on ({reason}). Set PENSTOCK_HOST or PENSTOCK_PORT.",
+    )
 
 
 def _is_penstock(host: str, port: int) -> bool:
@@ -178,12 +183,12 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
     if has_cuda:
         yield fine("engine", f"PyTorch {version}, CUDA devices: {num_devices}.")
     elif device == "cuda":
-        yield wrong("engine", f"DEVICE=cuda, and PyTorch {version} finds no CUDA device.")
+        yield wrong("engine", f"PENSTOCK_DEVICE=cuda, and PyTorch {version} finds no CUDA device.")
     elif has_nvidia_driver() and device != "cpu":
         yield warning(
             "engine",
             f"There is an NVIDIA driver, but PyTorch {version} finds no CUDA device: the CPU "
-            "computes. Install a build of PyTorch for this driver, or set DEVICE=cpu.",
+            "computes. Install a build of PyTorch for this driver, or set PENSTOCK_DEVICE=cpu.",
         )
     else:
         yield fine("engine", f"PyTorch {version}; the CPU computes.")
@@ -192,12 +197,12 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
 def _check_vllm(device: str, engine_python: str) -> Iterator[Finding]:
     if engine_python:
         if shutil.which(engine_python) is None:
-            yield wrong("engine", f"ENGINE_PYTHON={engine_python!r} is no program.")
+            yield wrong("engine", f"PENSTOCK_ENGINE_PYTHON={engine_python!r} is no program.")
         else:
             yield fine("engine", f"vLLM of {engine_python}.")
         return
     if device == "cuda" and not has_nvidia_driver():
-        yield wrong("engine", "DEVICE=cuda, and this machine has no NVIDIA driver.")
+        yield wrong("engine", "PENSTOCK_DEVICE=cuda, and this machine has no NVIDIA driver.")
         return
     build = build_for(device)
     if is_made(build.directory, build):

@@ -45,7 +45,10 @@ async def check_redis(url: str, namespace: str) -> list[Finding]:
     except (redis.exceptions.RedisError, OSError) as error:
         reason = reason_of(error)
         return [
-            wrong("redis", f"{redacted(url)} cannot be used: {reason}. REDIS_URL says where it is.")
+            wrong(
+                "redis",
+                f"{redacted(url)} cannot be used: {reason}. PENSTOCK_REDIS_URL says where it is.",
+            )
         ]
     finally:
         await connections.aclose()
@@ -126,7 +129,7 @@ def _memory(info: Mapping[str, Any]) -> Iterator[Finding]:
         yield warning(
             "redis",
             f"It uses {used / 2**20:.0f} of {limit / 2**20:.0f} MB (maxmemory): when it is full, "
-            "no job is accepted. Raise maxmemory, or lower MAX_QUEUED_JOBS.",
+            "no job is accepted. Raise maxmemory, or lower PENSTOCK_MAX_QUEUED_JOBS.",
         )
     elif not limit and total and used >= NEARLY_FULL * total:
         yield warning(

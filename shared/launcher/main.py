@@ -93,7 +93,7 @@ def _with_interpreter(spec: WorkerSpec, early_signals: EarlySignals) -> WorkerSp
         return spec
     device = spec.variable("DEVICE")
     if device == "cuda" and not has_nvidia_driver():
-        raise NotMade(f"{spec.label}: DEVICE=cuda, and this machine has no NVIDIA driver.")
+        raise NotMade(f"{spec.label}: PENSTOCK_DEVICE=cuda, and this machine has no NVIDIA driver.")
     python = make_environment(build_for(device), say, lambda: bool(early_signals.received))
     return spec.with_defaults({"ENGINE_PYTHON": str(python)})
 
@@ -165,7 +165,10 @@ def _ports_in_use(settings: LauncherSettings) -> str | None:
             try:
                 probe.bind((settings.host, port))
             except (OSError, OverflowError) as error:
-                return f"cannot listen on {settings.host} port {port}: {error}. Set HOST or PORT."
+                return (
+                    f"cannot listen on {settings.host} port {port}: {error}. "
+                    "Set PENSTOCK_HOST or PENSTOCK_PORT."
+                )
     return None
 
 

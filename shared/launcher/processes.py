@@ -283,7 +283,9 @@ class RedisWatch:
                     f"Redis at {self._transport.url} cannot be reached: {reason_of(error)}"
                 )
                 if outage.failed() is not None:
-                    self._say(f"{self.trouble}. Waiting for it; REDIS_URL says where it is.")
+                    self._say(
+                        f"{self.trouble}. Waiting for it; PENSTOCK_REDIS_URL says where it is."
+                    )
             else:
                 self.trouble = None
                 outage_s = outage.succeeded()

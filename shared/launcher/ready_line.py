@@ -81,7 +81,7 @@ class ReadyLine:
 
     def _engines(self, name: str) -> str:
         engines = sorted({spec.engine for spec in self._specs if spec.model == name})
-        return "ENGINE=" + ", ".join(engines)
+        return "PENSTOCK_ENGINE=" + ", ".join(engines)
 
     def _print(self, served: Sequence[str], missing: Sequence[str]) -> None:
         url = self._urls[0]

@@ -243,7 +243,7 @@ def inspect_command(redis_url: str) -> str:
     cli = shutil.which("redis-cli") or shutil.which("valkey-cli")
     scheme = scheme_of(redis_url)
     has_secret = redacted(redis_url) != redis_url
-    url = '"$REDIS_URL"' if has_secret else shlex.quote(redis_url)
+    url = '"$PENSTOCK_REDIS_URL"' if has_secret else shlex.quote(redis_url)
     if cli is None or kind_of(redis_url) is not ServerKind.SINGLE:
         return f"{shlex.join([sys.executable, '-m', 'shared.redis.cli'])} {url}"
     if scheme == "unix" and not has_secret:

@@ -36,7 +36,7 @@ class LauncherSettings(EnvironmentSettings):
     models_file: Path | None = Field(
         None,
         description="TOML file with a table [[models]] for each model; its workers are started in "
-        "place of those of MODEL and WORKERS.",
+        "place of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
     )
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
     data_dir: Path = Field(

@@ -288,8 +288,8 @@ class _Making:
             raise NotMade(
                 f"vLLM's environment in {self._directory} could not be made: step {self._step}, "
                 f"{what}, ended with status {status} (see the lines above). What is there stays, "
-                "and the next start goes on with it. ENGINE_PYTHON names another interpreter that "
-                "has vLLM."
+                "and the next start goes on with it. PENSTOCK_ENGINE_PYTHON names another "
+                "interpreter that has vLLM."
             )
 
     def _run(self, command: Sequence[str]) -> int:
@@ -406,14 +406,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the environment; returns the exit status: 0, or with a sentence 1, or 2 for a device or
     a directory that cannot be used."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=DEVICES, help="without it: DEVICE, or auto")
+    parser.add_argument("--device", choices=DEVICES, help="without it: PENSTOCK_DEVICE, or auto")
     parser.add_argument("directory", nargs="?", type=Path, help="without it: the build's own")
     parsed = parser.parse_args(arguments)
     device = (
         parsed.device or os.environ.get("PENSTOCK_DEVICE") or os.environ.get("DEVICE") or "auto"
     )
     if device not in DEVICES:
-        parser.error(f"DEVICE={device!r} cannot be used: auto, cpu or cuda.")
+        parser.error(f"PENSTOCK_DEVICE={device!r} cannot be used: auto, cpu or cuda.")
 
     def say(sentence: str) -> None:
         print(f"penstock: {sentence}", file=sys.stderr, flush=True)

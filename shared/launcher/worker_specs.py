@@ -82,7 +82,9 @@ def worker_specs(settings: LauncherSettings) -> list[WorkerSpec]:
     else:
         given = [name for name in _ONE_MODEL if value_of(name, os.environ)]
         if given:
-            raise SettingsError(f"{given[0]} and MODELS_FILE exclude each other.")
+            raise SettingsError(
+                f"{variable_of(given[0])} and PENSTOCK_MODELS_FILE exclude each other."
+            )
         specs = _read(settings.models_file)
     return _with_own_ports(_sharing_memory(_sharing_cores(specs)))
 
@@ -188,10 +190,10 @@ def _tables(path: Path) -> list[dict[str, Any]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(
-            f"MODELS_FILE={str(path)!r} cannot be read: {error.strerror}."
+            f"PENSTOCK_MODELS_FILE={str(path)!r} cannot be read: {error.strerror}."
         ) from None
     except ValueError as error:  # TOML's, and bytes that are no UTF-8
-        raise SettingsError(f"MODELS_FILE={str(path)!r} is no TOML: {error}.") from None
+        raise SettingsError(f"PENSTOCK_MODELS_FILE={str(path)!r} is no TOML: {error}.") from None
     tables = content.pop("models", None)
     if content:
         raise SettingsError(f"{path}: {next(iter(content))!r} is outside of [[models]].")
@@ -218,7 +220,9 @@ def _variables(
         if key == "env":
             continue
         if key in _OF_ALL:
-            raise SettingsError(f"{where}: {key} is the same for all workers: {key.upper()}=...")
+            raise SettingsError(
+                f"{where}: {key} is the same for all workers: {variable_of(key)}=..."
+            )
         if key not in known:
             close = difflib.get_close_matches(key, [*known, "workers", "env"], 1)
             meant = f"; did you mean {close[0]!r}?" if close else "."
@@ -255,8 +259,8 @@ def _further(where: str, env: object, known: Sequence[str]) -> dict[str, str]:
             raise SettingsError(f"{where}: env: {name} has a NUL character.")
         if setting in _OF_ALL:
             raise SettingsError(
-                f"{where}: env: {name.upper()} is the same for all workers; set it beside "
-                "MODELS_FILE."
+                f"{where}: env: {variable_of(setting)} is the same for all workers; set it beside "
+                "PENSTOCK_MODELS_FILE."
             )
         if setting in known:
             raise SettingsError(

@@ -215,7 +215,7 @@ def _new_connection(client: Redis) -> AbstractConnection:
 
 
 def _malformed() -> UnsupportedUrl:
-    return UnsupportedUrl("REDIS_URL: the address or one of its options is malformed.")
+    return UnsupportedUrl("PENSTOCK_REDIS_URL: the address or one of its options is malformed.")
 
 
 # fake://<name>: an in-process server, for trying out and for tests of the transitions. It runs the
@@ -230,7 +230,8 @@ def fake_client(url: str) -> Redis:
         from fakeredis import FakeAsyncRedis, FakeServer
     except ImportError:
         raise UnsupportedUrl(
-            "REDIS_URL: fake:// needs the package fakeredis[lua] (the extra penstock[server])."
+            "PENSTOCK_REDIS_URL: fake:// needs the package fakeredis[lua] (the extra "
+            "penstock[server])."
         ) from None
     parts = urlsplit(url)
     name = parts.netloc + parts.path

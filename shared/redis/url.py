@@ -80,12 +80,12 @@ def scheme_of(url: str) -> str:
     scheme = scheme.lower()
     if not colon or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
         raise UnsupportedUrl(
-            "REDIS_URL must begin with redis://, rediss://, unix:// or fake://, "
+            "PENSTOCK_REDIS_URL must begin with redis://, rediss://, unix:// or fake://, "
             "for example redis://localhost:6379/0."
         )
     if scheme not in SCHEMES:
         raise UnsupportedUrl(
-            f"REDIS_URL: {scheme}:// is not a supported scheme; use redis://, rediss://, "
+            f"PENSTOCK_REDIS_URL: {scheme}:// is not a supported scheme; use redis://, rediss://, "
             "unix://, redis+sentinel://, redis+cluster:// (or either with rediss) or fake://."
         )
     if SCHEMES[scheme] in (ServerKind.SENTINEL, ServerKind.CLUSTER):
@@ -95,9 +95,9 @@ def scheme_of(url: str) -> str:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise UnsupportedUrl("REDIS_URL: the address is malformed.") from None
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: the address is malformed.") from None
     if scheme == "unix" and not parts.path:
-        raise UnsupportedUrl("REDIS_URL: unix:// needs the path of a socket.")
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: unix:// needs the path of a socket.")
     _check_options(parts.query, _OPTIONS | (_TLS_OPTIONS if scheme == "rediss" else frozenset()))
     return scheme
 
@@ -117,12 +117,12 @@ def parse_deployment(url: str) -> Deployment:
     # By hand: the standard library knows no list of hosts.
     rest, _, query = rest.partition("?")
     if "#" in rest + query:
-        raise UnsupportedUrl("REDIS_URL: the address is malformed.")
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: the address is malformed.")
     authority, _, path = rest.partition("/")
     credentials, at, hosts = authority.rpartition("@")
     if "@" in path + query:
         raise UnsupportedUrl(
-            "REDIS_URL: in a password, '/' is written as %2F, '?' as %3F and '@' as %40."
+            "PENSTOCK_REDIS_URL: in a password, '/' is written as %2F, '?' as %3F and '@' as %40."
         )
     is_sentinel = kind is ServerKind.SENTINEL
     addresses = _addresses(hosts, SENTINEL_PORT if is_sentinel else CLUSTER_PORT)
@@ -144,7 +144,7 @@ def parse_deployment(url: str) -> Deployment:
     try:
         urlsplit(server_url)
     except ValueError:
-        raise UnsupportedUrl("REDIS_URL: the address is malformed.") from None
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: the address is malformed.") from None
     sentinel_url = f"{plain}://sentinel/0?{urlencode(sentinel)}" if is_sentinel else ""
     return Deployment(kind, addresses, service, server_url, sentinel_url)
 
@@ -179,7 +179,7 @@ def _check_options(query: str, allowed: frozenset[str]) -> None:
     for name, _ in parse_qsl(query, keep_blank_values=True):
         # Time limits, pools and protocol belong to the connection profiles.
         if name not in allowed:
-            raise UnsupportedUrl(f"REDIS_URL: the option {name[:40]!r} is not supported.")
+            raise UnsupportedUrl(f"PENSTOCK_REDIS_URL: the option {name[:40]!r} is not supported.")
 
 
 def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
@@ -189,11 +189,11 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
         port = int(match[2] or default_port) if match else 0
         if not match or not 1 <= port <= 65535:
             raise UnsupportedUrl(
-                "REDIS_URL: the addresses are malformed; write host:port,host:port."
+                "PENSTOCK_REDIS_URL: the addresses are malformed; write host:port,host:port."
             )
         addresses.append((unquote(match[1].strip("[]")), port))
     if len(addresses) > MAX_ADDRESSES:
-        raise UnsupportedUrl(f"REDIS_URL: more than {MAX_ADDRESSES} addresses.")
+        raise UnsupportedUrl(f"PENSTOCK_REDIS_URL: more than {MAX_ADDRESSES} addresses.")
     return tuple(dict.fromkeys(addresses))
 
 
@@ -202,15 +202,17 @@ def _sentinel_path(path: str) -> tuple[str, str]:
     service = unquote(service)
     if not _SERVICE.fullmatch(service):
         raise UnsupportedUrl(
-            "REDIS_URL: redis+sentinel:// needs the sentinels' name of the primary: "
+            "PENSTOCK_REDIS_URL: redis+sentinel:// needs the sentinels' name of the primary: "
             "redis+sentinel://host:26379,host:26379/mymaster/0."
         )
     if not re.fullmatch(r"\d{0,5}", database):
-        raise UnsupportedUrl("REDIS_URL: the database is a number, as in /mymaster/0.")
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: the database is a number, as in /mymaster/0.")
     return service, database or "0"
 
 
 def _cluster_path(path: str) -> tuple[str, str]:
     if path not in ("", "0"):
-        raise UnsupportedUrl("REDIS_URL: a cluster has no databases but 0; leave the path away.")
+        raise UnsupportedUrl(
+            "PENSTOCK_REDIS_URL: a cluster has no databases but 0; leave the path away."
+        )
     return "", "0"

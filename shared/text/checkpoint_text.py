@@ -277,7 +277,7 @@ def _found_tool_format(template: JinjaChatTemplate, model_type: str) -> str | No
     if found is ToolFormat.TEXT:
         log.warning(
             "the chat template shows tools in a format that is not known: calls will be text of "
-            "the answer; TOOL_FORMAT names the model's format",
+            "the answer; PENSTOCK_TOOL_FORMAT names the model's format",
             extra={"model_type": model_type, "known": ", ".join(ToolFormat)},
         )
     return found

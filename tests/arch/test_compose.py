@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from api.settings import ApiSettings
+from shared.environment import variable_of
 from shared.settings import SharedSettings
 from tests.support.compose_file import ComposeFile, interpolate
 from worker.settings import OF_ONE_ENGINE, WorkerSettings
@@ -26,30 +27,35 @@ ENGINES = {
 WORKERS = tuple(ENGINES)
 # Why a setting does not reach a service.
 LEFT_OUT_OF_FRONTEND = {
-    "HOST": "the image's: all addresses of the container",
-    "PORT": "the image's: PORT is the published one, of the gateway",
-    "FILES_DIR": "the image's: the volume",
-    "API_KEYS_FILE": "a file that no volume has: API_KEYS, or a volume of one's own",
-    "SHUTDOWN_TIMEOUT_S": "stop_grace_period would have to grow with it",
+    "PENSTOCK_HOST": "the image's: all addresses of the container",
+    "PENSTOCK_PORT": "the image's: where compose runs it is the published one, of the gateway",
+    "PENSTOCK_FILES_DIR": "the image's: the volume",
+    "PENSTOCK_API_KEYS_FILE": "a file that no volume has; the keys themselves, or a volume",
+    "PENSTOCK_SHUTDOWN_TIMEOUT_S": "stop_grace_period would have to grow with it",
 }
 LEFT_OUT_OF_WORKERS = {
-    "ENGINE": "the image's",
-    "ENGINE_PYTHON": "the image's",
-    "DEVICE": "the service's: worker or worker-gpu",
-    "DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
+    "PENSTOCK_ENGINE": "the image's",
+    "PENSTOCK_ENGINE_PYTHON": "the image's",
+    "PENSTOCK_DEVICE": "the service's: worker or worker-gpu",
+    "PENSTOCK_DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
 }
 OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client
 # Those that do not have the value of the variable of the same name.
 VALUES = {
-    "REDIS_URL": {"redis://redis:6379/0"},
-    "LOG_FORMAT": {"${LOG_FORMAT:-json}"},
-    "PUBLISHED_HOST": {"${BIND:-127.0.0.1}"},
-    "ALLOWED_HOSTS": {"${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend,gateway}"},
-    "MODEL": {"${MODEL:-}", "${VLLM_MODEL:-${MODEL:-}}"},
-    "SERVED_MODEL_NAME": {"${SERVED_MODEL_NAME:-}", "${VLLM_SERVED_MODEL_NAME:-}"},
-    "DEVICE": {"cuda"},
-    "METRICS_HOST": {"${METRICS_HOST:-0.0.0.0}"},
-    "METRICS_PORT": {"${METRICS_PORT:-9464}"},
+    "PENSTOCK_REDIS_URL": {"redis://redis:6379/0"},
+    "PENSTOCK_LOG_FORMAT": {"${PENSTOCK_LOG_FORMAT:-json}"},
+    "PENSTOCK_PUBLISHED_HOST": {"${BIND:-127.0.0.1}"},
+    "PENSTOCK_ALLOWED_HOSTS": {
+        "${PENSTOCK_ALLOWED_HOSTS:-${PENSTOCK_API_KEYS:+*,}frontend,gateway}"
+    },
+    "PENSTOCK_MODEL": {"${PENSTOCK_MODEL:-}", "${VLLM_MODEL:-${PENSTOCK_MODEL:-}}"},
+    "PENSTOCK_SERVED_MODEL_NAME": {
+        "${PENSTOCK_SERVED_MODEL_NAME:-}",
+        "${VLLM_SERVED_MODEL_NAME:-}",
+    },
+    "PENSTOCK_DEVICE": {"cuda"},
+    "PENSTOCK_METRICS_HOST": {"${PENSTOCK_METRICS_HOST:-0.0.0.0}"},
+    "PENSTOCK_METRICS_PORT": {"${PENSTOCK_METRICS_PORT:-9464}"},
 }
 
 
@@ -150,7 +156,9 @@ def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
     images = [SERVICES[name]["image"] for name in ("worker", "worker-vllm", "worker-vllm-gpu")]
     assert len(set(images)) == 3
     for name in ("worker-vllm", "worker-vllm-gpu"):
-        assert SERVICES[name]["environment"]["MODEL"] == "${VLLM_MODEL:-${MODEL:-}}"
+        assert (
+            SERVICES[name]["environment"]["PENSTOCK_MODEL"] == "${VLLM_MODEL:-${PENSTOCK_MODEL:-}}"
+        )
         assert SERVICES[name]["build"]["dockerfile"] == "worker/Dockerfile.vllm"
     assert SERVICES["worker-vllm-gpu"]["build"]["args"]["VLLM_DEVICE"] == "cuda"
     assert "VLLM_DEVICE" not in SERVICES["worker-vllm"]["build"]["args"]
@@ -159,21 +167,23 @@ def test_compose_gives_vllm_a_model_and_an_image_of_its_own() -> None:
 
 def test_compose_publishes_one_address_on_loopback_by_default() -> None:
     (port,) = SERVICES["gateway"]["ports"]
-    assert port == "${BIND:-127.0.0.1}:${PORT:-8000}:8080"
+    assert port == "${BIND:-127.0.0.1}:${PENSTOCK_PORT:-8000}:8080"
     gateway = (REPOSITORY / "deploy/compose/haproxy.cfg").read_text()
     assert "    bind :8080\n" in gateway
     assert " frontend:8000\n" in gateway
     frontend = SERVICES["frontend"]
     assert "ports" not in frontend, "any number of them, behind one address"
     # What it is published on decides whether it asks for keys.
-    assert frontend["environment"]["PUBLISHED_HOST"] == "${BIND:-127.0.0.1}"
-    assert frontend["environment"]["ALLOW_WITHOUT_KEYS"] == "${ALLOW_WITHOUT_KEYS:-}"
+    assert frontend["environment"]["PENSTOCK_PUBLISHED_HOST"] == "${BIND:-127.0.0.1}"
+    assert (
+        frontend["environment"]["PENSTOCK_ALLOW_WITHOUT_KEYS"] == "${PENSTOCK_ALLOW_WITHOUT_KEYS:-}"
+    )
 
 
 def test_compose_answers_for_the_names_that_other_containers_use() -> None:
-    names = SERVICES["frontend"]["environment"]["ALLOWED_HOSTS"]
+    names = SERVICES["frontend"]["environment"]["PENSTOCK_ALLOWED_HOSTS"]
     # Without keys these two; with keys also any other name, as without the variable.
-    assert names == "${ALLOWED_HOSTS:-${API_KEYS:+*,}frontend,gateway}"
+    assert names == "${PENSTOCK_ALLOWED_HOSTS:-${PENSTOCK_API_KEYS:+*,}frontend,gateway}"
     webui = SERVICES["open-webui"]["environment"]["OPENAI_API_BASE_URL"]
     assert webui == "http://gateway:8080/v1"
 
@@ -189,7 +199,7 @@ def test_every_setting_reaches_its_service_or_is_left_out_for_a_reason(service: 
         for engine, names in OF_ONE_ENGINE.items():
             settings -= set(names) if engine != ENGINES[service] else set()
         given = {name: value for name, value in given.items() if name not in OF_THE_HUB}
-    known = {name.upper() for name in settings}
+    known = {variable_of(name) for name in settings}
     assert known - left_out <= set(given), "pass it on, or say here why not"
     assert set(given) - known == set()
     others = {name: value for name, value in given.items() if value not in (None, f"${{{name}:-}}")}
@@ -201,11 +211,11 @@ def test_every_setting_reaches_its_service_or_is_left_out_for_a_reason(service: 
 def test_what_is_left_out_is_a_setting_that_no_service_has() -> None:
     frontend = set(SERVICES["frontend"]["environment"])
     assert frontend & set(LEFT_OUT_OF_FRONTEND) == set()
-    assert {name.upper() for name in ApiSettings.model_fields} >= set(LEFT_OUT_OF_FRONTEND)
-    assert {name.upper() for name in WorkerSettings.model_fields} >= set(LEFT_OUT_OF_WORKERS)
+    assert set(map(variable_of, ApiSettings.model_fields)) >= set(LEFT_OUT_OF_FRONTEND)
+    assert set(map(variable_of, WorkerSettings.model_fields)) >= set(LEFT_OUT_OF_WORKERS)
     for name in WORKERS:
         given = set(SERVICES[name]["environment"]) & set(LEFT_OUT_OF_WORKERS)
-        assert given == ({"DEVICE"} if name.endswith("gpu") else set())
+        assert given == ({"PENSTOCK_DEVICE"} if name.endswith("gpu") else set())
 
 
 def test_no_variable_of_an_image_is_taken_away() -> None:
@@ -213,13 +223,13 @@ def test_no_variable_of_an_image_is_taken_away() -> None:
     for service in ("frontend", *WORKERS):
         dockerfile = (REPOSITORY / SERVICES[service]["build"]["dockerfile"]).read_text()
         of_image = set(re.findall(r"(\w+)=", "".join(re.findall(r"^ENV (.*)", dockerfile, re.M))))
-        assert "LOG_FORMAT" in of_image
+        assert "PENSTOCK_LOG_FORMAT" in of_image
         given = SERVICES[service]["environment"]
         assert {name for name in of_image & set(given) if given[name] is None} == set()
 
 
 def test_what_all_services_share_is_the_same_for_all() -> None:
-    for name in map(str.upper, SharedSettings.model_fields):
+    for name in map(variable_of, SharedSettings.model_fields):
         assert len({SERVICES[each]["environment"][name] for each in ("frontend", *WORKERS)}) == 1
 
 
@@ -231,7 +241,7 @@ def test_the_example_of_a_further_model_extends_a_service_by_its_settings() -> N
         assert service["extends"]["file"] == "docker-compose.yml"
         given = SERVICES[service["extends"]["service"]]["environment"]
         assert set(service["environment"]) <= set(given)
-        assert service["environment"]["MODEL"].startswith("/models/")
+        assert service["environment"]["PENSTOCK_MODEL"].startswith("/models/")
 
 
 def test_variables_are_read_as_compose_reads_them() -> None:

@@ -187,9 +187,11 @@ def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Imag
 
 @pytest.mark.packages
 def test_the_api_image_starts_and_says_what_is_wrong_with_a_setting(api_image: Image) -> None:
-    ended = api_image.python(*api_image.start_command(), REDIS_URL="nonsense://", PORT="8000")
+    ended = api_image.python(
+        *api_image.start_command(), PENSTOCK_REDIS_URL="nonsense://", PENSTOCK_PORT="8000"
+    )
     assert ended.returncode == 2, ended.stderr
-    assert "REDIS_URL" in ended.stderr
+    assert "PENSTOCK_REDIS_URL" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -205,10 +207,12 @@ def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
 ) -> None:
     image = worker_image
     ended = image.python(
-        *image.start_command(), REDIS_URL="redis://127.0.0.1:1/0", MODEL="/no/such/model"
+        *image.start_command(),
+        PENSTOCK_REDIS_URL="redis://127.0.0.1:1/0",
+        PENSTOCK_MODEL="/no/such/model",
     )
     assert ended.returncode == 2, ended.stderr
-    assert "MODEL" in ended.stderr
+    assert "PENSTOCK_MODEL" in ended.stderr
     assert "Traceback" not in ended.stderr
     found = image.python(
         "-c",
@@ -241,7 +245,7 @@ def test_the_files_that_make_vllms_environment_suffice_alone(tmp_path: Path) -> 
 @pytest.mark.vllm
 def test_the_vllm_image_serves_without_torch_of_its_own(tmp_path: Path) -> None:
     text = (REPOSITORY / "worker/Dockerfile.vllm").read_text()
-    assert "ENGINE_PYTHON=/opt/vllm/bin/python" in text
+    assert "PENSTOCK_ENGINE_PYTHON=/opt/vllm/bin/python" in text
     python = vllm_python()
     assert python is not None, "make vllm"
     with built("worker/Dockerfile.vllm") as image, PrivateServer(tmp_path / "redis") as server:
@@ -253,13 +257,13 @@ def test_the_vllm_image_serves_without_torch_of_its_own(tmp_path: Path) -> None:
                 cwd="/",
                 env=image.environment(
                     HOME=str(tmp_path),
-                    REDIS_URL=server.url,
-                    ENGINE="vllm",
-                    ENGINE_PYTHON=python,
-                    VLLM_ARGS='{"enforce_eager": true}',
-                    KV_CACHE_MEMORY_GB="0.1",
-                    NUM_THREADS="1",
-                    LOG_FORMAT="text",
+                    PENSTOCK_REDIS_URL=server.url,
+                    PENSTOCK_ENGINE="vllm",
+                    PENSTOCK_ENGINE_PYTHON=python,
+                    PENSTOCK_VLLM_ARGS='{"enforce_eager": true}',
+                    PENSTOCK_KV_CACHE_MEMORY_GB="0.1",
+                    PENSTOCK_NUM_THREADS="1",
+                    PENSTOCK_LOG_FORMAT="text",
                 ),
                 stdout=log,
                 stderr=log,

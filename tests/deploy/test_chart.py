@@ -19,6 +19,7 @@ import yaml
 
 from api.metrics import DEPLOYMENT_METRICS
 from api.settings import ApiSettings
+from shared.environment import variable_of
 from tests.support.kubernetes_api import KubernetesApi
 from tests.support.pinned_environment import pinned_environment
 from worker.metrics import METRICS as WORKER_METRICS
@@ -40,16 +41,20 @@ EVERYTHING = {
     "frontend": {
         "autoscaling": {"enabled": True},
         "files": {"existingClaim": "files"},
-        "settings": {"MAX_QUEUED_JOBS": 200},
+        "settings": {"PENSTOCK_MAX_QUEUED_JOBS": 200},
     },
     "workers": {
-        "settings": {"MAX_NUM_SEQS": 1_000_000, "MEMORY_SHARE": 0.5, "PREFIX_CACHING": False},
+        "settings": {
+            "PENSTOCK_MAX_NUM_SEQS": 1_000_000,
+            "PENSTOCK_MEMORY_SHARE": 0.5,
+            "PENSTOCK_PREFIX_CACHING": False,
+        },
         "models": {"existingClaim": "models"},
         "cache": {"existingClaim": "cache"},
         "hubTokenSecret": "hub",
     },
     "models": [
-        {"name": "demo", "served": "penstock-demo", "settings": {"NUM_THREADS": 2}},
+        {"name": "demo", "served": "penstock-demo", "settings": {"PENSTOCK_NUM_THREADS": 2}},
         {**WORKS_ON_A_GPU, "autoscaling": {"enabled": True}, "tolerations": [{"key": "gpu"}]},
     ],
 }
@@ -185,13 +190,13 @@ def test_a_pod_that_stops_has_longer_than_it_drains(everything: Installed) -> No
     frontend, pod = everything.container("rel-penstock-frontend"), everything.pods()
     (_, pause) = frontend["lifecycle"]["preStop"]["exec"]["command"]
     env = everything.env("rel-penstock-frontend")
-    needed = int(pause) + float(env["SHUTDOWN_TIMEOUT_S"])
+    needed = int(pause) + float(env["PENSTOCK_SHUTDOWN_TIMEOUT_S"])
     assert pod["rel-penstock-frontend"]["spec"]["terminationGracePeriodSeconds"] > needed
     for name in ("rel-penstock-demo", "rel-penstock-big"):
-        drain = float(everything.env(name)["DRAIN_TIMEOUT_S"])
+        drain = float(everything.env(name)["PENSTOCK_DRAIN_TIMEOUT_S"])
         assert pod[name]["spec"]["terminationGracePeriodSeconds"] >= drain + 20
         probe = everything.container(name)["startupProbe"]
-        loading = float(everything.env(name)["LOAD_TIMEOUT_S"])
+        loading = float(everything.env(name)["PENSTOCK_LOAD_TIMEOUT_S"])
         assert probe["failureThreshold"] * probe["periodSeconds"] >= loading
     disruptions = {n for kind, n in everything.objects if kind == "PodDisruptionBudget"}
     assert disruptions == set(pod) - {"rel-penstock-redis"}
@@ -199,15 +204,20 @@ def test_a_pod_that_stops_has_longer_than_it_drains(everything: Installed) -> No
 
 def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> None:
     beside = {"REDIS_PASSWORD", "HF_TOKEN"}
-    known = {name.upper() for name in ApiSettings.model_fields}
+    known = set(map(variable_of, ApiSettings.model_fields))
     assert everything.env("rel-penstock-frontend").keys() - beside <= known
-    known = {name.upper() for name in WorkerSettings.model_fields}
+    known = set(map(variable_of, WorkerSettings.model_fields))
     for name in ("rel-penstock-demo", "rel-penstock-big"):
         assert everything.env(name).keys() - beside <= known
     env = everything.env("rel-penstock-demo")
-    values = (env["MAX_NUM_SEQS"], env["MEMORY_SHARE"], env["PREFIX_CACHING"], env["NUM_THREADS"])
+    values = (
+        env["PENSTOCK_MAX_NUM_SEQS"],
+        env["PENSTOCK_MEMORY_SHARE"],
+        env["PENSTOCK_PREFIX_CACHING"],
+        env["PENSTOCK_NUM_THREADS"],
+    )
     assert values == ("1000000", "0.5", "false", "2")
-    assert "NUM_THREADS" not in everything.env("rel-penstock-big")
+    assert "PENSTOCK_NUM_THREADS" not in everything.env("rel-penstock-big")
 
 
 def test_each_model_has_workers_of_its_kind(everything: Installed) -> None:
@@ -218,10 +228,13 @@ def test_each_model_has_workers_of_its_kind(everything: Installed) -> None:
     assert demo["image"] == f"{prefix}penstock-worker:1.2.3"
     assert "nvidia.com/gpu" not in demo["resources"]["limits"]
     served = [
-        everything.env(f"rel-penstock-{name}")["SERVED_MODEL_NAME"] for name in ("big", "demo")
+        everything.env(f"rel-penstock-{name}")["PENSTOCK_SERVED_MODEL_NAME"]
+        for name in ("big", "demo")
     ]
     assert served == ["Qwen3-8B", "penstock-demo"]
-    devices = [everything.env(f"rel-penstock-{name}")["DEVICE"] for name in ("big", "demo")]
+    devices = [
+        everything.env(f"rel-penstock-{name}")["PENSTOCK_DEVICE"] for name in ("big", "demo")
+    ]
     assert devices == ["cuda", "cpu"]
     # A device that is in use is given up first.
     strategy = everything.one("Deployment", "rel-penstock-big")["spec"]["strategy"]
@@ -235,8 +248,8 @@ def test_workers_come_from_zero_by_how_long_jobs_wait(everything: Installed) -> 
     assert "replicas" not in everything.one("Deployment", "rel-penstock-big")["spec"]
     assert spec["minReplicaCount"] == 0
     # Requests wait for a model that a worker has announced once, and that frontends keep.
-    assert everything.env("rel-penstock-frontend")["KEEP_MODELS"] == "Qwen3-8B"
-    loading = float(everything.env("rel-penstock-big")["LOAD_TIMEOUT_S"])
+    assert everything.env("rel-penstock-frontend")["PENSTOCK_KEEP_MODELS"] == "Qwen3-8B"
+    loading = float(everything.env("rel-penstock-big")["PENSTOCK_LOAD_TIMEOUT_S"])
     assert spec["initialCooldownPeriod"] >= loading
     wait, sequences = (trigger["metadata"] for trigger in spec["triggers"])
     assert wait["activationThreshold"] == "0"
@@ -285,7 +298,7 @@ def test_scrapes_find_processes_and_bring_their_key(everything: Installed) -> No
     assert scrape["staticConfigs"][0]["targets"] == ["rel-penstock.prod.svc:80"]
     key = {"credentials": {"name": "scrapes", "key": "token"}}
     assert scrape["authorization"] == endpoint["authorization"] == key
-    assert "METRICS_KEY" in everything.env("rel-penstock-frontend")
+    assert "PENSTOCK_METRICS_KEY" in everything.env("rel-penstock-frontend")
 
 
 def test_only_who_must_reaches_whom(everything: Installed) -> None:
@@ -323,7 +336,7 @@ def test_a_redis_outside_is_used_as_it_is_named() -> None:
     installed = Installed({"allowWithoutKeys": True, "redis": values})
     assert not [name for kind, name in installed.objects if kind == "StatefulSet"]
     for name in ("rel-penstock-frontend", "rel-penstock-demo"):
-        assert installed.env(name)["REDIS_URL"] == url
+        assert installed.env(name)["PENSTOCK_REDIS_URL"] == url
     egress = installed.one("NetworkPolicy", "rel-penstock-frontend")["spec"]["egress"]
     assert {"ports": [{"port": 6380}]} in egress
     values = {"bundled": False, "external": {"existingSecret": "redis"}}
@@ -331,7 +344,7 @@ def test_a_redis_outside_is_used_as_it_is_named() -> None:
     (entry,) = (
         each
         for each in installed.container("rel-penstock-demo")["env"]
-        if each["name"] == "REDIS_URL"
+        if each["name"] == "PENSTOCK_REDIS_URL"
     )
     assert entry["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
 
@@ -339,7 +352,7 @@ def test_a_redis_outside_is_used_as_it_is_named() -> None:
 def test_keys_reach_frontends_as_a_secret(everything: Installed, smallest: Installed) -> None:
     secret = everything.one("Secret", "rel-penstock-keys")["stringData"]["keys"]
     assert secret == "sha256:00 tenant=a\nsha256:11 tenant=b"
-    assert "ALLOW_WITHOUT_KEYS" not in everything.env("rel-penstock-frontend")
-    assert smallest.env("rel-penstock-frontend")["ALLOW_WITHOUT_KEYS"] == "true"
+    assert "PENSTOCK_ALLOW_WITHOUT_KEYS" not in everything.env("rel-penstock-frontend")
+    assert smallest.env("rel-penstock-frontend")["PENSTOCK_ALLOW_WITHOUT_KEYS"] == "true"
     password = smallest.one("Secret", "rel-penstock-redis")["stringData"]["password"]
     assert re.fullmatch(r"[A-Za-z0-9]{32}", password)

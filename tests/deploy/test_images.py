@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
 MODEL = "penstock-demo"
 USER = "10001"
 # torch's build for the CPU from wherever this machine's pip finds it. A few blocks are enough.
-SHELL = {"TORCH_PIP_ARGS": "", "KV_CACHE_MEMORY_GB": "0.1", "NUM_THREADS": "1"}
+SHELL = {"TORCH_PIP_ARGS": "", "PENSTOCK_KV_CACHE_MEMORY_GB": "0.1", "PENSTOCK_NUM_THREADS": "1"}
 READY_TIMEOUT_S = 240
 # What the healthcheck of the gateway calls, of which its image has the one of busybox.
 WGET = """#!/usr/local/bin/python
@@ -298,7 +298,7 @@ def test_the_worker_with_vllm_is_built_and_serves(
     images: ImageStore, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """`docker compose --profile vllm up`, without the gateway."""
-    shell = {**SHELL, "VLLM_ARGS": '{"enforce_eager": true}'}
+    shell = {**SHELL, "PENSTOCK_VLLM_ARGS": '{"enforce_eager": true}'}
     compose = ComposeFile(REPOSITORY / "docker-compose.yml", shell)
     services = compose.enabled({"vllm"})
     of_vllm = services["worker-vllm"]

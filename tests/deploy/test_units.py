@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import ApiSettings
+from shared.environment import variable_of
 from worker.settings import WorkerSettings
 
 FOLDER = Path(__file__).parents[2] / "deploy/systemd"
@@ -58,7 +59,7 @@ def test_a_unit_sets_settings_and_waits_for_longer_than_its_process_drains(name:
     settings, package, drain = UNITS[name]
     (words,) = re.findall(r"^Environment=(.*)$", text, re.M)
     variables = {word.partition("=")[0] for word in words.split()}
-    assert variables - BESIDE <= {field.upper() for field in settings.model_fields}
+    assert variables - BESIDE <= set(map(variable_of, settings.model_fields))
     assert f" -m penstock {package}\n" in text
     (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.M)
     assert int(limit) > settings.model_fields[drain].default + 10

@@ -260,7 +260,7 @@ def test_vllm_on_a_gpu_that_is_not_there_is_refused_before_anything_is_fetched(
     with pytest.raises(AssertionError, match="ended with 1"):
         penstock.start()
     assert penstock.output == (
-        "penstock: worker 0: DEVICE=cuda, and this machine has no NVIDIA driver.\n"
+        "penstock: worker 0: PENSTOCK_DEVICE=cuda, and this machine has no NVIDIA driver.\n"
     )
 
 

@@ -52,10 +52,13 @@ def test_a_model_that_cannot_be_loaded_is_named_and_the_other_is_served(tmp_path
         f'[[models]]\nmodel = "{broken}"\n',
     )
     with Launched(tmp_path, env) as penstock:
-        reason = f"MODEL='{tmp_path}/nowhere': there is no directory '{tmp_path}/nowhere'."
+        reason = f"PENSTOCK_MODEL='{tmp_path}/nowhere': there is no directory '{tmp_path}/nowhere'."
         assert f"penstock: worker 1 (absent): {reason}\n" in penstock.output
         assert f"Not served: absent: {reason}\n" in penstock.output
-        assert f"Not served: broken: MODEL='{broken}': '{broken}' has no config" in penstock.output
+        assert (
+            f"Not served: broken: PENSTOCK_MODEL='{broken}': '{broken}' has no config"
+            in penstock.output
+        )
         assert "Models: good\n" in penstock.output
         answer = httpx.post(
             f"{penstock.base_url}/generate",
@@ -74,8 +77,8 @@ def test_without_any_model_that_loads_the_launcher_ends(tmp_path: Path) -> None:
     penstock = Launched(tmp_path, env)
     with pytest.raises(AssertionError, match="ended with 2"):
         penstock.start()
-    assert "MODEL='/nowhere/a'" in penstock.output
-    assert "MODEL='/nowhere/b'" in penstock.output
+    assert "PENSTOCK_MODEL='/nowhere/a'" in penstock.output
+    assert "PENSTOCK_MODEL='/nowhere/b'" in penstock.output
 
 
 def test_a_bad_file_ends_with_a_sentence(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def run_in_vllm(
     python = vllm_python()
     assert python is not None, "the marker vllm is for tests that are skipped without it"
     inherited = environment_of(options)
-    assert inherited is not None, "ENGINE=vllm has an environment of its own"
+    assert inherited is not None, "PENSTOCK_ENGINE=vllm has an environment of its own"
     done = subprocess.run(
         [python, *arguments],
         env=inherited | {"OMP_NUM_THREADS": "1"} | (env or {}),

@@ -85,7 +85,7 @@ async def check_interpreter(python: str) -> None:
     """Raises EngineNotLoaded with a sentence when `python` cannot run the engine process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env["PYTHONSAFEPATH"] = "1"  # a directory `vllm` where this process was started is none
-    what = f"ENGINE=vllm needs an interpreter with vLLM: ENGINE_PYTHON={python!r}"
+    what = f"PENSTOCK_ENGINE=vllm needs an interpreter with vLLM: PENSTOCK_ENGINE_PYTHON={python!r}"
     try:
         process = await asyncio.create_subprocess_exec(
             python, "-c", _CHECK, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=env

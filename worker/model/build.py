@@ -213,7 +213,8 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         except UnsupportedModel as error:
             if implementation == "native":
                 raise UnsupportedModel(
-                    f"{error}; MODEL_IMPL=auto leaves it to transformers, ENGINE=vllm may serve it"
+                    f"{error}; PENSTOCK_MODEL_IMPL=auto leaves it to transformers, "
+                    "PENSTOCK_ENGINE=vllm may serve it"
                 ) from error
             not_native = error
     try:
@@ -254,7 +255,7 @@ def _longest(options: EngineOptions, config: ServedConfig) -> int:
     if options.max_model_len > config.context_length:
         raise ModelError(
             f"max_model_len {options.max_model_len} is more than the model's "
-            f"{config.context_length} positions: MAX_MODEL_LEN may be at most that"
+            f"{config.context_length} positions: PENSTOCK_MAX_MODEL_LEN may be at most that"
         )
     return options.max_model_len
 
@@ -327,7 +328,7 @@ def _num_blocks(options: EngineOptions, built: BuiltStack, block_size: int, long
         raise KVCacheTooSmall(
             f"the KV cache has {num_blocks * block_size} token places, "
             f"max_model_len is {options.max_model_len}; "
-            "KV_CACHE_MEMORY_GB or NUM_KV_BLOCKS gives it more"
+            "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more"
         )
     return num_blocks
 

@@ -63,7 +63,7 @@ def load_weights(
             if stored.type_name not in _TYPES:
                 raise UnsupportedModel(
                     f"{path.name}: tensor {name!r} is stored as {stored.type_name}, "
-                    "which is not supported; ENGINE=vllm may serve it"
+                    "which is not supported; PENSTOCK_ENGINE=vllm may serve it"
                 )
             if place.data is not None:
                 place.data.copy_(stored.part(place.rows, place.columns))

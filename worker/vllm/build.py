@@ -47,7 +47,9 @@ def build_vllm_engine(
     pass.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise ModelError("ENGINE=vllm needs vLLM in the interpreter that ENGINE_PYTHON names")
+        raise ModelError(
+            "PENSTOCK_ENGINE=vllm needs vLLM in the interpreter that PENSTOCK_ENGINE_PYTHON names"
+        )
     report(loading.IMPORTING, 0.0)
     given = parse_vllm_args(options.vllm_args)
     set_environment(given)
@@ -116,7 +118,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     if options.max_model_len is not None and capacity < options.max_model_len:
         raise KVCacheTooSmall(
             f"the KV cache has {capacity} token places, max_model_len is {options.max_model_len}; "
-            "KV_CACHE_MEMORY_GB or NUM_KV_BLOCKS gives it more"
+            "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more"
         )
     return EngineConfig(
         num_blocks=num_blocks,

@@ -24,7 +24,7 @@ def context_args(checkpoint: str, max_model_len: int | None) -> dict[str, Any]:
     if max_model_len is not None and max_model_len > context.longest:
         raise ModelError(
             f"max_model_len {max_model_len} is more than the model's {context.longest} positions: "
-            "MAX_MODEL_LEN may be at most that"
+            "PENSTOCK_MAX_MODEL_LEN may be at most that"
         )
     args: dict[str, Any] = {"max_model_len": max_model_len or AS_MUCH_AS_FITS}
     if max_model_len is None and context.default < context.longest:

@@ -51,7 +51,7 @@ def load_failure(error: Exception, missing_module: str = "") -> Exception | None
         return ModelError(
             f"vLLM's code for this model needs the module {missing_module!r}, which is not "
             f"installed beside it. Install it for torch {torch.__version__} into the environment "
-            f"of {sys.executable}, or try ENGINE=penstock"
+            f"of {sys.executable}, or try PENSTOCK_ENGINE=penstock"
         )
     if may_pass(error) or any(map(_lacks_memory_now, causes(error))):
         return LoadInterrupted(f"vLLM could not load this model now: {sentence_of(error)}")

@@ -45,22 +45,22 @@ FIXED_ENVIRONMENT = {
 
 # Arguments of EngineArgs that a setting of this project decides, with its name.
 SET_BY_SETTINGS = {
-    "model": "MODEL",
-    "model_weights": "MODEL",
-    "served_model_name": "SERVED_MODEL_NAME",
-    "dtype": "DTYPE",
-    "max_model_len": "MAX_MODEL_LEN",
-    "max_num_seqs": "MAX_NUM_SEQS",
-    "max_num_batched_tokens": "MAX_NUM_BATCHED_TOKENS",
-    "enable_prefix_caching": "PREFIX_CACHING",
-    "tensor_parallel_size": "TENSOR_PARALLEL_SIZE",
-    "block_size": "BLOCK_SIZE",
-    "num_gpu_blocks_override": "NUM_KV_BLOCKS",
-    "kv_cache_memory_bytes": "KV_CACHE_MEMORY_GB",
-    "scheduling_policy": "SCHEDULING_POLICY",
-    "generation_config": "GENERATION_CONFIG",
-    "override_generation_config": "OVERRIDE_GENERATION_CONFIG",
-    "log_level": "LOG_LEVEL",
+    "model": "PENSTOCK_MODEL",
+    "model_weights": "PENSTOCK_MODEL",
+    "served_model_name": "PENSTOCK_SERVED_MODEL_NAME",
+    "dtype": "PENSTOCK_DTYPE",
+    "max_model_len": "PENSTOCK_MAX_MODEL_LEN",
+    "max_num_seqs": "PENSTOCK_MAX_NUM_SEQS",
+    "max_num_batched_tokens": "PENSTOCK_MAX_NUM_BATCHED_TOKENS",
+    "enable_prefix_caching": "PENSTOCK_PREFIX_CACHING",
+    "tensor_parallel_size": "PENSTOCK_TENSOR_PARALLEL_SIZE",
+    "block_size": "PENSTOCK_BLOCK_SIZE",
+    "num_gpu_blocks_override": "PENSTOCK_NUM_KV_BLOCKS",
+    "kv_cache_memory_bytes": "PENSTOCK_KV_CACHE_MEMORY_GB",
+    "scheduling_policy": "PENSTOCK_SCHEDULING_POLICY",
+    "generation_config": "PENSTOCK_GENERATION_CONFIG",
+    "override_generation_config": "PENSTOCK_OVERRIDE_GENERATION_CONFIG",
+    "log_level": "PENSTOCK_LOG_LEVEL",
 }
 # Arguments on which the worker relies.
 SET_BY_THE_WORKER = frozenset(
@@ -153,10 +153,12 @@ def check_types(args: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, n=1)
             hint = f"; is {near[0]!r} meant?" if near else ""
-            raise ValueError(f"VLLM_ARGS: vLLM's EngineArgs have no {name!r}{hint}")
+            raise ValueError(f"PENSTOCK_VLLM_ARGS: vLLM's EngineArgs have no {name!r}{hint}")
         words = _expected(fields[name], value)
         if words:
-            raise ValueError(f"VLLM_ARGS: {name!r} must be {words}, got {_shown(name, value)}")
+            raise ValueError(
+                f"PENSTOCK_VLLM_ARGS: {name!r} must be {words}, got {_shown(name, value)}"
+            )
 
 
 def check_version(version: str) -> bool:
@@ -169,7 +171,8 @@ def check_version(version: str) -> bool:
     if release < OLDEST_TESTED:
         oldest = ".".join(map(str, OLDEST_TESTED))
         raise ValueError(
-            f"ENGINE_PYTHON has vLLM {version}, {oldest} is the oldest that ENGINE=vllm runs with"
+            f"PENSTOCK_ENGINE_PYTHON has vLLM {version}, {oldest} is the oldest that "
+            "PENSTOCK_ENGINE=vllm runs with"
         )
     return release <= NEWEST_TESTED
 
@@ -186,8 +189,9 @@ def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
     obstacles = [name for name, is_on in reasons.items() if is_on]
     if obstacles and options.vllm_sampler == "penstock":
         raise ValueError(
-            f"VLLM_SAMPLER=penstock and {obstacles[0]} in VLLM_ARGS exclude each other; with "
-            "VLLM_SAMPLER=vllm a resumed output goes on with other tokens than without the cut"
+            f"PENSTOCK_VLLM_SAMPLER=penstock and {obstacles[0]} in PENSTOCK_VLLM_ARGS exclude each "
+            "other; with PENSTOCK_VLLM_SAMPLER=vllm a resumed output goes on with other tokens "
+            "than without the cut"
         )
     return not obstacles
 
@@ -202,11 +206,14 @@ def _check_device(args: Mapping[str, Any], device: str) -> None:
         return
     if _speculates(args):
         raise ValueError(
-            "VLLM_ARGS: speculative decoding is not for a CPU, where one request with top_k or "
-            "top_p ends vLLM's engine; without 'speculative_config' the model can be served"
+            "PENSTOCK_VLLM_ARGS: speculative decoding is not for a CPU, where one request with "
+            "top_k or top_p ends vLLM's engine; without 'speculative_config' the model can be "
+            "served"
         )
     if args.get("async_scheduling"):
-        raise ValueError("VLLM_ARGS: 'async_scheduling' has no effect on a CPU, leave it out")
+        raise ValueError(
+            "PENSTOCK_VLLM_ARGS: 'async_scheduling' has no effect on a CPU, leave it out"
+        )
 
 
 def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict[str, Any]:
@@ -216,12 +223,13 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     """
     if options.device not in ("auto", device):
         raise ValueError(
-            f"DEVICE={options.device}: the vLLM in ENGINE_PYTHON is built for {device!r}"
+            f"PENSTOCK_DEVICE={options.device}: the vLLM in PENSTOCK_ENGINE_PYTHON is built for "
+            f"{device!r}"
         )
     given = parse_vllm_args(options.vllm_args)
     _check_device(given, device)
     if options.load_format != "auto" and "load_format" in given:
-        raise ValueError("VLLM_ARGS: 'load_format' is set by LOAD_FORMAT")
+        raise ValueError("PENSTOCK_VLLM_ARGS: 'load_format' is set by PENSTOCK_LOAD_FORMAT")
     args: dict[str, Any] = {
         "model": options.checkpoint,
         "dtype": options.dtype,
@@ -269,7 +277,7 @@ def _over(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
             both[name] = _over(ours[name], given[name])
         elif ours[name] != given[name]:
             log.warning(
-                "hf_overrides of VLLM_ARGS replace what the checkpoint's context asks for",
+                "hf_overrides of PENSTOCK_VLLM_ARGS replace what the checkpoint's context asks for",
                 extra={"member": name, "given": given[name], "replaced": ours[name]},
             )
     return both

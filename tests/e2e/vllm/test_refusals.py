@@ -118,7 +118,7 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("name", "VLLM_ARGS.*enforce_eagre"),
+        ("name", "PENSTOCK_VLLM_ARGS.*enforce_eagre"),
         ("architecture", "unheard_of|UnheardOf"),
         ("kernel", "[Ff][Pp]8"),
         ("module", "torchvision.*Install it"),

@@ -93,7 +93,7 @@ def test_such_a_model_serves_completions_and_is_named_in_the_log(templates: Serv
         line for line in templates.logs[BARE].read_text().splitlines() if "CHAT_TEMPLATE" in line
     ]
     assert "warning" in warning.lower()
-    assert "CHAT_TEMPLATE can name" not in templates.logs[NAMED].read_text()
+    assert "PENSTOCK_CHAT_TEMPLATE can name" not in templates.logs[NAMED].read_text()
     listed = httpx.get(f"{templates.base_url}/v1/models", timeout=30).json()["data"]
     assert {model["id"]: model["has_chat_template"] for model in listed} == {
         BARE: False, NAMED: True, GIVEN: True

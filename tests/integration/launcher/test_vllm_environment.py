@@ -315,12 +315,12 @@ def test_make_clean_removes_both() -> None:
 def test_make_reads_the_device_as_a_word_and_not_as_a_command(tmp_path: Path) -> None:
     device = f"tpu; touch {tmp_path}/made"
     ended = subprocess.run(
-        ["make", "--no-print-directory", "vllm", f"DEVICE={device}"],
+        ["make", "--no-print-directory", "vllm", f"PENSTOCK_DEVICE={device}"],
         cwd=module.REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.returncode == 2
-    assert f"DEVICE={device!r} cannot be used: auto, cpu or cuda" in ended.stderr
+    assert f"PENSTOCK_DEVICE={device!r} cannot be used: auto, cpu or cuda" in ended.stderr
     assert list(tmp_path.iterdir()) == []

@@ -141,6 +141,8 @@ async def test_a_rank_that_ends_while_it_loads_ends_the_engine() -> None:
 
 async def test_a_size_that_does_not_divide_is_refused_with_a_sentence() -> None:
     async with started(3) as link:
-        with pytest.raises(EngineNotLoaded, match=r"TENSOR_PARALLEL_SIZE=3 does not") as refused:
+        with pytest.raises(
+            EngineNotLoaded, match=r"PENSTOCK_TENSOR_PARALLEL_SIZE=3 does not"
+        ) as refused:
             await link.ready(lambda stage, share: None)
         assert refused.value.by_settings

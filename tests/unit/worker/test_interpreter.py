@@ -26,7 +26,9 @@ def refusal_of(python: str) -> str:
 
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:
-    assert "ENGINE_PYTHON='/nowhere/python' cannot be started" in refusal_of("/nowhere/python")
+    assert "PENSTOCK_ENGINE_PYTHON='/nowhere/python' cannot be started" in refusal_of(
+        "/nowhere/python"
+    )
 
 
 def test_a_program_that_is_no_interpreter_is_refused() -> None:

@@ -106,46 +106,64 @@ def test_a_bad_value_is_one_sentence_that_names_the_variable(
     with pytest.raises(SettingsError) as caught:
         load_settings(WorkerSettings)
     sentence = str(caught.value)
-    assert sentence.startswith(f"{name}={value!r} cannot be used: ")
+    assert sentence.startswith(f"PENSTOCK_{name}={value!r} cannot be used: ")
+    assert sentence.endswith(f" It is set as {name}.")
     assert "\n" not in sentence
 
 
 def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASE_MS", "1000")
     monkeypatch.setenv("BEAT_INTERVAL_MS", "900")
-    with pytest.raises(SettingsError, match=r"LEASE_MS \(1000\).*BEAT_INTERVAL_MS \(900\)"):
+    with pytest.raises(
+        SettingsError, match=r"PENSTOCK_LEASE_MS \(1000\).*PENSTOCK_BEAT_INTERVAL_MS \(900\)"
+    ):
         load_settings(WorkerSettings)
 
 
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ({"VLLM_ARGS": "{}"}, "VLLM_ARGS is for ENGINE=vllm"),
-        ({"VLLM_SAMPLER": "vllm"}, "VLLM_SAMPLER=vllm is for ENGINE=vllm"),
-        ({"ENGINE_PYTHON": "/p"}, "ENGINE_PYTHON=/p is for ENGINE=vllm"),
+        ({"VLLM_ARGS": "{}"}, "PENSTOCK_VLLM_ARGS is for PENSTOCK_ENGINE=vllm"),
+        ({"VLLM_SAMPLER": "vllm"}, "PENSTOCK_VLLM_SAMPLER=vllm is for PENSTOCK_ENGINE=vllm"),
+        ({"ENGINE_PYTHON": "/p"}, "PENSTOCK_ENGINE_PYTHON=/p is for PENSTOCK_ENGINE=vllm"),
         (
             {"TENSOR_PARALLEL_SIZE": "2", "RUNNER": "echo"},
-            "TENSOR_PARALLEL_SIZE is not for RUNNER=echo",
+            "PENSTOCK_TENSOR_PARALLEL_SIZE is not for PENSTOCK_RUNNER=echo",
         ),
-        ({"ENGINE": "vllm", "QUANTIZATION": "int8"}, "QUANTIZATION=int8 is for ENGINE=penstock"),
-        ({"ENGINE": "vllm", "CPU_TIER": "native"}, "CPU_TIER=native is for ENGINE=penstock"),
-        ({"ENGINE": "vllm", "LOOKAHEAD": "0"}, "LOOKAHEAD=0 is for ENGINE=penstock"),
+        (
+            {"ENGINE": "vllm", "QUANTIZATION": "int8"},
+            "PENSTOCK_QUANTIZATION=int8 is for PENSTOCK_ENGINE=penstock",
+        ),
+        (
+            {"ENGINE": "vllm", "CPU_TIER": "native"},
+            "PENSTOCK_CPU_TIER=native is for PENSTOCK_ENGINE=penstock",
+        ),
+        (
+            {"ENGINE": "vllm", "LOOKAHEAD": "0"},
+            "PENSTOCK_LOOKAHEAD=0 is for PENSTOCK_ENGINE=penstock",
+        ),
         (
             {"ENGINE": "vllm", "MODEL_IMPL": "native"},
-            "MODEL_IMPL=native is for ENGINE=penstock",
+            "PENSTOCK_MODEL_IMPL=native is for PENSTOCK_ENGINE=penstock",
         ),
-        ({"ENGINE": "vllm", "VLLM_ARGS": '{"dtype": "half"}'}, "'dtype' is set by DTYPE"),
+        ({"ENGINE": "vllm", "VLLM_ARGS": '{"dtype": "half"}'}, "'dtype' is set by PENSTOCK_DTYPE"),
         (
             {"ENGINE": "vllm", "VLLM_ARGS": '{"logits_processors": []}'},
             "'logits_processors' is set by the worker",
         ),
-        ({"ENGINE": "vllm", "RUNNER": "echo"}, "RUNNER=echo is for ENGINE=penstock"),
+        (
+            {"ENGINE": "vllm", "RUNNER": "echo"},
+            "PENSTOCK_RUNNER=echo is for PENSTOCK_ENGINE=penstock",
+        ),
         (
             {"VLLM_ARGS": '{"hf_token": "x", "seed": 1}'},
-            "VLLM_ARGS with 'hf_token', 'seed' is for ENGINE=vllm",
+            "PENSTOCK_VLLM_ARGS with 'hf_token', 'seed' is for PENSTOCK_ENGINE=vllm",
         ),
-        ({"ENGINE": "vllm", "VLLM_ARGS": "[1]"}, "VLLM_ARGS cannot be used: must be a JSON"),
-        ({"ENGINE": "vllm", "VLLM_ARGS": "{"}, "VLLM_ARGS cannot be used: must be a JSON"),
+        (
+            {"ENGINE": "vllm", "VLLM_ARGS": "[1]"},
+            "PENSTOCK_VLLM_ARGS cannot be used: must be a JSON",
+        ),
+        ({"ENGINE": "vllm", "VLLM_ARGS": "{"}, "PENSTOCK_VLLM_ARGS cannot be used: must be a JSON"),
     ],
 )
 def test_a_setting_of_another_engine_is_refused(
@@ -160,7 +178,7 @@ def test_a_setting_of_another_engine_is_refused(
 
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDIS_URL")
-    with pytest.raises(SettingsError, match="REDIS_URL is not set"):
+    with pytest.raises(SettingsError, match="PENSTOCK_REDIS_URL is not set"):
         load_settings(WorkerSettings)
 
 
@@ -168,7 +186,7 @@ def test_a_bad_redis_url_is_refused_without_repeating_its_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("REDIS_URL", "http://u:secret@h")
-    with pytest.raises(SettingsError, match="REDIS_URL cannot be used") as caught:
+    with pytest.raises(SettingsError, match="PENSTOCK_REDIS_URL cannot be used") as caught:
         load_settings(WorkerSettings)
     assert "secret" not in str(caught.value)
 
@@ -193,7 +211,7 @@ def test_a_bad_setting_ends_the_process_with_status_2_and_a_sentence() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("penstock worker: MAX_NUM_SEQS='none' cannot be used: ")
+    assert done.stderr.startswith("penstock worker: PENSTOCK_MAX_NUM_SEQS='none' cannot be used: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -335,7 +353,7 @@ def test_why_a_cache_cannot_be_written_is_in_the_sentence(
 
 def test_without_a_network_a_hub_id_is_refused_in_one_sentence() -> None:
     sentence = hub_sentence("http://127.0.0.1:9", "/nonexistent")
-    assert sentence.startswith("MODEL='acme/tiny' ")
+    assert sentence.startswith("PENSTOCK_MODEL='acme/tiny' ")
     assert "reached" in sentence
 
 

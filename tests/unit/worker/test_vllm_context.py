@@ -42,5 +42,5 @@ def test_the_context_is_that_of_the_checkpoint(
 
 def test_more_than_the_model_has_is_refused_before_vllm_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
-    with pytest.raises(ModelError, match="MAX_MODEL_LEN may be at most that"):
+    with pytest.raises(ModelError, match="PENSTOCK_MAX_MODEL_LEN may be at most that"):
         context_args(str(tmp_path), 4097)

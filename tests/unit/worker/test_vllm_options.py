@@ -129,7 +129,9 @@ def test_an_override_that_replaces_the_contexts_is_logged(
 
 
 def test_another_device_than_vllm_is_built_for_is_refused() -> None:
-    with pytest.raises(ValueError, match="DEVICE=cuda: the vLLM in ENGINE_PYTHON is built for"):
+    with pytest.raises(
+        ValueError, match="PENSTOCK_DEVICE=cuda: the vLLM in PENSTOCK_ENGINE_PYTHON is built for"
+    ):
         engine_args(
             EngineOptions(checkpoint="/m", engine="vllm", device="cuda"),
             device="cpu",
@@ -142,8 +144,8 @@ def test_another_device_than_vllm_is_built_for_is_refused() -> None:
     [
         ("[]", "must be a JSON object"),
         ("{", "must be a JSON object: "),
-        ('{"max_model_len": 5}', "'max_model_len' is set by MAX_MODEL_LEN"),
-        ('{"block_size": 16}', "'block_size' is set by BLOCK_SIZE"),
+        ('{"max_model_len": 5}', "'max_model_len' is set by PENSTOCK_MAX_MODEL_LEN"),
+        ('{"block_size": 16}', "'block_size' is set by PENSTOCK_BLOCK_SIZE"),
         ('{"logprobs_mode": "raw_logits"}', "'logprobs_mode' is set by the worker"),
         ('{"max_num_queued_reqs": 2}', "'max_num_queued_reqs' is set by the worker"),
         ('{"data_parallel_size": 2}', "'data_parallel_size' is set by the worker"),
@@ -284,7 +286,7 @@ def test_an_interface_that_the_operator_names_stays(monkeypatch: pytest.MonkeyPa
 
 def test_our_sampler_cannot_be_demanded_where_vllm_has_no_place_for_it() -> None:
     options = EngineOptions(checkpoint="/m", engine="vllm", vllm_sampler="penstock")
-    with pytest.raises(ValueError, match="VLLM_SAMPLER=penstock and speculative decoding"):
+    with pytest.raises(ValueError, match="PENSTOCK_VLLM_SAMPLER=penstock and speculative decoding"):
         uses_own_sampler(options, SPECULATIVE)
 
 

@@ -25,14 +25,14 @@ def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Raises ModelError where this machine, or this process, cannot have so many ranks."""
     size = options.tensor_parallel_size
     if sys.platform != "linux":
-        raise DeviceUnavailable(f"TENSOR_PARALLEL_SIZE={size} needs Linux")
+        raise DeviceUnavailable(f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} needs Linux")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise DeviceUnavailable(
-            f"TENSOR_PARALLEL_SIZE={size} needs as many CUDA devices, "
+            f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} needs as many CUDA devices, "
             f"torch sees {torch.cuda.device_count()}"
         )
     if dist.is_initialized():
-        raise ModelError("one process holds one model with TENSOR_PARALLEL_SIZE above 1")
+        raise ModelError("one process holds one model with PENSTOCK_TENSOR_PARALLEL_SIZE above 1")
 
 
 def rank_device(device: torch.device, rank: int) -> torch.device:

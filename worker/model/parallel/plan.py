@@ -44,7 +44,7 @@ def check_divisible(config: ModelConfig, size: int) -> None:
         return
     possible = [str(n) for n in range(1, config.num_heads + 1) if divides(config, n)]
     raise UnsupportedModel(
-        f"TENSOR_PARALLEL_SIZE={size} does not divide the model: config.json has "
+        f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} does not divide the model: config.json has "
         f"num_attention_heads {config.num_heads}, num_key_value_heads {config.num_kv_heads} and "
         f"intermediate_size {config.intermediate_size}; {', '.join(possible)} would"
     )

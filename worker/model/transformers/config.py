@@ -19,7 +19,7 @@ from worker.model.stored_dtype import stored_dtype
 
 logger = logging.getLogger(__name__)
 
-SERVED_ELSEWHERE = "ENGINE=vllm may serve it"
+SERVED_ELSEWHERE = "PENSTOCK_ENGINE=vllm may serve it"
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 

@@ -87,28 +87,29 @@ def check_plan(config: TransformersConfig, calls: Sequence[AttentionCall], size:
     text = config.hugging_face.get_text_config(decoder=True)
     if not getattr(text, "base_model_tp_plan", None):
         raise UnsupportedModel(
-            f"TENSOR_PARALLEL_SIZE={size}: transformers has no tensor parallel plan for model_type "
-            f"{config.model_type!r}; {SERVED_ELSEWHERE}"
+            f"PENSTOCK_TENSOR_PARALLEL_SIZE={size}: transformers has no tensor parallel plan for "
+            f"model_type {config.model_type!r}; {SERVED_ELSEWHERE}"
         )
     if not COMPARED & {config.model_type, text.model_type}:
         raise UnsupportedModel(
-            f"TENSOR_PARALLEL_SIZE={size}: the output of several ranks was not compared with that "
-            f"of one for model_type {config.model_type!r}; {SERVED_ELSEWHERE}"
+            f"PENSTOCK_TENSOR_PARALLEL_SIZE={size}: the output of several ranks was not compared "
+            f"with that of one for model_type {config.model_type!r}; {SERVED_ELSEWHERE}"
         )
     if importlib.util.find_spec("accelerate") is None:
         raise UnsupportedModel(
-            f"TENSOR_PARALLEL_SIZE={size} for a model of transformers needs the package accelerate"
+            f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} for a model of transformers needs the package "
+            "accelerate"
         )
     if getattr(config.hugging_face, "quantization_config", None) is not None:
         raise UnsupportedModel(
-            f"TENSOR_PARALLEL_SIZE={size} is for checkpoints that are not quantized "
+            f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} is for checkpoints that are not quantized "
             f"(quantization_config); {SERVED_ELSEWHERE}"
         )
     heads = sorted({call.kept.num_kv_heads for call in calls} | {text.num_attention_heads})
     if any(number % size for number in heads):
         raise UnsupportedModel(
-            f"TENSOR_PARALLEL_SIZE={size} does not divide the heads of the model: there are layers "
-            f"with {', '.join(map(str, heads))}; {SERVED_ELSEWHERE}"
+            f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} does not divide the heads of the model: there "
+            f"are layers with {', '.join(map(str, heads))}; {SERVED_ELSEWHERE}"
         )
 
 

@@ -129,7 +129,8 @@ class TransformersSource:
             return load_model(self.config, self._directory, placement, attention.name, report)
         if placement.group.size > 1:
             raise ModelError(
-                f"load_format 'dummy' with TENSOR_PARALLEL_SIZE={placement.group.size} is for "
+                f"load_format 'dummy' with PENSTOCK_TENSOR_PARALLEL_SIZE={placement.group.size} is "
+                "for "
                 f"native model families"
             )
         return random_model(self.config, placement, attention.name)
@@ -169,7 +170,8 @@ def _products(options: EngineOptions, placement: Placement, block_size: int) -> 
         ):
             if value not in known:
                 raise ModelError(
-                    f"{name} {value!r} with TENSOR_PARALLEL_SIZE={placement.group.size} is for "
+                    f"{name} {value!r} with PENSTOCK_TENSOR_PARALLEL_SIZE={placement.group.size} "
+                    "is for "
                     f"native model families"
                 )
         return Products("reference", TorchOps())

@@ -30,18 +30,18 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "penstock.name" .)) }}
 {{- end }}
 
-{{/* REDIS_URL, and what it is made of, as entries of `env`. */}}
+{{/* PENSTOCK_REDIS_URL, and what it is made of, as entries of `env`. */}}
 {{- define "penstock.redisEnv" -}}
 {{- if .Values.redis.bundled }}
 - name: REDIS_PASSWORD
   valueFrom: {secretKeyRef: {name: {{ include "penstock.redisSecret" . }}, key: password}}
-- name: REDIS_URL
+- name: PENSTOCK_REDIS_URL
   value: redis://:$(REDIS_PASSWORD)@{{ include "penstock.name" . }}-redis:6379/0
 {{- else if .Values.redis.external.existingSecret }}
-- name: REDIS_URL
+- name: PENSTOCK_REDIS_URL
   valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: url}}
 {{- else }}
-- name: REDIS_URL
+- name: PENSTOCK_REDIS_URL
   value: {{ required "redis.external.url or redis.external.existingSecret is needed where redis.bundled is false" .Values.redis.external.url | quote }}
 {{- end }}
 {{- end }}

@@ -173,7 +173,9 @@ def test_a_frontend_without_a_directory_refuses_files(
         running_frontend(redis_url, new_namespace()) as bare,
         OpenAI(base_url=f"{bare.base_url}/v1", api_key="none") as client,
     ):
-        with pytest.raises(openai.InternalServerError, match="FILES_DIR is not set") as caught:
+        with pytest.raises(
+            openai.InternalServerError, match="PENSTOCK_FILES_DIR is not set"
+        ) as caught:
             upload(client)
         assert (caught.value.status_code, caught.value.code) == (503, "files_unavailable")
         with pytest.raises(openai.InternalServerError) as no_batches:

@@ -223,7 +223,7 @@ def test_a_setting_that_the_server_cannot_keep_is_refused_at_the_start(
         servers(options) as (server,),
         running_frontend(url_of(server), new_namespace(), accept_durability=durability) as frontend,
     ):
-        sentence = f"ACCEPT_DURABILITY cannot be {durability}: {why}"
+        sentence = f"PENSTOCK_ACCEPT_DURABILITY cannot be {durability}: {why}"
         wait_until(lambda: sentence in str(logged_details(caplog)), "the sentence")
         ready = f"{frontend.base_url}/ready"
         wait_until(lambda: httpx.get(ready).status_code == 503, "no readiness")

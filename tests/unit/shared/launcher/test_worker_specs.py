@@ -194,7 +194,7 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=f"{name}={value} is for ENGINE={other}"):
+    with pytest.raises(SettingsError, match=f"{name}={value} is for PENSTOCK_ENGINE={other}"):
         specs_of(tmp_path, f"[[models]]\nengine = {engine!r}")
 
 
@@ -207,16 +207,25 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
         ("workers = 2\n[[models]]", "'workers' is outside of [[models]]"),
         ("[[models]]\nmax_num_seq = 2", "no setting 'max_num_seq'; did you mean 'max_num_seqs'?"),
         ("[[models]]\nredis_url = 'redis://x'", "redis_url is the same for all workers"),
-        ("[[models]]\nmax_num_seqs = 0", "[[models]] 1: MAX_NUM_SEQS='0' cannot be used"),
+        ("[[models]]\nmax_num_seqs = 0", "[[models]] 1: PENSTOCK_MAX_NUM_SEQS='0' cannot be used"),
         ("[[models]]\nmax_num_seqs = [1]", "max_num_seqs must be a string, a number"),
-        ("[[models]]\nserved_model_name = 'a b'", "SERVED_MODEL_NAME='a b' cannot be used"),
+        (
+            "[[models]]\nserved_model_name = 'a b'",
+            "PENSTOCK_SERVED_MODEL_NAME='a b' cannot be used",
+        ),
         ("[[models]]\nworkers = 0", "workers must be a number from 1 to 64"),
         ("[[models]]\nworkers = true", "workers must be a number from 1 to 64"),
         ("[[models]]\nworkers = 40\n" * 2, "it repeats 'penstock-demo'; workers = 2"),
         ("[[models]]\nworkers = 64\n[[models]]\ndtype = 'float32'", "65 workers are more than 64"),
         ("[[models]]\nenv = {A = 1}", "env must be a table of strings"),
-        ("[[models]]\nenv = {Redis_Url = 'redis://x'}", "env: REDIS_URL is the same for all"),
-        ("[[models]]\nenv = {NAMESPACE = 'other'}", "env: NAMESPACE is the same for all"),
+        (
+            "[[models]]\nenv = {Redis_Url = 'redis://x'}",
+            "env: PENSTOCK_REDIS_URL is the same for all",
+        ),
+        (
+            "[[models]]\nenv = {PENSTOCK_NAMESPACE = 'other'}",
+            "env: PENSTOCK_NAMESPACE is the same for all",
+        ),
         ("[[models]]\nenv = {model = '/m/x'}", "env: model is a setting: model = ... beside env"),
         ("[[models]]\nenv = {Max_Num_Seqs = '1'}", "env: Max_Num_Seqs is a setting: max_num_"),
         ("[[models]]\nenv = {'A=B' = 'x'}", "env: 'A=B' is no name of a variable"),
@@ -224,19 +233,25 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
         ('[[models]]\nenv = {A = "x\\u0000"}', "env: A has a NUL character"),
         ('[[models]]\nmodel = "/m/b\\u0000c"', "model has a NUL character"),
         ("[[models]]\nmodel = '~nobody-has-this-name/x'", "model: Could not determine home"),
-        ("[[models]]\nchat_template = '~nobody-has-this-name/x'", "CHAT_TEMPLATE='~nobody"),
+        (
+            "[[models]]\nchat_template = '~nobody-has-this-name/x'",
+            "PENSTOCK_CHAT_TEMPLATE='~nobody",
+        ),
         ("[[models]]\nvllm_args = {a = [2026-01-01]}", "vllm_args has a date or a time, which"),
         (
             "[[models]]\nvllm_args = {hf_token = 'TOP'}",
-            "VLLM_ARGS with 'hf_token' is for ENGINE=vllm",
+            "PENSTOCK_VLLM_ARGS with 'hf_token' is for PENSTOCK_ENGINE=vllm",
         ),
-        ("[[models]]\nvllm_sampler = 'vllm'", "VLLM_SAMPLER=vllm is for ENGINE=vllm"),
+        (
+            "[[models]]\nvllm_sampler = 'vllm'",
+            "PENSTOCK_VLLM_SAMPLER=vllm is for PENSTOCK_ENGINE=vllm",
+        ),
         (
             "[[models]]\n[[models]]\nengine = 'vllm'\ncpu_tier = 'native'",
-            "2: The settings do not fit together: CPU_TIER=native is for ENGINE=penstock",
+            "2: The settings do not fit together: PENSTOCK_CPU_TIER=native is for PENSTOCK_ENGINE=",
         ),
         ("[[models]]\nengine = ['vllm']", "engine must be a string"),
-        ("[[models]]\nengine = 'vlm'", "ENGINE='vlm' cannot be used"),
+        ("[[models]]\nengine = 'vlm'", "PENSTOCK_ENGINE='vlm' cannot be used"),
         (
             "[[models]]\nmodel = '/a/x'\n[[models]]\nmodel = '/b/x'",
             "[[models]] 2: 'x' is the name of another model of this file; set served_model_name",
@@ -252,7 +267,9 @@ def test_a_bad_file_is_refused_with_a_sentence(tmp_path: Path, text: str, senten
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"MODELS_FILE='.*none.toml' cannot be read: No such"):
+    with pytest.raises(
+        SettingsError, match=r"PENSTOCK_MODELS_FILE='.*none.toml' cannot be read: No such"
+    ):
         worker_specs(LauncherSettings(models_file=tmp_path / "none.toml"))
 
 
@@ -262,5 +279,7 @@ def test_a_file_and_the_settings_of_one_model_exclude_each_other(
 ) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=f"{next(iter(given))} and MODELS_FILE exclude"):
+    with pytest.raises(
+        SettingsError, match=f"{next(iter(given))} and PENSTOCK_MODELS_FILE exclude"
+    ):
         specs_of(tmp_path, TWO)

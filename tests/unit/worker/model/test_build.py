@@ -175,5 +175,7 @@ def test_what_no_native_family_computes_is_refused_with_what_would(
     member: dict[str, Any], tmp_path: Path
 ) -> None:
     path = make_checkpoint(tmp_path, **member)
-    with pytest.raises(ModelError, match=f"{next(iter(member))}.*MODEL_IMPL=auto.*ENGINE=vllm"):
+    with pytest.raises(
+        ModelError, match=f"{next(iter(member))}.*PENSTOCK_MODEL_IMPL=auto.*PENSTOCK_ENGINE=vllm"
+    ):
         build_model(EngineOptions(checkpoint=str(path), model_impl="native", device="cpu"))

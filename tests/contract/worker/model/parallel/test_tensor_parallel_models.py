@@ -130,7 +130,7 @@ def test_what_cannot_be_divided_is_refused(
     model_type: str, members: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     source = choose_source("transformers", write_tiny_model(tmp_path, model_type, **members))
-    with pytest.raises(UnsupportedModel, match=f"{reason}.*; ENGINE=vllm may serve it"):
+    with pytest.raises(UnsupportedModel, match=f"{reason}.*; PENSTOCK_ENGINE=vllm may serve it"):
         source.check_divisible(2)
 
 
@@ -140,7 +140,9 @@ def test_a_type_that_was_not_compared_is_refused(
     sharding = "worker.model.transformers.sharding"
     monkeypatch.setattr(f"{sharding}.COMPARED", COMPARED - {"qwen2"})
     source = choose_source("transformers", write_tiny_model(tmp_path, "qwen2"))
-    with pytest.raises(UnsupportedModel, match=r"was not compared .* ENGINE=vllm may serve it"):
+    with pytest.raises(
+        UnsupportedModel, match=r"was not compared .* PENSTOCK_ENGINE=vllm may serve it"
+    ):
         source.check_divisible(2)
 
 

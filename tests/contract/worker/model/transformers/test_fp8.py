@@ -91,5 +91,5 @@ def test_without_what_reads_it_it_is_refused(
     monkeypatch.setattr(
         "transformers.quantizers.quantizer_finegrained_fp8.is_accelerate_available", lambda: False
     )
-    with pytest.raises(UnsupportedModel, match=r"accelerate.*ENGINE=vllm may serve it"):
+    with pytest.raises(UnsupportedModel, match=r"accelerate.*PENSTOCK_ENGINE=vllm may serve it"):
         outputs(small)

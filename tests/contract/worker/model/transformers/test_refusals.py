@@ -55,8 +55,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
         "layer_types conv .* keep a state",
     ),
-    "t5": ({}, "has an encoder.*ENGINE=vllm may serve it"),
-    "bart": ({}, "has an encoder.*ENGINE=vllm may serve it"),
+    "t5": ({}, "has an encoder.*PENSTOCK_ENGINE=vllm may serve it"),
+    "bart": ({}, "has an encoder.*PENSTOCK_ENGINE=vllm may serve it"),
     "bert": ({"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}, "not causal"),
     "vit": ({}, "no causal language model"),
     "falcon": ({"alibi": True}, "alibi"),
@@ -75,7 +75,8 @@ def write_config(path: Path, model_type: str, **members: Any) -> Path:
 def test_models_that_mask_for_themselves(model_type: str, tmp_path: Path) -> None:
     write_config(tmp_path, model_type, **WITHOUT_THE_INTERFACE[model_type])
     with pytest.raises(
-        UnsupportedModel, match=f"{model_type}.*attention interface alone; ENGINE=vllm may serve it"
+        UnsupportedModel,
+        match=f"{model_type}.*attention interface alone; PENSTOCK_ENGINE=vllm may serve it",
     ):
         choose_source("auto", tmp_path)
 
@@ -98,7 +99,8 @@ def test_decoders_that_count_positions_by_themselves(model_type: str, tmp_path: 
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4}
     write_config(tmp_path, model_type, is_encoder_decoder=False, is_decoder=True, **sizes)
     with pytest.raises(
-        UnsupportedModel, match=f"{model_type}.*positions of a batch by itself.*ENGINE=vllm"
+        UnsupportedModel,
+        match=f"{model_type}.*positions of a batch by itself.*PENSTOCK_ENGINE=vllm",
     ):
         choose_source("auto", tmp_path)
 
@@ -189,7 +191,9 @@ def test_quantized_checkpoints_name_what_is_missing(
     config = json.loads((checkpoint / "config.json").read_text())
     config["quantization_config"] = quantization
     (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match=r"quantization_config: .*ENGINE=vllm may serve it"):
+    with pytest.raises(
+        UnsupportedModel, match=r"quantization_config: .*PENSTOCK_ENGINE=vllm may serve it"
+    ):
         build(checkpoint)
 
 
@@ -217,7 +221,7 @@ def test_a_model_whose_own_forward_pass_fails_is_refused(tmp_path: Path) -> None
     write_config(tmp_path, "glm4_moe_lite", **FAILING)
     with pytest.raises(
         UnsupportedModel,
-        match=r"'glm4_moe_lite' fails in its own forward pass \(RuntimeError: .*ENGINE=vllm",
+        match=r"'glm4_moe_lite' fails in its own forward pass \(RuntimeError: .*_ENGINE=vllm",
     ) as refused:
         build(tmp_path, load_format="dummy")
     assert "\n" not in str(refused.value)

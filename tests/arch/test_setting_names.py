@@ -1,0 +1,109 @@
+"""Whoever reads this repository or the output of its programs meets settings by the names that they
+have: with the prefix. The earlier ones are read still, and warned of."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.environment import PREFIX
+from shared.setting_names import SETTING_NAMES
+from tests.support.table import table
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Not a part of a path, of another name, or of a program's option.
+NAME = re.compile(r"(?<![\w/.-])[A-Z][A-Z0-9_]+(?!\w)")
+# Where a name without the prefix is meant: words of the line.
+MEANT = {
+    "docs/PROMISES.md": ("another program's `HOST`",),
+    # The argument of the command.
+    "docs/CLI.md": ("`penstock up [MODEL]`", "`penstock worker [MODEL]`", "| `MODEL` |"),
+    "README.md": ("penstock up MODEL", "penstock worker MODEL"),
+    # The name of a span.
+    "docs/TRACES.md": ("`chat MODEL`",),
+    # What Kubernetes makes of a Service.
+    "shared/environment.py": ("SERVICE_(HOST|PORT)",),
+}
+
+
+def unprefixed(text: str) -> list[str]:
+    """Returns the settings that a text names by their earlier names."""
+    return [name for name in NAME.findall(text) if name in SETTING_NAMES]
+
+
+def is_meant(path: str, text: str) -> bool:
+    return any(words in text for words in MEANT.get(path, ()))
+
+
+def listed(*patterns: str) -> list[str]:
+    found = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    return found.stdout.split()
+
+
+DEPLOYED = listed(
+    "docker-compose.yml",
+    ".env",
+    "*Dockerfile*",
+    ".dockerignore",
+    "Makefile",
+    ".ci",
+    ".github",
+    "deploy",
+)
+PAGES = [path for path in listed("*.md") if not path.startswith(("docs/adr/", "tools/", "tests/"))]
+SOURCES = listed("api/*.py", "worker/*.py", "shared/*.py", "penstock/*.py")
+
+
+@table("path", DEPLOYED)
+def test_what_is_deployed_sets_no_earlier_name(path: str) -> None:
+    """Each would be a warning in a container's log at every start."""
+    assert unprefixed((REPOSITORY / path).read_text()) == []
+
+
+@table("path", PAGES)
+def test_pages_name_settings_as_they_are_set(path: str) -> None:
+    for line in (REPOSITORY / path).read_text().splitlines():
+        assert is_meant(path, line) or unprefixed(line) == [], line
+
+
+@table("path", SOURCES)
+def test_sentences_of_the_programs_name_settings_as_they_are_set(path: str) -> None:
+    for number, text in sentences((REPOSITORY / path).read_text()):
+        assert is_meant(path, text) or unprefixed(text) == [], f"{path}:{number}: {text}"
+
+
+def sentences(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the strings of a module that are more than one word, without docstrings."""
+    tree = ast.parse(source)
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if id(node) not in documents and re.search(r"[^\w]", text):
+                yield node.lineno, text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("set REDIS_URL or HOST", ["REDIS_URL", "HOST"]),
+        ("MODEL=x", ["MODEL"]),
+        (f"{PREFIX}MODEL, VLLM_MODEL, /HOST, GATEWAY", []),
+    ],
+)
+def test_a_name_is_found_in_a_text(text: str, found: list[str]) -> None:
+    assert unprefixed(text) == found
+    assert [text for _, text in sentences(f'"""{text}"""\nf(f"{text} {{x}}")')] == [f"{text} "]
