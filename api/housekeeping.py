@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 ATTACH_S = 2.0  # from one attach of a reader to its next
 KEYS_S = 2.0
+REPORT_S = 2.0  # of this frontend, to whoever looks at the deployment
 FILES_S = 10.0
 KEEP_S = 60.0
 MAX_ROUND_S = 10.0  # then a round counts as failed
@@ -45,6 +46,7 @@ class Housekeeping:
         catalog: ModelCatalog,
         files: FileService,
         ring: KeyRing,
+        report: Callable[[], Awaitable[object]],
         *,
         frontend_id: str,
         lease_ms: int,
@@ -57,6 +59,7 @@ class Housekeeping:
         self._catalog = catalog
         self._files = files
         self._ring = ring
+        self._report = report
         self._frontend_id = frontend_id
         self._lease_ms = lease_ms
         self._health_interval_s = health_interval_s
@@ -74,6 +77,7 @@ class Housekeeping:
             ("health", self._health_interval_s, self._health.refresh),
             ("models", self._health_interval_s, self._catalog.refresh),
             ("kept models", KEEP_S, self._catalog.keep),
+            ("report", REPORT_S, self._report),
             ("files", FILES_S, self._files.sweep),
             ("keys", KEYS_S, self._ring.refresh),
         ]

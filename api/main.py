@@ -16,6 +16,7 @@ from api.batches import routes as batches
 from api.batches.row import BatchBounds, RunContext, make_endpoints
 from api.batches.runner import BatchRunner
 from api.dependencies import part_in
+from api.deployment import routes as deployment
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
 from api.dialects.generate import routes as generate
@@ -104,6 +105,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         batches,
         models,
         jobs,
+        deployment,
         health,
         system_metrics,
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 import uuid
 from functools import partial
+from importlib.metadata import version
 from typing import Protocol
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.batches.routes import MAX_RECORDS_PER_TENANT, BatchService
+from api.deployment.feed import DeploymentFeed
+from api.deployment.reader import DeploymentReader
 from api.dialects.responses.store import ResponseStore
 from api.files.service import FilePolicy, FileService
 from api.files.storage import FileStorage
@@ -29,11 +34,13 @@ from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health import HealthMonitor
 from api.system.metrics import DeploymentCollector, FrontendCollector
+from shared.logs import host_name
 from shared.text.chat_template import RenderingProcesses
 from shared.text.text_model import load_text
 from shared.tracing import Tracing, open_tracing
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
+from shared.transport.ports.deployment import Deployment, ProcessKind
 from shared.transport.ports.files import FileIndex, FileLimits
 from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, DurabilityChecks, JobStore
 from shared.transport.ports.registry import WorkerRegistry
@@ -56,6 +63,8 @@ class Transport(Protocol):
     def batches(self) -> BatchStore: ...
     @property
     def dead_letters(self) -> DeadLetters: ...
+    @property
+    def deployment(self) -> Deployment: ...
 
 
 class Services:
@@ -76,6 +85,7 @@ class Services:
         # Contains a UUID and is never reused: an old frontend's readers are not a new one's.
         self.frontend_id = f"fe-{uuid.uuid4().hex}"
         self.tracing = open_tracing("penstock-frontend", self.frontend_id)
+        self._started_at = round(time.time())
         self.settings = settings
         self.store = store
         self.dead_letters = transport.dead_letters
@@ -131,6 +141,22 @@ class Services:
             settings.body_timeout_s,
             refuse_unused=settings.refuse_unused_members,
         )
+        self.feed = DeploymentFeed(
+            DeploymentReader(
+                store,
+                self.dead_letters,
+                self.batches,
+                transport.deployment,
+                self.health,
+                self.catalog,
+                ring,
+                lambda tenant: ring.limits_of(tenant, limits),
+            ),
+            self.slices,
+            open_requests,
+            settings.keepalive_s,
+        )
+        self._deployment = transport.deployment
         self._bus = transport.bus
         self._housekeeping = self._new_housekeeping(accepted, ring)
         self._collector = self._new_collector()
@@ -158,10 +184,25 @@ class Services:
             self.catalog,
             self.files,
             ring,
+            self._report,
             frontend_id=self.frontend_id,
             lease_ms=self.settings.frontend_lease_ms,
             health_interval_s=self.settings.health_interval_s,
         )
+
+    async def _report(self) -> None:
+        """Tells the deployment that this frontend is there. Raises TransportError."""
+        settings = self.settings
+        stats: dict[str, str | int] = {
+            "host": host_name(),
+            "port": settings.port,
+            "pid": os.getpid(),
+            "version": version("penstock"),
+            "started_at": self._started_at,
+            "streams": len(self.open_requests),
+            "dashboards": self.feed.num_watchers,
+        }
+        await self._deployment.report(ProcessKind.FRONTEND, self.frontend_id, stats)
 
     def _new_collector(self) -> FrontendCollector:
         return FrontendCollector(
@@ -182,6 +223,7 @@ class Services:
         self._housekeeping.start()
 
     async def aclose(self) -> None:
+        await self.feed.aclose()
         await self._housekeeping.aclose()
         await self.relay.aclose()
         await self.catalog.aclose()
@@ -197,6 +239,7 @@ class Services:
         return {
             BatchService: self.batch_service,
             DeadLetters: self.dead_letters,
+            DeploymentFeed: self.feed,
             FileService: self.files,
             GenerationService: self.generation,
             HealthMonitor: self.health,

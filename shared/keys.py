@@ -85,6 +85,16 @@ class Keys:
     def frontend(self, frontend_id: str) -> str:
         return f"{self.prefix}f:{frontend_id}"
 
+    def reports(self, kind: str) -> str:
+        """Returns the index of the processes of a kind ("frontend", "loading") that report."""
+        return f"{self.prefix}{kind}s"
+
+    def report(self, kind: str, process_id: str) -> str:
+        return f"{self.prefix}{kind}:{process_id}"
+
+    def history(self, slot: int) -> str:
+        return f"{self.prefix}history:{slot}"
+
     def tenant(self, tenant: str) -> str:
         return f"{self.prefix}tenant:{tenant}"
 

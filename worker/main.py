@@ -52,7 +52,9 @@ def main() -> int:
 async def _run(settings: WorkerSettings, checkpoint: Checkpoint, logs: Logs) -> int:
     transport = await open_transport(settings.redis_url, namespace=settings.namespace)
     try:
-        service = WorkerService(settings, checkpoint, transport.queue, transport.check)
+        service = WorkerService(
+            settings, checkpoint, transport.queue, transport.check, transport.deployment
+        )
         logs.identity.is_worker(service.worker_id)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

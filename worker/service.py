@@ -26,6 +26,7 @@ from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.tracing import open_tracing
+from shared.transport.ports.deployment import Deployment, ProcessKind
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from worker.checkpoint import Checkpoint, LoadedModel
@@ -49,6 +50,7 @@ EXIT_BAD_MODEL = 2
 EXIT_GAVE_UP = 70
 
 ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the model again
+PROGRESS_S = 1.0  # between reports of a model that is being loaded
 HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
@@ -61,14 +63,20 @@ class WorkerService:
     """Serves one model from one queue. `run` once; `stop` from a signal handler."""
 
     def __init__(
-        self, settings: WorkerSettings, checkpoint: Checkpoint, queue: JobQueue, check: Check
+        self,
+        settings: WorkerSettings,
+        checkpoint: Checkpoint,
+        queue: JobQueue,
+        check: Check,
+        deployment: Deployment,
     ) -> None:
         """`check` examines the store: it returns warnings, raises TransportError to be retried, or
-        another exception to give up."""
+        another exception to give up. `deployment` is told how far the model is loaded."""
         self._settings = settings
         self._checkpoint = checkpoint
         self._queue = queue
         self._check = check
+        self._deployment = deployment
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._jobs = RunningJobs(settings.max_num_seqs)
@@ -166,12 +174,13 @@ class WorkerService:
     async def _start(self) -> None:
         """Loads the model while the store may still be unreachable."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._connect())]
+        telling = asyncio.create_task(self._tell_progress(), name="progress")
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
         finally:
-            await cancel_and_wait(*tasks)
+            await cancel_and_wait(*tasks, telling)
         await self._retrying("announcing the model", self._repair)
         await asyncio.to_thread(collapse_heap)
         report_ready()
@@ -213,6 +222,17 @@ class WorkerService:
                 "an output that is cut goes on with other tokens than without the cut",
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
+
+    async def _tell_progress(self) -> None:
+        """Reports, until cancelled, how far the model is loaded, for people to look at."""
+        while True:
+            stage, share = self._supervisor.progress
+            stats = {"model": self._checkpoint.name, "stage": stage, "percent": int(100 * share)}
+            try:
+                await self._deployment.report(ProcessKind.LOADING, self.worker_id, stats)
+            except TransportError as error:  # `_connect` says it aloud
+                log.debug("the progress could not be reported", extra={"error": str(error)})
+            await asyncio.sleep(PROGRESS_S)
 
     async def _connect(self) -> None:
         for warning in await self._retrying("reaching the store", self._check):

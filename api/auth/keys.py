@@ -89,6 +89,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._by_digest)
 
+    @property
+    def tenants(self) -> list[str]:
+        """Returns the tenants that have a key, sorted."""
+        return sorted({key.tenant for key in self._by_digest.values()})
+
     def find(self, presented: str) -> ApiKey | None:
         """Returns the matching key, or None.
 

@@ -88,6 +88,11 @@ class OpenRequests:
         """Returns the message of the 503 that new requests get; None while they are accepted."""
         return self._held if self._closed is None else self._closed
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether new requests are refused for good."""
+        return self._closed is not None
+
     @contextmanager
     def enter(self) -> Iterator[OpenRequest]:
         """Counts a response while it is open. Raises UnavailableError (503) if closed or full."""

@@ -323,7 +323,7 @@ class JobStream:
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
         last = events[-1] if is_full and not is_news else None
         self._read_from = last.end if isinstance(last, Delta) else None
-        self._page_events = _next_page(events)
+        self._page_events = next_page(events)
         self._page.extend(events)
         if is_news:
             self.last_news_s = self._clock()
@@ -360,7 +360,7 @@ class JobStream:
         return Cursor(0, self._num_slices) if cursor == START else cursor
 
 
-def _next_page(events: Sequence[Delta | JobEvent]) -> int:
+def next_page(events: Sequence[Delta | JobEvent]) -> int:
     """Returns how many events to read after these: an entry may hold one token or hundreds of them,
     each with twenty alternatives."""
     numbers = 1

@@ -12,15 +12,27 @@ from api.generation.models import ServedModel
 from api.generation.protocol import ResponseModel, UsageObject
 from api.http.pagination import Absent, ListQuery
 from api.ids import public_id
-from shared.messages import Durability, JobState, Usage
+from shared.messages import (
+    Delta,
+    Durability,
+    Failed,
+    Finished,
+    JobEvent,
+    JobState,
+    PromptSlice,
+    Usage,
+)
 from shared.transport.ports.jobs import DeadLetter, JobRecord
 
 DEFAULT_LIMIT = 20
+MAX_EVENTS = 256
+MAX_EVENT_CHARS = 2000
 MAX_LIMIT = 1000
 _EARLIER = {"completed": JobState.FINISHED}  # what earlier releases called a state
 
 
-def _from_earlier(word: Any) -> Any:
+def from_earlier(word: Any) -> Any:
+    """Returns this release's word for a state."""
     return _EARLIER.get(word, word)
 
 
@@ -34,7 +46,7 @@ class JobQuery(ListQuery):
     """The query of GET /v1/jobs. A state's word is the same here as in the store."""
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
-    state: Annotated[JobState, BeforeValidator(_from_earlier)] | Absent = None
+    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -58,6 +70,44 @@ class JobError(ResponseModel):
     message: str
 
 
+class JobAttempt(ResponseModel):
+    """What one worker did of a job.
+
+    `outcome`: null while it runs; "ended" with the job's end; "died": the worker or its engine;
+    "handed_over": given back, or taken up again, without a death.
+    """
+
+    attempt: int
+    worker: str
+    started_at: float
+    completion_tokens: int  # that the job had when it began
+    outcome: Literal["ended", "died", "handed_over"] | None
+
+    @classmethod
+    def all_of(cls, record: JobRecord) -> list[JobAttempt]:
+        """Returns the latest attempts, oldest first."""
+        claims = record.claims
+        found = []
+        for number, claim in enumerate(claims, start=1):
+            is_last = number == len(claims)
+            deaths_after = record.deaths if is_last else claims[number].deaths
+            outcome: Literal["ended", "died", "handed_over"] | None = "handed_over"
+            if deaths_after > claim.deaths:
+                outcome = "died"
+            elif is_last and record.state is not JobState.QUEUED:
+                outcome = None if record.state is JobState.RUNNING else "ended"
+            found.append(
+                cls(
+                    attempt=claim.attempt,
+                    worker=claim.worker_id,
+                    started_at=claim.claimed_ms / 1000,
+                    completion_tokens=claim.num_tokens,
+                    outcome=outcome,
+                )
+            )
+        return found
+
+
 class JobObject(ResponseModel):
     """A job; times are Unix seconds of the Redis clock, null: not yet."""
 
@@ -72,6 +122,7 @@ class JobObject(ResponseModel):
     queue_position: int | None
     worker: str | None
     attempt: int
+    attempts: list[JobAttempt]  # the latest 16; none of an older release
     durability: Durability
     created_at: float
     started_at: float | None
@@ -105,6 +156,7 @@ class JobObject(ResponseModel):
             queue_position=record.queue_position,
             worker=record.owner,
             attempt=record.attempt,
+            attempts=JobAttempt.all_of(record),
             durability=record.durability,
             created_at=record.submitted_ms / 1000,
             started_at=_seconds(record.started_ms),
@@ -132,6 +184,62 @@ class JobObject(ResponseModel):
 class JobList(ResponseModel):
     object: Literal["list"] = "list"
     data: list[JobObject]
+
+
+class JobEventsQuery(ListQuery):
+    """The query of GET /v1/jobs/{id}/events."""
+
+    limit: int = Field(100, ge=1, le=MAX_EVENTS)
+    after: Annotated[str, Field(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")] | Absent = Field(
+        None, description="The id of the last event that was read."
+    )
+
+
+class LogEvent(ResponseModel):
+    """An event of a job's log. Its `id` is the cursor behind it: tokens and bytes so far.
+
+    Of `text` there are at most MAX_EVENT_CHARS; `is_cut` says that it has more.
+    """
+
+    id: str
+    type: Literal["prompt", "delta", "end"]
+    num_tokens: int
+    text: str = ""
+    is_cut: bool = False
+    choices: list[int] = []  # that have a part in it
+    status: JobState | None = None  # of the end
+    reason: str | None = None  # likewise: of a finish, or an error's code
+
+    @classmethod
+    def of(cls, event: Delta | JobEvent) -> LogEvent:
+        """Returns an event as the log has it. `event` is one that a log can have."""
+        if isinstance(event, Delta):
+            segments = event.segments or ()
+            return cls(
+                id=str(event.end),
+                type="delta",
+                num_tokens=len(event.token_ids),
+                text=event.text[:MAX_EVENT_CHARS],
+                is_cut=len(event.text) > MAX_EVENT_CHARS,
+                choices=sorted({segment.choice for segment in segments}) or [0],
+            )
+        if isinstance(event, PromptSlice):
+            return cls(id=f"0-{event.index + 1}", type="prompt", num_tokens=0)
+        assert isinstance(event, Finished | Failed), "a start is not in the log"
+        end = cls(id=f"{event.end.num_tokens + 1}-0", type="end", num_tokens=0)
+        if isinstance(event, Finished):
+            return end.model_copy(update={"status": JobState.FINISHED, "reason": event.reason})
+        failure = {"status": event.state, "reason": event.code, "text": event.message}
+        return end.model_copy(update=failure)
+
+
+class LogPage(ResponseModel):
+    """A page of a job's log. `has_expired`: what was asked for is no longer stored."""
+
+    object: Literal["list"] = "list"
+    data: list[LogEvent]
+    has_more: bool
+    has_expired: bool
 
 
 class StreamToken(ResponseModel):

@@ -18,21 +18,24 @@ from api.http.openapi import NAMED, STORE, errors, parameter, streamed
 from api.http.pagination import Absent
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
+from api.jobs.log_page import read_log_page
 from api.jobs.protocol import (
     DeadLetterDeleted,
     DeadLetterList,
     DeadLetterObject,
     DeadLetterQuery,
+    JobEventsQuery,
     JobList,
     JobObject,
     JobQuery,
+    LogPage,
     StreamToken,
 )
 from api.jobs.reader_position import ResumePoint
 from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
 from shared.keys import new_job_id
-from shared.messages import TERMINAL_STATES, OnDisconnect
+from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.jobs import DeadLetter, DeadLetters, JobRecord, Requeued
 from shared.transport.wire import PayloadInvalid
 
@@ -61,7 +64,7 @@ async def get_job(
     name: str, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
     """Returns a job's state, queue position, timings, token counts, worker and finish reason."""
-    return json_response(JobObject.of(await _find(jobs, caller, name), generation.models.known))
+    return json_response(JobObject.of(await find_job(jobs, caller, name), generation.models.known))
 
 
 @router.delete(
@@ -80,10 +83,10 @@ async def cancel_job(
     name: str, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
 ) -> Response:
     """Cancels a job in any state. Returns the job as it ended. Idempotent."""
-    record = await _find(jobs, caller, name)
+    record = await find_job(jobs, caller, name)
     if not await jobs.cancel(record.job_id):
         raise job_not_found(name)
-    return json_response(JobObject.of(await _find(jobs, caller, name), generation.models.known))
+    return json_response(JobObject.of(await find_job(jobs, caller, name), generation.models.known))
 
 
 async def _resume_point(
@@ -125,10 +128,21 @@ async def stream_job(
     jobs: JobsDep,
 ) -> Response:
     """Streams the job's text from `Last-Event-ID` (or `?after=`) on; 204 when nothing is left."""
-    record = await _find(jobs, caller, name)
+    record = await find_job(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
     return tail_response(jobs, record, after)
+
+
+@router.get("/v1/jobs/{name}/events", response_model=LogPage, responses=errors(NAMED))
+async def list_job_events(
+    name: str, params: Annotated[JobEventsQuery, Query()], caller: CallerDep, jobs: JobsDep
+) -> Response:
+    """Returns a page of the job's log, oldest first, for as long as its text is stored."""
+    record = await find_job(jobs, caller, name)
+    after = START if params.after is None else Cursor.parse(params.after)
+    page = await read_log_page(jobs.store, record, after, params.limit)
+    return LongJsonResponse(page, jobs.slices)
 
 
 @router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
@@ -139,7 +153,7 @@ async def new_stream_token(
 
     `?token=` opens this stream and nothing else, until `expires_at` (Unix seconds).
     """
-    record = await _find(jobs, caller, name)
+    record = await find_job(jobs, caller, name)
     token, ends_s = await tokens.new(record.job_id, record.tenant)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
     return json_response(StreamToken(token=token, url=url, expires_at=ends_s))
@@ -211,7 +225,7 @@ async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_i
     return taken_by
 
 
-async def _find(jobs: JobService, caller: Caller, name: str) -> JobRecord:
+async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
     """Raises 404 also for another tenant's job, to hide that it exists."""
     job_id = parse_job_id(name)
     record = None if job_id is None else await jobs.store.get(job_id)

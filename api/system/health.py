@@ -122,11 +122,12 @@ class HealthMonitor:
                 "latency_ms": _milliseconds(self.redis_latency_s),
             },
             age_ms=_milliseconds(self.age_s),
-            workers=[_worker(worker) for worker in self.workers],
+            workers=[worker_object(worker) for worker in self.workers],
         )
 
 
-def _worker(worker: WorkerStatus) -> dict[str, Any]:
+def worker_object(worker: WorkerStatus) -> dict[str, Any]:
+    """Returns a live worker as GET /health has it."""
     counts = {
         name: _count(worker, name)
         for name in ("step", "waiting", "prefilling", "active", "pending")

@@ -56,7 +56,9 @@ async def _serve(
     has ended."""
     transport = await open_transport(FAKE_URL, namespace=worker_settings.namespace)
     server = make_server(create_app(api_settings, transport), api_settings)
-    service = WorkerService(worker_settings, checkpoint, transport.queue, transport.check)
+    service = WorkerService(
+        worker_settings, checkpoint, transport.queue, transport.check, transport.deployment
+    )
     try:
         with metrics_listener(
             service.metrics.exposition,

@@ -99,8 +99,13 @@ class RedisBatchStore:
         return record if tenant in (None, record.tenant) else None
 
     async def list(self, tenant: str, after: str | None, limit: int) -> Sequence[BatchRecord]:
+        return await self._list(self._keys.batches_of(tenant), after, limit)
+
+    async def list_open(self, limit: int) -> Sequence[BatchRecord]:
+        return await self._list(self._keys.batches_open, None, limit)
+
+    async def _list(self, index: str, after: str | None, limit: int) -> Sequence[BatchRecord]:
         found: list[BatchRecord] = []
-        index = self._keys.batches_of(tenant)
         async for batch_id, fields in follow(self._redis, index, after, self._keys.batch):
             if len(found) >= limit:
                 break

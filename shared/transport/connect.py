@@ -15,6 +15,7 @@ from shared.redis.topology import WrongTopology
 from shared.redis.url import redacted
 from shared.transport.batch_store import RedisBatchStore
 from shared.transport.dead_letters import RedisDeadLetters
+from shared.transport.deployment import RedisDeployment
 from shared.transport.drain_rate import DrainRates
 from shared.transport.durability import RedisDurability
 from shared.transport.event_bus import RedisEventBus
@@ -52,6 +53,7 @@ class RedisTransport:
         self.bus = RedisEventBus(keys, subscriber)
         self.dead_letters = RedisDeadLetters(keys, self.connections.commands, scripts)
         self.files = RedisFileIndex(keys, self.connections.commands, scripts)
+        self.deployment = RedisDeployment(keys, self.connections, scripts)
         self.batches = RedisBatchStore(keys, self.connections.commands, scripts)
 
     async def check(self) -> list[str]:

@@ -18,7 +18,7 @@ from shared.messages import (
 )
 from shared.redis.connections import Connections
 from shared.transport.failures import translated
-from shared.transport.ports.jobs import JobRecord, TransportError
+from shared.transport.ports.jobs import JobClaim, JobRecord, TransportError
 from shared.transport.scripts import Scripts
 from shared.transport.wire import build_end, decode_stop_reason
 
@@ -32,7 +32,7 @@ _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths losses n b h prompt_tokens "
     b"cached_tokens q qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms "
     b"orphan_ms reason stop_reason message by fe og crid retain_ms choices lane work reserved "
-    b"idem durability sampling ps".split()
+    b"idem durability sampling ps claims".split()
 )
 
 Fields = Mapping[bytes, bytes]
@@ -184,6 +184,8 @@ def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -
             num_choices=int(fields.get(b"choices", 1)),
             durability=_durability(fields.get(b"durability", b"")),
             sampling=_sampling(fields.get(b"sampling", b"")),
+            deaths=int(fields.get(b"deaths", 0)),
+            claims=_claims(fields.get(b"claims", b"")),
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error
@@ -227,6 +229,17 @@ def _sampling(text: bytes) -> dict[str, float] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _claims(text: bytes) -> tuple[JobClaim, ...]:
+    """Decodes the lines that `with_claim` wrote. Raises ValueError for malformed ones."""
+    found = []
+    for line in text.decode().split("\n") if text else ():
+        attempt, claimed_ms, num_tokens, deaths, worker_id = line.split("|", 4)
+        found.append(
+            JobClaim(int(attempt), int(claimed_ms), int(num_tokens), int(deaths), worker_id)
+        )
+    return tuple(found)
 
 
 def _text(fields: Fields, name: bytes) -> str | None:

@@ -62,6 +62,7 @@ class EngineSupervisor:
         self._paused = False
         self._quiet_s = 0.0
         self.up = asyncio.Event()  # set while jobs may be sent
+        self.progress = ("starting", 0.0)  # of a load: its stage, and the share that is done
         self.num_restarts = 0
         self.num_device_failures = 0
         self.is_failing = False  # the device failed, and no token has come since
@@ -240,6 +241,7 @@ class EngineSupervisor:
 
         def on_progress(stage: str, fraction: float) -> None:
             nonlocal logged_s
+            self.progress = (stage, fraction)
             now_s = time.monotonic()
             if now_s - logged_s >= PROGRESS_LOG_S or fraction >= 1.0:
                 logged_s = now_s

@@ -13,6 +13,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua
+--@include lib/history.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
 local STRIDE = 18
 
@@ -92,7 +93,9 @@ local function log_delta(job, item)
   local added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text, unpack(more))
   if type(added) == 'table' and added.err then return 'error:' .. added.err end
   redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1)
-  if job.n == '0' then redis.call('HSETNX', job_key, 'first_ms', whole(now_ms())) end
+  if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', whole(now_ms())) == 1 then
+    note_first_token(item.id, job_key)
+  end
   keep_log(job, log_key)
   local frame = item.segments == '' and {'D', item.n0, item.n1, item.b1}
     or {'C', item.n0, item.n1, item.b1, item.segments}

@@ -13,6 +13,7 @@
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
+--@include lib/history.lua
 local PAGE = 100
 local ended = 0
 local seen = pulse(ARGV[3])
@@ -72,4 +73,5 @@ if redis.call('EXISTS', P .. 'live') == 0 then
     redis.call('DEL', P .. 'queued:model:' .. model)
   end
 end
+note_queue()
 return {seen, ended}

@@ -23,8 +23,10 @@ local function hold(queue, entry)
 end
 
 local function own()
+  local had = redis.call('HMGET', job_key, 'claims', 'n', 'deaths')
   redis.call('HSET', job_key, 'state', 'running', 'owner', wid, 'attempt', attempt,
-    'claim_ms', whole(now_ms()))
+    'claim_ms', whole(now_ms()),
+    'claims', with_claim(had[1] or nil, attempt, had[2] or nil, had[3] or nil, wid))
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   return 'restored'
 end

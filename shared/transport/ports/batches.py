@@ -194,6 +194,10 @@ class BatchStore(Protocol):
         """Returns batches, newest first, that follow `after` (the id of a batch of this tenant)."""
         ...
 
+    async def list_open(self, limit: int) -> Sequence[BatchRecord]:
+        """Returns batches of all tenants that have not ended, newest first."""
+        ...
+
     async def cancel(self, batch_id: str, tenant: str) -> bool:
         """Requests the end of a batch that has not ended. Returns whether the tenant has it."""
         ...

@@ -135,6 +135,17 @@ class AdmissionLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class JobClaim:
+    """A claim of a job, as it was then. `deaths`: unexplained ones of its earlier holders."""
+
+    attempt: int
+    claimed_ms: int
+    num_tokens: int
+    deaths: int
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job's hash, read back. Times are milliseconds of the Redis clock; None: not yet."""
 
@@ -164,6 +175,8 @@ class JobRecord:
     num_choices: int = 1
     durability: Durability = Durability.NONE  # what its acceptance waits for
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
+    deaths: int = 0  # unexplained ones of workers that held it
+    claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,15 @@ def _service(queue: FakeQueue) -> WorkerService:
         drain_timeout_s=60,
         reconcile_interval_s=0.1,
     )
-    return WorkerService(settings, find_checkpoint("", "m"), queue, _check)
+    deployment: Any = NoDeployment()
+    return WorkerService(settings, find_checkpoint("", "m"), queue, _check, deployment)
+
+
+class NoDeployment:
+    """Nobody looks."""
+
+    async def report(self, *arguments: Any) -> None:
+        raise TransportError("the store is away")
 
 
 async def _check() -> Sequence[str]:

@@ -53,7 +53,7 @@ def housekeeping_of(store: FakeStore, disconnects: DisconnectTracker) -> Houseke
     return Housekeeping(
         store,  # type: ignore[arg-type]
         disconnects,
-        *(others, others, others, others, others),
+        *(others, others, others, others, others, others),
         frontend_id="fe",
         lease_ms=10_000,
         health_interval_s=1.0,

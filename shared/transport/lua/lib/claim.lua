@@ -39,7 +39,8 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   end
   if blamed then
     if blame(id, wid, max_crashes, 'worker_lost') then return {'DONE', 'failed'} end
-    job.crashes = redis.call('HGET', job_key, 'crashes')
+    local counts = redis.call('HMGET', job_key, 'crashes', 'deaths')
+    job.crashes, job.deaths = counts[1], counts[2]
   end
   local request = redis.call('GET', P .. 'req:' .. id)
   if not request then
@@ -47,8 +48,9 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     return {'DONE', 'failed'}
   end
   local attempt, claimed_ms = whole(tonumber(job.attempt or '0') + 1), whole(now_ms())
+  local claims = with_claim(job.claims, attempt, job.n, job.deaths, wid)
   redis.call('HSET', job_key, 'state', 'running', 'attempt', attempt, 'owner', wid,
-    'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms)
+    'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms, 'claims', claims)
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   if queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
   if state == 'queued' then count_job(id, 'queued', 'running', job) end

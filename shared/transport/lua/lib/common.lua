@@ -84,6 +84,20 @@ local function read_job(id, ...)
   return job
 end
 
+-- A job's claims with this one behind the others: lines of attempt, time, tokens logged, deaths so far and
+-- worker, the last MAX_CLAIMS of them. A claim that is there already changes nothing.
+local MAX_CLAIMS = 16
+
+local function with_claim(claims, attempt, n, deaths, wid)
+  local line = table.concat({attempt, whole(now_ms()), n or '0', deaths or '0', wid}, '|')
+  if not claims or claims == '' then return line end
+  local last = string.match(claims, '([^|\n]*)|[^\n]*$')
+  if last == attempt then return claims end
+  local _, breaks = string.gsub(claims, '\n', '\n')
+  if breaks + 1 >= MAX_CLAIMS then claims = string.match(claims, '\n(.*)$') end
+  return claims .. '\n' .. line
+end
+
 -- The sorted sets that list a job (id -> deadline) while it is in a state: of all, of its tenant, and of
 -- what waits also of its model.
 local function indexes_of(job, state)

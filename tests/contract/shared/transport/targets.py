@@ -34,7 +34,9 @@ SYNC = b"sync"
 HASHES = frozenset(
     {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem"}
 )
-_TIMES = frozenset({"orphan_ms", "qid", "entry", "epoch"})  # and every other name that ends in _ms
+_TIMES = frozenset(
+    {"orphan_ms", "qid", "entry", "epoch", "claims"}
+)  # and every other name that ends in _ms
 _PAIRED = 512  # entries of one pending list that are read
 
 
@@ -319,8 +321,10 @@ class Target:
         assert not probes, f"{self.name}: {probes}"
 
     async def _all_keys(self) -> list[str]:
+        """But for those of the history, whose names are times."""
         pattern = f"{NAMESPACE}:*"
-        return sorted({key.decode() async for key in self.redis.scan_iter(pattern, count=1000)})
+        found = {key.decode() async for key in self.redis.scan_iter(pattern, count=1000)}
+        return sorted(key for key in found if not key.startswith(self.keys.prefix + "history:"))
 
     async def _pending(self, queue: str) -> list[tuple[str, str]]:
         """Who holds which job."""

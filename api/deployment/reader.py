@@ -1,0 +1,216 @@
+"""DeploymentReader: reads what the views show, each list once for all views that show it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from api.auth.keys import LIMITS, KeyRing
+from api.batches.protocol import BatchObject
+from api.deployment.history import HistoryRing
+from api.deployment.view import Content, Rows, ViewKey
+from api.generation.models import ModelCatalog
+from api.http.caller import DEFAULT_TENANT
+from api.jobs.protocol import DeadLetterObject, JobObject
+from api.system.health import HealthMonitor, worker_object
+from shared.messages import JobState
+from shared.transport.ports.batches import BatchStore
+from shared.transport.ports.deployment import Deployment, ProcessKind, TenantLoad
+from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, JobStore, Requeued
+from shared.transport.ports.registry import WorkerStatus
+
+MAX_JOBS = 50
+MAX_DEAD_LETTERS = 50
+MAX_BATCHES = 50
+MAX_TENANTS = 50
+MAX_TENANTS_READ = 1000
+MAX_WORKERS = 100
+MAX_FRONTENDS = 100
+SLOW_S = 2.0  # for which what changes seldom is not read again
+
+Limits = Callable[[str], AdmissionLimits]
+# Of those that GET /health has: what is shown, since most of it changes in every round.
+_WORKER_FIELDS = (
+    "id",
+    "status",
+    "models",
+    "engine",
+    "engine_version",
+    "step",
+    "running",
+    "waiting",
+    "tok_s",
+    "total_blocks",
+    "free_blocks",
+    "cached_blocks",
+    "preemptions",
+    "beat_age_ms",
+)
+
+
+class DeploymentReader:
+    """Call `begin_round`, then `content` for each view."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        dead_letters: DeadLetters,
+        batches: BatchStore,
+        deployment: Deployment,
+        health: HealthMonitor,
+        catalog: ModelCatalog,
+        ring: KeyRing,
+        limits: Limits,
+    ) -> None:
+        """`limits`: of a tenant."""
+        self._store = store
+        self._dead_letters = dead_letters
+        self._batches = batches
+        self._deployment = deployment
+        self._health = health
+        self._catalog = catalog
+        self._ring = ring
+        self._limits = limits
+        self._history = HistoryRing(deployment)
+        self._read: dict[tuple[str, Any], tuple[float, Rows]] = {}
+        self._oldest_s = 0.0
+
+    def begin_round(self) -> None:
+        """Forgets what is read anew in this round."""
+        self._oldest_s = time.monotonic() - SLOW_S
+        self._read = {key: kept for key, kept in self._read.items() if kept[0] >= self._oldest_s}
+
+    def service(self, *, is_read: bool) -> dict[str, Any]:
+        """Returns the state of the deployment; `is_read`: what is beside it is of now."""
+        health = self._health
+        report = health.report()
+        workers = health.workers
+        rates = (worker.stats.get("tok_s", 0.0) for worker in workers)
+        return {
+            "status": report.status if is_read else "degraded",
+            "now": round(time.time(), 1),
+            "running": report.running,
+            "waiting": report.waiting,
+            "queued_tokens": report.queued_tokens,
+            "tokens_per_s": round(sum(rate for rate in rates if isinstance(rate, float)), 1),
+            "workers": len(workers),
+            "dead_letters": 0 if health.queue is None else health.queue.dead_letters,
+            "redis": report.redis,
+        }
+
+    async def content(self, key: ViewKey) -> Content:
+        """Returns what a view shows. Raises TransportError."""
+        if key.job_id is not None:
+            return await self._job_content(key.job_id)
+        scope = key.scope
+        jobs = await self._store.list_jobs(key.state, MAX_JOBS, scope)
+        known = self._catalog.known
+        lists: dict[str, Rows] = {
+            "workers": await self._worker_rows(),
+            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs],
+        }
+        slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
+            "dead_letters": (scope, lambda: self._dead_letter_rows(scope)),
+            "batches": ((scope, key.tenant), lambda: self._batch_rows(scope, key.tenant)),
+            "tenants": (scope, lambda: self._tenant_rows(scope)),
+            "frontends": (None, self._frontend_rows),
+            "history": (None, self._history.rows),
+        }
+        for name, (of, read) in slow.items():
+            lists[name] = await self._slowly((name, of), read)
+        return Content({"service": self.service(is_read=True)}, lists)
+
+    async def _worker_rows(self) -> Rows:
+        serving = [(worker.worker_id, _worker(worker)) for worker in self._health.workers]
+        names = {name for name, _ in serving}
+        loading = await self._slowly(("loading", None), self._loading_rows)
+        return [*serving, *(row for row in loading if row[0] not in names)][:MAX_WORKERS]
+
+    async def _slowly(self, key: tuple[str, Any], read: Callable[[], Awaitable[Rows]]) -> Rows:
+        kept = self._read.get(key)
+        if kept is None:
+            kept = self._read[key] = (time.monotonic(), await read())
+        return kept[1]
+
+    async def _job_content(self, job_id: str) -> Content:
+        record = await self._store.get(job_id)
+        job = None if record is None else JobObject.of(record, self._catalog.known)
+        dead_letter: dict[str, Any] | None = None
+        if record is not None and record.state is JobState.FAILED:
+            found = await self._dead_letters.get(job_id)
+            if isinstance(found, Requeued):
+                dead_letter = {"requeued_as": found.job_id}
+            elif found is not None:
+                dead_letter = {"requeued_as": None}
+        service = self.service(is_read=True)
+        return Content({"service": service, "job": job, "dead_letter": dead_letter})
+
+    async def _dead_letter_rows(self, scope: str | None) -> Rows:
+        found = await self._dead_letters.list(scope, MAX_DEAD_LETTERS)
+        return [(letter.job_id, DeadLetterObject.of(letter)) for letter in found]
+
+    async def _batch_rows(self, scope: str | None, tenant: str) -> Rows:
+        """Returns the tenant's batches, and to who sees all tenants the open ones of others."""
+        found = {b.batch_id: b for b in await self._batches.list(tenant, None, MAX_BATCHES)}
+        if scope is None:
+            found |= {b.batch_id: b for b in await self._batches.list_open(MAX_BATCHES)}
+        newest = sorted(found.values(), key=lambda batch: batch.created_ms, reverse=True)
+        return [
+            (batch.batch_id, {"tenant": batch.tenant, **BatchObject.of(batch).model_dump()})
+            for batch in newest[:MAX_BATCHES]
+        ]
+
+    async def _tenant_rows(self, scope: str | None) -> Rows:
+        """Returns the tenants with the most jobs."""
+        names = [scope] if scope is not None else self._ring.tenants or [DEFAULT_TENANT]
+        loads = await self._deployment.tenants(names[:MAX_TENANTS_READ])
+        most = sorted(loads, key=lambda load: (-load.queued - load.running, load.tenant))
+        return [(load.tenant, self._tenant(load)) for load in most[:MAX_TENANTS]]
+
+    def _tenant(self, load: TenantLoad) -> dict[str, Any]:
+        limits = self._limits(load.tenant)
+        return {
+            "tenant": load.tenant,
+            "queued": load.queued,
+            "running": load.running,
+            "queued_tokens": load.queued_tokens,
+            "limits": {name: getattr(limits, member) for name, member in LIMITS.items()},
+        }
+
+    async def _frontend_rows(self) -> Rows:
+        found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
+        return [
+            (
+                report.process_id,
+                {
+                    "id": report.process_id,
+                    "report_age_ms": round(report.age_s * 1000),
+                    **report.stats,
+                },
+            )
+            for report in found
+        ]
+
+    async def _loading_rows(self) -> Rows:
+        """Returns workers whose models are not loaded yet, in the shape of those that serve."""
+        found = await self._deployment.reports(ProcessKind.LOADING, MAX_WORKERS)
+        return [
+            (
+                report.process_id,
+                {
+                    "id": report.process_id,
+                    "status": "loading",
+                    "models": [report.stats.get("model", "")],
+                    "stage": report.stats.get("stage", ""),
+                    "percent": int(report.stats.get("percent", "0")),
+                    "beat_age_ms": round(report.age_s * 1000),
+                },
+            )
+            for report in found
+        ]
+
+
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
+    found = worker_object(worker)
+    return {name: found[name] for name in _WORKER_FIELDS if name in found}

@@ -1,0 +1,37 @@
+"""A page of a job's log, for people who look into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from api.jobs.event_stream import FIRST_PAGE_EVENTS, next_page
+from api.jobs.protocol import LogEvent, LogPage
+from shared.messages import Cursor, Delta, ErrorCode, Failed, Finished, JobEvent
+from shared.transport.ports.jobs import JobRecord, JobStore
+
+
+async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit: int) -> LogPage:
+    """Returns at most `limit` events strictly after `after`. Raises TransportError.
+
+    It reads few entries at a time, which may be long ones: at most one such page is held, and of
+    each event no more than what is shown.
+    """
+    found: list[LogEvent] = []
+    num_events = FIRST_PAGE_EVENTS
+    while len(found) < limit:
+        count = min(num_events, limit - len(found))
+        events = await store.read_log(record.job_id, after, count)
+        if _has_expired(events, record):
+            return LogPage(data=found, has_more=False, has_expired=True)
+        # Behind the end there is the end again.
+        found += (shown for shown in map(LogEvent.of, events) if shown.id != str(after))
+        if len(events) < count or isinstance(events[-1], Finished | Failed):
+            return LogPage(data=found, has_more=False, has_expired=False)
+        after, num_events = Cursor.parse(found[-1].id), next_page(events)
+    return LogPage(data=found, has_more=True, has_expired=False)
+
+
+def _has_expired(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
+    """Returns whether the store says that the log has gone, of a job whose record is there."""
+    lost = [event for event in events if isinstance(event, Failed)]
+    return any(end.code == ErrorCode.JOB_LOST != record.reason for end in lost)

@@ -1,0 +1,116 @@
+"""What is kept for people to look at: the last hour, frontends, the loads of tenants."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.keys import new_job_id
+from shared.transport.connect import RedisTransport
+from shared.transport.ports.deployment import (
+    HISTORY_SLOTS,
+    REPORT_LIFE_MS,
+    TTFT_PER_OCTAVE,
+    HistorySlot,
+    ProcessKind,
+    TenantLoad,
+)
+from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
+from tests.support.redis_server import assert_every_key_expires
+
+
+async def told(transport: RedisTransport) -> HistorySlot:
+    """The latest slots, as if they were one: a test may run from one into the next."""
+    *_, before, last = (await transport.deployment.history(HISTORY_SLOTS)).slots
+    ttft = {b: before.ttft.get(b, 0) + last.ttft.get(b, 0) for b in {*before.ttft, *last.ttft}}
+    return HistorySlot(
+        last.number,
+        max(before.queued or 0, last.queued or 0),
+        max(before.running or 0, last.running or 0),
+        before.accepted if last.accepted is None else last.accepted,
+        before.ended if last.ended is None else last.ended,
+        ttft,
+    )
+
+
+async def test_every_reap_notes_the_queue(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.store.reap()
+    slot = await told(transport)
+    assert (slot.queued, slot.running, slot.accepted, slot.ended) == (0, 0, 0, 0)
+    delivery = await steps.running("w1")
+    for _ in range(3):
+        await steps.submit()
+    await steps.store.reap()
+    await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+    await steps.pull("w1", 3)
+    await steps.store.reap()
+    slot = await told(transport)
+    assert (slot.queued, slot.running) == (3, 3), "the most that there were"
+    assert (slot.accepted, slot.ended) == (4, 1)
+    await assert_every_key_expires(steps.redis, steps.keys.namespace)
+
+
+@pytest.mark.parametrize("ttft_ms", [0, 64, 1000, 3_600_000])
+async def test_a_first_token_counts_once_by_how_long_it_took(
+    transport: RedisTransport, ttft_ms: int
+) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running("w1"))
+    begin_ms = int((await steps.hash(stream.job_id))["sub_ms"]) - ttft_ms
+    await steps.redis.hset(steps.keys.job(stream.job_id), "sub_ms", begin_ms)
+    await steps.say("w1", stream, [5], "a")
+    await steps.say("w1", stream, [6], "b", end=FINISHED)
+    ((bucket, jobs),) = (await told(transport)).ttft.items()
+    took_ms = max(1, int((await steps.hash(stream.job_id))["first_ms"]) - begin_ms)
+    assert jobs == 1
+    assert took_ms >= ttft_ms
+    assert 2 ** (bucket / TTFT_PER_OCTAVE) <= took_ms * 1.0001
+    assert took_ms < 2 ** ((bucket + 1) / TTFT_PER_OCTAVE) * 1.0001
+
+
+async def test_rows_of_batches_do_not_count(transport: RedisTransport) -> None:
+    """They wait behind all others, and nobody waits for their first token."""
+    steps = Steps(transport)
+    row = Stream(await steps.running("w1", job_id=f"{new_job_id()}_7"))
+    await steps.say("w1", row, [5], "a")
+    assert (await told(transport)).ttft == {}
+
+
+async def test_a_slot_of_which_nothing_is_known_is_empty(transport: RedisTransport) -> None:
+    history = await transport.deployment.history(3)
+    assert [slot.queued for slot in history.slots] == [None, None, None]
+    numbers = [slot.number for slot in history.slots]
+    assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
+    assert numbers[-1] * 30 <= history.now_s < (numbers[-1] + 1) * 30
+
+
+@pytest.mark.parametrize("kind", ProcessKind)
+async def test_a_process_is_listed_while_it_reports(
+    transport: RedisTransport, kind: ProcessKind
+) -> None:
+    steps, deployment = Steps(transport), transport.deployment
+    await deployment.report(kind, "b", {"host": "one", "port": 8000})
+    await deployment.report(kind, "a", {"host": "two", "port": 8001})
+    found = await deployment.reports(kind, 10)
+    assert [report.process_id for report in found] == ["a", "b"]
+    assert dict(found[0].stats) == {"host": "two", "port": "8001"}
+    assert 0 <= found[0].age_s < REPORT_LIFE_MS / 1000
+    assert len(await deployment.reports(kind, 1)) == 1
+    (other,) = set(ProcessKind) - {kind}
+    assert await deployment.reports(other, 10) == []
+    await assert_every_key_expires(steps.redis, steps.keys.namespace)
+    # Its report ends; the next report of another one takes it out of the index too.
+    await steps.redis.delete(steps.keys.report(kind, "a"))
+    await steps.redis.zadd(steps.keys.reports(kind), {"a": 1})
+    assert [report.process_id for report in await deployment.reports(kind, 10)] == ["b"]
+    await deployment.report(kind, "b", {"host": "one"})
+    assert await steps.redis.zrange(steps.keys.reports(kind), 0, -1) == [b"b"]
+
+
+async def test_a_tenants_load_is_what_it_has_queued_and_running(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.running("w1", tenant="acme")
+    for _ in range(2):
+        await steps.submit(tenant="acme")
+    loads = await transport.deployment.tenants(["acme", "other"])
+    assert loads == [TenantLoad("acme", 2, 1, 6), TenantLoad("other")]

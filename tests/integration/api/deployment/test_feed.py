@@ -1,0 +1,267 @@
+"""The dashboard's stream: a snapshot, then what is different, read once for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import EventSource, connect_sse
+
+from api.auth.keys import digest_of, new_key
+from api.deployment import feed as feed_module
+from tests.support.redis_server import new_namespace
+from tests.support.running_service import (
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
+from tests.support.scripted_worker import Script
+
+PATH = "/v1/deployment/stream"
+BODY = {"prompt": "a gate and a wheel", "max_tokens": 8, "stream": False}
+PATIENCE_S = 30.0
+
+
+class Watcher:
+    """What a dashboard knows of the deployment."""
+
+    def __init__(self, source: EventSource) -> None:
+        self._events = source.iter_sse()
+        self.objects: dict[str, Any] = {}
+        self.lists: dict[str, dict[str, Any]] = {}
+        self.kinds: list[str] = []
+
+    def look(self) -> None:
+        event = next(self._events)
+        told = json.loads(event.data)
+        lists = told.pop("lists")
+        if event.event == "snapshot":
+            self.objects, self.lists = {}, {}
+        self.objects |= told
+        for name, part in lists.items():
+            known = {**self.lists.get(name, {}), **part["rows"]}
+            self.lists[name] = {i: known[i] for i in part.get("ids", self.lists.get(name, {}))}
+        self.kinds.append(event.event)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return list(self.lists.get(name, {}).values())
+
+    def until(self, condition: Any, what: str) -> None:
+        ends_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < ends_s, f"never shown: {what}"
+            self.look()
+
+
+@contextlib.contextmanager
+def watching(client: httpx.Client, **query: str) -> Iterator[Watcher]:
+    with connect_sse(client, "GET", PATH, params=query) as source:
+        assert source.response.status_code == 200, source.response.read()
+        watcher = Watcher(source)
+        watcher.look()
+        yield watcher
+
+
+def test_a_job_is_shown_from_the_queue_to_its_end(
+    client: httpx.Client, service: RunningService
+) -> None:
+    service.script.pulls = False
+    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    with watching(client) as watcher:
+        assert watcher.kinds == ["snapshot"]
+        (worker,) = watcher.rows("workers")
+        assert worker["id"] == service.worker.worker_id
+        body = {**BODY, "stream": True}
+        with client.stream("POST", "/generate", json=body) as answer:
+            name = answer.headers["x-request-id"]
+
+            def status() -> str | None:
+                return next((j["status"] for j in watcher.rows("jobs") if j["id"] == name), None)
+
+            watcher.until(lambda: status() == "queued", "the queued job")
+            service.script.pulls = True
+            watcher.until(lambda: status() == "finished", "its end")
+            answer.read()
+        job = next(j for j in watcher.rows("jobs") if j["id"] == name)
+        assert job == client.get(f"/v1/jobs/{name}").json()
+        assert set(watcher.kinds[1:]) == {"change"}
+        watcher.until(lambda: watcher.rows("frontends"), "this frontend")
+        (frontend,) = watcher.rows("frontends")
+        assert frontend["id"] == service.app.state.services.frontend_id
+        assert int(frontend["port"]) == service.settings.port
+        watcher.until(lambda: int(watcher.rows("frontends")[0]["dashboards"]) == 1, "its dashboard")
+        (tenant,) = watcher.rows("tenants")
+        assert (tenant["tenant"], tenant["queued"], tenant["running"]) == ("default", 0, 0)
+        assert watcher.objects["service"]["status"] == "ok"
+
+        def first_tokens() -> list[Any]:
+            slots = watcher.rows("history")
+            return [slot for slot in slots if slot["ttft_p50_ms"] is not None]
+
+        watcher.until(first_tokens, "its first token in the history")
+        watcher.until(
+            lambda: any(slot["queued"] for slot in watcher.rows("history")), "the queue's depth"
+        )
+
+
+def test_one_job_is_followed_to_its_end(client: httpx.Client, service: RunningService) -> None:
+    service.script.step_s = 0.1
+    body = {**BODY, "stream": True, "max_tokens": 400}
+    with client.stream("POST", "/generate", json=body) as answer:
+        name = answer.headers["x-request-id"]
+        with watching(client, job=name) as watcher:
+            assert watcher.lists == {}
+            watcher.until(lambda: watcher.objects["job"]["status"] == "running", "it runs")
+            client.delete(f"/v1/jobs/{name}")
+            watcher.until(lambda: watcher.objects["job"]["status"] == "cancelled", "its end")
+            assert watcher.objects["job"] == client.get(f"/v1/jobs/{name}").json()
+            assert watcher.objects["dead_letter"] is None
+        answer.read()
+    assert client.get(PATH, params={"job": "gen-0-nothing"}).status_code == 404
+
+
+def test_jobs_of_one_state_are_listed(client: httpx.Client) -> None:
+    client.post("/generate", json=BODY)
+    with watching(client, state="failed") as watcher:
+        assert all(job["status"] == "failed" for job in watcher.rows("jobs"))
+    with watching(client, state="finished") as watcher:
+        assert watcher.rows("jobs")
+    for query in ("state=done", "state=", "x=1", "job="):
+        refused = client.get(f"{PATH}?{query}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == query.partition("=")[0]
+
+
+def reads_of(service: RunningService) -> int:
+    """How many times the lists have been read from the server by anybody."""
+    redis: Any = service.transport.connections.commands
+    stats = service.call(redis.info("commandstats"))
+    return int(stats.get("cmdstat_zrevrange", {}).get("calls", 0))
+
+
+def reads_in_rounds(service: RunningService, client: httpx.Client, num_watchers: int) -> float:
+    """How many reads a round costs while so many look."""
+    with contextlib.ExitStack() as stack:
+        watchers = [stack.enter_context(watching(client)) for _ in range(num_watchers)]
+        before, seen = reads_of(service), len(watchers[0].kinds)
+        for _ in range(4):
+            watchers[0].look()
+        return (reads_of(service) - before) / (len(watchers[0].kinds) - seen)
+
+
+def test_the_store_is_read_once_however_many_look(
+    client: httpx.Client, service: RunningService
+) -> None:
+    alone = reads_in_rounds(service, client, 1)
+    together = reads_in_rounds(service, client, 12)
+    assert alone > 0
+    assert together < 3 * alone
+
+
+def test_while_nobody_looks_nothing_is_read(client: httpx.Client, service: RunningService) -> None:
+    feed = service.app.state.services.feed
+    with watching(client):
+        assert feed.num_watchers == 1
+    wait_until(lambda: feed.num_watchers == 0, "the watcher to leave")
+    wait_until(lambda: feed._reading.done(), "the end of the reading")
+    with watching(client):
+        assert not feed._reading.done()
+
+
+def test_too_many_dashboards_are_refused(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "MAX_WATCHERS", 1)
+    with watching(client):
+        refused = client.get(PATH)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "server_overloaded"
+        assert refused.headers["retry-after"]
+    wait_until(lambda: _can_watch(client), "room again")
+
+
+def _can_watch(client: httpx.Client) -> bool:
+    with client.stream("GET", PATH) as response:
+        return response.status_code == 200
+
+
+def test_a_shutdown_ends_the_streams_and_is_not_held_up(redis_url: str) -> None:
+    with (
+        running_frontend(redis_url, new_namespace()) as frontend,
+        httpx.Client(base_url=frontend.base_url, timeout=30) as client,
+    ):
+        with watching(client) as watcher:
+            close = frontend.app.state.open_requests.close
+            frontend.loop.call_soon_threadsafe(close, "This frontend is shutting down.")
+            with pytest.raises(StopIteration):
+                watcher.until(lambda: False, "the end of the stream")
+        assert client.get(PATH).json()["error"]["code"] == "frontend_draining"
+
+
+def test_a_store_that_cannot_be_read_is_told(
+    client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = service.app.state.services.store
+
+    async def away(*arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        raise feed_module.TransportError("away")
+
+    with watching(client) as watcher:
+        assert watcher.objects["service"]["status"] == "ok"
+        shown = watcher.rows("frontends")
+        monkeypatch.setattr(store, "list_jobs", away)
+        watcher.until(lambda: watcher.objects["service"]["status"] == "degraded", "the outage")
+        assert watcher.rows("frontends") == shown  # the last known
+        monkeypatch.undo()
+        watcher.until(lambda: watcher.objects["service"]["status"] == "ok", "its end")
+
+
+ACME, OTHER, OPERATOR = (new_key() for _ in range(3))
+LINES = (
+    f"{digest_of(ACME)} tenant=acme max_jobs=7",
+    f"{digest_of(OTHER)} tenant=other",
+    f"{digest_of(OPERATOR)} tenant=ops operator",
+)
+
+
+@pytest.fixture(scope="module")
+def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
+    with running_service(
+        redis_url, new_namespace(), checkpoint, api_keys="\n".join(LINES)
+    ) as service:
+        service.worker.script = Script()
+        yield service
+
+
+def test_a_key_shows_its_tenants_own_and_an_operators_key_all(keyed: RunningService) -> None:
+    def client_of(key: str) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=keyed.base_url, headers=headers, timeout=30)
+
+    with client_of(ACME) as acme, client_of(OTHER) as other, client_of(OPERATOR) as operator:
+        name = acme.post("/generate", json=BODY).json()["id"]
+        with watching(acme) as watcher:
+            assert [job["id"] for job in watcher.rows("jobs")] == [name]
+            (tenant,) = watcher.rows("tenants")
+            assert (tenant["tenant"], tenant["limits"]["max_jobs"]) == ("acme", 7)
+        with watching(other) as watcher:
+            assert watcher.rows("jobs") == []
+            assert [tenant["tenant"] for tenant in watcher.rows("tenants")] == ["other"]
+        assert other.get(PATH, params={"job": name}).status_code == 404
+        with watching(operator) as watcher:
+            assert [job["id"] for job in watcher.rows("jobs")] == [name]
+            tenants = {tenant["tenant"] for tenant in watcher.rows("tenants")}
+            assert tenants == {"acme", "other", "ops"}
+        with watching(operator, job=name) as watcher:
+            assert watcher.objects["job"]["tenant"] == "acme"
+    anonymous = httpx.get(f"{keyed.base_url}{PATH}")
+    assert (anonymous.status_code, anonymous.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -1,0 +1,123 @@
+"""What is read for the views: each list once in a round, and no more of it than is shown."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
+from api.deployment.view import ViewKey
+from shared.messages import JobState
+from shared.transport.ports.deployment import (
+    History,
+    HistorySlot,
+    ProcessKind,
+    ProcessReport,
+    TenantLoad,
+)
+from shared.transport.ports.jobs import AdmissionLimits, DeadLetter, Requeued
+from shared.transport.ports.registry import WorkerStatus
+from tests.unit.api.jobs.relay_fakes import record_of
+
+
+class Fakes:
+    """All that a reader reads from, counting the reads."""
+
+    def __init__(self) -> None:
+        self.reads: list[str] = []
+        self.letter: DeadLetter | Requeued | None = None
+        self.state = JobState.FAILED
+
+    async def list_jobs(self, state: Any, limit: int, tenant: Any) -> list[Any]:
+        self.reads.append("jobs")
+        return [record_of(JobState.QUEUED)]
+
+    async def get(self, job_id: str) -> Any:
+        self.reads.append("get")
+        return record_of(self.state) if job_id == "0-x" else self.letter
+
+    async def list(self, *arguments: Any) -> list[Any]:
+        self.reads.append("list")
+        return []
+
+    async def list_open(self, limit: int) -> list[Any]:
+        self.reads.append("list_open")
+        assert limit <= MAX_BATCHES
+        return []
+
+    async def tenants(self, names: Any) -> list[TenantLoad]:
+        self.reads.append("tenants")
+        return [TenantLoad(name, queued=int(name[1:])) for name in names]
+
+    async def reports(self, kind: ProcessKind, limit: int) -> list[ProcessReport]:
+        self.reads.append(kind)
+        stats = {"model": "m", "stage": "loading weights", "percent": "43"}
+        return [ProcessReport(name, 0.5, stats) for name in ("w1", "w2")]
+
+    async def history(self, num_slots: int) -> History:
+        self.reads.append("history")
+        return History(60.0, [HistorySlot(2)])
+
+
+def reader_of(fakes: Fakes) -> DeploymentReader:
+    worker = WorkerStatus("w1", ("m",), 0.1, draining=False, stalled=False, stats={"tok_s": 2.5})
+    report = SimpleNamespace(status="ok", running=0, waiting=0, queued_tokens=0, redis={})
+    health = SimpleNamespace(workers=[worker], queue=None, report=lambda: report)
+    letters = SimpleNamespace(list=fakes.list, get=lambda job_id: fakes.get("letter"))
+    ring = SimpleNamespace(tenants=[f"t{number}" for number in range(80)])
+    parts: Any = (fakes, letters, fakes, fakes, health, SimpleNamespace(known={}), ring)
+    return DeploymentReader(*parts, lambda tenant: AdmissionLimits(max_jobs_per_tenant=5))
+
+
+ALL = ViewKey(None, "default")
+
+
+async def test_a_worker_that_loads_is_shown_until_it_serves() -> None:
+    content = await reader_of(Fakes()).content(ALL)
+    told = [(name, worker["status"]) for name, worker in content.lists["workers"]]
+    assert told == [("w1", "ok"), ("w2", "loading")]
+    loading = content.lists["workers"][1][1]
+    assert (loading["models"], loading["percent"], loading["stage"]) == (
+        ["m"],
+        43,
+        "loading weights",
+    )
+
+
+async def test_views_share_what_is_read_and_what_changes_seldom_is_read_seldom() -> None:
+    fakes = Fakes()
+    reader = reader_of(fakes)
+    reader.begin_round()
+    for state in (None, JobState.RUNNING, JobState.FAILED):
+        await reader.content(ViewKey(None, "default", state))
+    assert fakes.reads.count("jobs") == 3
+    for name in ("tenants", "history", "list_open", ProcessKind.FRONTEND, ProcessKind.LOADING):
+        assert fakes.reads.count(name) == 1, name
+    reader.begin_round()  # at once: two seconds have not passed
+    await reader.content(ALL)
+    assert fakes.reads.count("tenants") == 1
+    assert fakes.reads.count("jobs") == 4
+
+
+async def test_the_busiest_tenants_are_shown_and_of_a_tenant_its_own() -> None:
+    reader = reader_of(Fakes())
+    tenants = dict((await reader.content(ALL)).lists["tenants"])
+    assert list(tenants) == [f"t{number}" for number in range(79, 79 - MAX_TENANTS, -1)]
+    assert tenants["t79"]["limits"]["max_jobs"] == 5
+    own = await reader.content(ViewKey("t7", "t7"))
+    assert [name for name, _ in own.lists["tenants"]] == ["t7"]
+
+
+async def test_a_failed_job_tells_of_its_dead_letter() -> None:
+    fakes = Fakes()
+    reader, key = reader_of(fakes), ViewKey(None, "default", job_id="0-x")
+    assert (await reader.content(key)).objects["dead_letter"] is None
+    fakes.letter = DeadLetter("0-x", "m", "default", "chat", "poison", 4, 0, 1)
+    assert (await reader.content(key)).objects["dead_letter"] == {"requeued_as": None}
+    fakes.letter = Requeued("default", "0-y")
+    assert (await reader.content(key)).objects["dead_letter"] == {"requeued_as": "0-y"}
+    fakes.state = JobState.FINISHED
+    assert (await reader.content(key)).objects["dead_letter"] is None
+    fakes.reads.clear()
+    assert (await reader.content(key)).lists == {}
+    assert fakes.reads == ["get"]
