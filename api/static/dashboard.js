@@ -1,13 +1,16 @@
-/** The dashboard: asks /health and /v1/jobs every second while the page is in sight. */
+/** The dashboard: the deployment's lists, or one job, as the service's feed tells of them. */
 
 import { element, setText } from "./element.js";
+import { Feed, rowsOf } from "./feed.js";
+import { JobPage } from "./job_page.js";
+import { jobLink } from "./job_state.js";
 import { jobTable } from "./job_table.js";
-import { ServiceError, cancelJob, getHealth, listJobs } from "./service.js";
+import { batchTable, deadLetterTable, frontendTable, tenantTable } from "./operator_tables.js";
+import { ServiceError, cancelJob, requeueJob } from "./service.js";
+import { sparklines } from "./sparklines.js";
 import { count, duration } from "./units.js";
 import { workerTable } from "./worker_table.js";
 
-const POLL_MS = 1000;
-const NUM_JOBS = 50;
 const HEALTH = {
   ok: "All is well.",
   stalled: "An engine makes no steps.",
@@ -18,44 +21,67 @@ const HEALTH = {
 const byId = (id) => document.getElementById(id);
 const page = {
   status: byId("status"),
+  overview: byId("overview"),
+  job: byId("job"),
+  jobsTitle: byId("jobs-title"),
   totals: byId("totals"),
-  noWorkers: byId("no-workers"),
-  noJobs: byId("no-jobs"),
   state: byId("state"),
   jobStatus: byId("job-status"),
+  deadLetterStatus: byId("dead-letter-status"),
+  search: byId("search"),
+  searched: byId("searched"),
 };
-const workers = workerTable(byId("workers"));
-const jobs = jobTable(byId("jobs"), (job, button) => void cancel(job, button));
+const tables = {
+  workers: [workerTable(byId("workers")), byId("no-workers")],
+  jobs: [jobTable(byId("jobs"), (job, button) => void cancel(job, button)), byId("no-jobs")],
+  dead_letters: [
+    deadLetterTable(byId("dead-letters"), (letter, button) => void requeue(letter, button)),
+    byId("no-dead-letters"),
+  ],
+  batches: [batchTable(byId("batches")), byId("no-batches")],
+  tenants: [tenantTable(byId("tenants")), byId("no-tenants")],
+  frontends: [frontendTable(byId("frontends")), byId("no-frontends")],
+};
+const curves = sparklines(byId("history"));
+const jobPage = new JobPage({
+  title: byId("job-title"),
+  note: byId("job-note"),
+  known: byId("job-known"),
+  badge: byId("job-badge"),
+  reason: byId("job-reason"),
+  cancel: byId("job-cancel"),
+  requeue: byId("job-requeue"),
+  successor: byId("job-successor"),
+  timeline: byId("job-timeline"),
+  attempts: byId("job-attempts"),
+  noAttempts: byId("no-attempts"),
+  facts: byId("job-facts"),
+  events: {
+    body: byId("job-events"),
+    note: byId("job-events-note"),
+    next: byId("job-events-next"),
+    first: byId("job-events-first"),
+  },
+});
+const feed = new Feed(show, showTrouble);
+
+/** The job that the page's address names, or null. */
+const linkedJob = () => new URLSearchParams(location.hash.slice(1)).get("job") || null;
 
 function setStatus(sentence, bad) {
   setText(page.status, sentence);
   page.status.classList.toggle("bad", bad);
 }
 
-async function cancel(job, button) {
-  button.disabled = true;
-  try {
-    const { status } = await cancelJob(job.id);
-    setText(page.jobStatus, `Job ${job.job_id} is ${status}.`);
-    button.closest("tr").querySelector("a").focus(); // the button goes, the keyboard's place stays
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    setText(page.jobStatus, error.message);
-  } finally {
-    button.disabled = false;
-  }
-  await look();
-}
-
-function totalsOf(health) {
-  const tokensPerSecond = health.workers.reduce((sum, { tok_s: rate }) => sum + (rate ?? 0), 0);
+function totalsOf(service) {
   return [
-    ["Running", count(health.running)],
-    ["Waiting", count(health.waiting)],
-    ["Prompt tokens queued", count(health.queued_tokens)],
-    ["Workers", count(health.workers.length)],
-    ["Tokens per second", count(tokensPerSecond)],
-    ["Redis round trip", duration(health.redis.latency_ms)],
+    ["Running", count(service.running)],
+    ["Waiting", count(service.waiting)],
+    ["Prompt tokens queued", count(service.queued_tokens)],
+    ["Workers", count(service.workers)],
+    ["Tokens per second", count(service.tokens_per_s)],
+    ["Dead letters", count(service.dead_letters)],
+    ["Redis round trip", duration(service.redis.latency_ms)],
   ];
 }
 
@@ -71,44 +97,83 @@ function showTotals(totals) {
   }
 }
 
-async function lookAtHealth() {
-  const health = await getHealth();
-  if (health.workers === undefined) return health.status; // without a key; the form comes up
-  showTotals(totalsOf(health));
-  workers.show(health.workers);
-  page.noWorkers.hidden = health.workers.length > 0;
-  return health.status;
+function show(state) {
+  const { service } = state;
+  setStatus(HEALTH[service.status] ?? `The service is ${service.status}.`, service.status !== "ok");
+  if (state.job !== undefined) jobPage.show(state);
+  if (linkedJob() !== null) return;
+  showTotals(totalsOf(service));
+  for (const [name, [table, none]] of Object.entries(tables)) {
+    const rows = rowsOf(state, name);
+    if (rows === null) continue; // the store has been away since the page was opened
+    table.show(rows);
+    none.hidden = rows.length > 0;
+  }
+  const slots = rowsOf(state, "history");
+  if (slots !== null) curves.show(slots);
 }
 
-async function lookAtJobs() {
-  const state = page.state.value;
-  const found = await listJobs(state, NUM_JOBS);
-  if (state !== page.state.value) return; // another look, for the state now chosen, is under way
-  jobs.show(found);
-  page.noJobs.hidden = found.length > 0;
+function showTrouble(error) {
+  setStatus(error.message, true);
+  if (linkedJob() !== null) jobPage.showTrouble(error);
 }
 
-async function look() {
+async function cancel(job, button) {
+  button.disabled = true;
   try {
-    const [status] = await Promise.all([lookAtHealth(), lookAtJobs()]);
-    setStatus(HEALTH[status] ?? `The service is ${status}.`, status !== "ok");
+    const { status } = await cancelJob(job.id);
+    setText(page.jobStatus, `Job ${job.job_id} is ${status}.`);
+    button.closest("tr").querySelector("a").focus(); // the button goes, the keyboard's place stays
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
-    setStatus(error.message, true);
+    setText(page.jobStatus, error.message);
+  } finally {
+    button.disabled = false;
   }
 }
 
-/** Looks again a second after the last look ended; a page out of sight asks nothing. */
-async function poll() {
-  for (;;) {
-    if (!document.hidden) await look();
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+async function requeue(letter, button) {
+  button.disabled = true;
+  try {
+    const job = await requeueJob(letter.id);
+    const link = element("a", "", job.id);
+    link.href = jobLink(job.id);
+    page.deadLetterStatus.replaceChildren("Run again as ", link, ".");
+    link.focus();
+  } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
+    setText(page.deadLetterStatus, error.message);
+    button.disabled = false;
   }
 }
 
-page.state.addEventListener("change", () => void look());
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) void look();
+/** Shows what the address names: the lists, or a job. */
+function follow() {
+  const jobId = linkedJob();
+  const wasJob = !page.job.hidden;
+  page.job.hidden = jobId === null;
+  page.overview.hidden = jobId !== null;
+  document.title = jobId === null ? "Penstock dashboard" : `Job ${jobId} · Penstock`;
+  if (jobId === null) {
+    feed.open({ state: page.state.value });
+    if (wasJob) page.jobsTitle.focus();
+  } else {
+    jobPage.open(jobId);
+    feed.open({ job: jobId });
+  }
+}
+
+page.state.addEventListener("change", follow);
+page.search.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const jobId = page.searched.value.trim();
+  if (jobId === "") return;
+  page.searched.value = "";
+  location.hash = jobLink(jobId);
 });
-
-void poll();
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names what is shown
+  byId("main").focus();
+});
+window.addEventListener("hashchange", follow);
+follow();

@@ -1,34 +1,15 @@
-/** Jobs as /v1/jobs tells of them, with a button to cancel those that have not ended. */
+/** Jobs as the service lists them, with a button to cancel those that have not ended. */
 
-import { newBadge, setBadge } from "./badge.js";
+import { newBadge } from "./badge.js";
 import { element } from "./element.js";
-import { jobPath } from "./service.js";
+import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
 import { Table, node, text } from "./table.js";
 import { count, duration } from "./units.js";
 
-const KINDS = {
-  queued: "idle",
-  running: "busy",
-  finished: "good",
-  failed: "bad",
-  cancelled: "warn",
-  expired: "warn",
-};
-
-function newLink(job) {
+export function newJobLink(job) {
   const link = element("a", "", job.job_id);
-  link.href = jobPath(job.id);
+  link.href = jobLink(job.id);
   return link;
-}
-
-function setState(badge, job) {
-  setBadge(badge, job.status, KINDS[job.status] ?? "idle");
-  badge.title = job.error?.message ?? job.finish_reason ?? "";
-}
-
-function queueing({ queue_position: position, timings }) {
-  if (position === null) return duration(timings.queue_ms);
-  return position === 0 ? "next" : `${count(position)} before`;
 }
 
 /** `onCancel(job, button)` is called when a button is pressed. */
@@ -44,16 +25,17 @@ export function jobTable(body, onCancel) {
   return new Table(
     body,
     [
-      node(newLink, () => {}, "id"),
-      node(newBadge, setState),
+      node(newJobLink, () => {}, "id"),
+      node(newBadge, setJobState),
       text((job) => job.model),
       text((job) => count(job.usage.prompt_tokens), "number"),
       text((job) => count(job.usage.completion_tokens), "number"),
       text(queueing, "number"),
       text((job) => duration(job.timings.ttft_ms), "number"),
       text((job) => duration(job.timings.total_ms), "number"),
-      node(newButton, (button, { status }) => {
-        button.hidden = status !== "queued" && status !== "running";
+      text((job) => count(job.attempt), "number"),
+      node(newButton, (button, job) => {
+        button.hidden = !isLive(job);
       }),
     ],
     (job) => job.id,

@@ -84,14 +84,14 @@ export async function look(path, method = "GET") {
 
 export const jobPath = (jobId) => `v1/jobs/${encodeURIComponent(jobId)}`;
 
-/** State of store and queue, and the workers; also while the service says that it is not well. */
-export const getHealth = () => look("health");
 export const listModels = async () => (await look("v1/models")).data;
 export const getJob = (jobId) => look(jobPath(jobId));
-export async function listJobs(state, limit) {
-  const query = new URLSearchParams({ limit });
-  if (state) query.set("state", state);
-  return (await look(`v1/jobs?${query}`)).data;
-}
-
 export const cancelJob = (jobId) => look(jobPath(jobId), "DELETE");
+export const requeueJob = (jobId) => look(`${jobPath(jobId)}/requeue`, "POST");
+
+/** A page of a job's log: {data, has_more, has_expired}. `after`: the last event's id, or null. */
+export function listJobEvents(jobId, after, limit) {
+  const query = new URLSearchParams({ limit });
+  if (after !== null) query.set("after", after);
+  return look(`${jobPath(jobId)}/events?${query}`);
+}

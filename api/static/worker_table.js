@@ -1,29 +1,14 @@
-/** The live workers, as /health tells of them. */
+/** The live workers. */
 
 import { newBadge, setBadge } from "./badge.js";
-import { element, setText } from "./element.js";
+import { newBlocks, setBlocks } from "./blocks.js";
 import { Table, node, text } from "./table.js";
 import { count, duration, rate } from "./units.js";
 
-function stateOf({ status, running }) {
+function stateOf({ status, running, percent }) {
+  if (status === "loading") return [`loading, ${percent} %`, "warn"];
   if (status !== "ok") return [status, status === "draining" ? "warn" : "bad"];
   return running > 0 ? ["busy", "busy"] : ["idle", "good"];
-}
-
-function newBlocks() {
-  const cell = element("span");
-  const bar = element("progress");
-  bar.setAttribute("aria-label", "KV blocks in use");
-  cell.append(bar, element("span"));
-  return cell;
-}
-
-/** Free blocks include the cached ones, whose content can still be hit. */
-function setBlocks(cell, { total_blocks: total, free_blocks: free, cached_blocks: cached }) {
-  const [bar, label] = cell.children;
-  bar.max = total || 1;
-  bar.value = total - free || 0;
-  setText(label, `${count(total - free)} of ${count(total)}, ${count(cached)} cached`);
 }
 
 export const workerTable = (body) =>
@@ -32,9 +17,10 @@ export const workerTable = (body) =>
     [
       text((worker) => worker.id, "id"),
       node(newBadge, (badge, worker) => setBadge(badge, ...stateOf(worker))),
-      text(({ models, engine, engine_version: version }) =>
-        models.join(", ") + (engine === "vllm" ? ` (vLLM ${version})` : ""),
-      ),
+      text(({ models, engine, engine_version: version, stage }) => {
+        if (stage) return `${models.join(", ")}: ${stage}`;
+        return models.join(", ") + (engine === "vllm" ? ` (vLLM ${version})` : "");
+      }),
       text((worker) => count(worker.step), "number"),
       text((worker) => count(worker.running), "number"),
       text((worker) => count(worker.waiting), "number"),

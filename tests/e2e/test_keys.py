@@ -112,6 +112,34 @@ def test_a_link_and_a_job_open_in_the_page_with_the_key_alone(penstock: Launched
         tab.close()
 
 
+@pytest.mark.browser
+def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Launched) -> None:
+    response = httpx.post(
+        f"{penstock.base_url}/v1/responses",
+        json={"model": "penstock-demo", "input": "iron gates", "max_output_tokens": 8},
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=60,
+    ).json()["id"]
+    with headless_chromium() as browser:
+        tab = Tab(browser, penstock.base_url)
+        page = tab.page
+        page.goto(f"/dashboard#job={response}")
+        expect(page.get_by_label("API key")).to_be_visible()
+        expect(page.locator("#job-known")).to_be_hidden()
+        page.get_by_label("API key").fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.locator("#job-badge")).to_have_text("finished")
+        expect(page.locator("#job-events tr").first).to_be_visible()
+        page.get_by_role("link", name="All jobs").click()
+        row = page.locator("#jobs tr", has_text=response.removeprefix("resp_"))
+        row.get_by_role("link").click()
+        expect(page.locator("#job-badge")).to_have_text("finished")
+        expect(page.get_by_label("API key")).to_have_count(0)
+        assert not [address for address in [*tab.addresses, page.url] if KEY in address]
+        tab.expect_complaint("401")
+        tab.close()
+
+
 def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "shared.launcher"],

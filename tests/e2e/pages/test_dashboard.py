@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.launched import Launched
@@ -59,27 +62,128 @@ def test_a_job_is_cancelled_from_the_dashboard(tab: Tab, service: Launched) -> N
     expect(row).to_have_count(0, timeout=PATIENCE_MS)
 
 
-def test_the_dashboard_says_when_the_service_is_away_and_comes_back(tab: Tab) -> None:
+def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service: Launched) -> None:
     page = tab.page
     page.goto("/dashboard")
-    expect(page.locator("#status")).to_have_text("All is well.", timeout=PATIENCE_MS)
-    page.route("**/health", lambda route: route.abort("connectionrefused"))
+    frontend = page.locator("#frontends tr")
+    expect(frontend).to_have_count(1, timeout=PATIENCE_MS)
+    expect(frontend).to_contain_text(f":{service.port}")
+    tenant = page.locator("#tenants tr")
+    expect(tenant).to_have_count(1)
+    expect(tenant.locator("td").first).to_have_text("default")
+    expect(page.locator("#no-dead-letters")).to_be_visible()
+    expect(page.locator("#no-batches")).to_be_visible()
+    blocks = page.locator("#workers svg")
+    expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
+    model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "Hello.", "max_tokens": 4}
+    httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=30)
+    first_token = page.get_by_role("img", name="Time to first token in the last hour")
+    label = re.compile(r"now p50 \d.* ms, p95 \d.* ms; at most \d")
+    expect(first_token).to_have_attribute("aria-label", label, timeout=PATIENCE_MS)
+    expect(page.get_by_role("img", name="Queue depth in the last hour")).to_be_visible()
+    expect(page.get_by_role("img", name="Requests per second in the last hour")).to_be_visible()
+
+
+def test_a_page_has_one_stream_and_asks_for_no_list(tab: Tab, service: Launched) -> None:
+    page = tab.page
+    page.goto("/dashboard")
+    expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
+    beat = page.locator("#workers tr td").last
+    for _ in range(3):
+        shown = beat.inner_text()
+        expect(beat).not_to_have_text(shown, timeout=PATIENCE_MS)
+    asked = [address for address in tab.addresses if "/static/" not in address]
+    assert [address.removeprefix(service.base_url) for address in asked] == [
+        "/dashboard",
+        "/v1/deployment/stream?",
+    ]
+
+
+STREAM = "**/v1/deployment/stream*"
+SERVICE_STATE = {
+    "now": 1,
+    "running": 0,
+    "waiting": 3,
+    "queued_tokens": 9,
+    "tokens_per_s": 1.5,
+    "workers": 1,
+    "dead_letters": 0,
+    "redis": {"reachable": True, "latency_ms": 0.2},
+}
+
+
+def snapshot_of(worker: dict[str, object], status: str) -> str:
+    """A stream that says this once, and ends."""
+    lists = {"workers": {"ids": ["w1"], "rows": {"w1": worker}}}
+    data = json.dumps({"service": {**SERVICE_STATE, "status": status}, "lists": lists})
+    return f"event: snapshot\ndata: {data}\n\n"
+
+
+def test_the_dashboard_says_when_the_service_is_away_and_comes_back(
+    tab: Tab, service: Launched
+) -> None:
+    page = tab.page
+    worker = httpx.get(f"{service.base_url}/health").json()["workers"][0]
+    told = snapshot_of(worker, "ok")
+    is_first = [True]
+
+    def once(route: Route) -> None:
+        if is_first.pop() if is_first else False:
+            route.fulfill(body=told, content_type="text/event-stream")
+        else:
+            route.abort("connectionrefused")
+
+    page.route(STREAM, once)
+    page.goto("/dashboard")
     expect(page.locator("#status")).to_have_text("The server cannot be reached.")
     expect(page.locator("#workers tr")).to_have_count(1)  # the last known stays in sight
-    page.unroute("**/health")
+    page.unroute(STREAM)
     expect(page.locator("#status")).to_have_text("All is well.", timeout=PATIENCE_MS)
     tab.expect_complaint("ERR_CONNECTION_REFUSED")
 
 
 @pytest.mark.parametrize(
-    ("status", "shown"), [("stalled", "stalled"), ("draining", "draining"), ("ok", "idle")]
+    ("status", "shown"),
+    [
+        ("stalled", "stalled"),
+        ("draining", "draining"),
+        ("ok", "idle"),
+        ("loading", "loading, 43 %"),
+    ],
 )
 def test_the_dashboard_shows_a_worker_s_state(tab: Tab, status: str, shown: str) -> None:
     worker = {"id": "w1", "status": status, "models": ["m"], "step": 12_345, "running": 0}
-    health = {"status": "stalled" if status == "stalled" else "ok", "running": 0, "waiting": 3}
-    payload = {**health, "queued_tokens": 9, "redis": {"latency_ms": 0.2}, "workers": [worker]}
-    tab.page.route("**/health", lambda route: route.fulfill(json=payload))
+    if status == "loading":
+        worker |= {"percent": 43, "stage": "loading weights"}
+    told = snapshot_of(worker, "stalled" if status == "stalled" else "ok")
+    tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
     tab.page.goto("/dashboard")
     expect(tab.page.locator("#workers .badge")).to_have_text(shown, timeout=PATIENCE_MS)
     expect(tab.page.locator("#workers tr")).to_contain_text("12,345")
+    expect(tab.page.locator("#workers tr")).to_contain_text("m")
     expect(tab.page.locator("#status.bad")).to_have_count(1 if status == "stalled" else 0)
+
+
+@pytest.mark.parametrize(("used", "cached", "free"), [(1, 1, 998), (500, 250, 250), (1000, 0, 0)])
+def test_the_picture_of_the_blocks_has_their_shares(
+    tab: Tab, used: int, cached: int, free: int
+) -> None:
+    """Of 96 cells; what there is any of has one."""
+    worker = {"id": "w1", "status": "ok", "models": ["m"], "step": 1, "running": 0}
+    worker |= {"total_blocks": 1000, "free_blocks": free + cached, "cached_blocks": cached}
+    told = snapshot_of(worker, "ok")
+    tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
+    tab.page.goto("/dashboard")
+    field = tab.page.locator("#workers svg")
+    expect(field).to_have_attribute(
+        "aria-label", f"KV blocks: {used} in use, {cached} cached prefixes, {free} free"
+    )
+    cells = [
+        (field.locator(f"path.{kind}").get_attribute("d") or "").count("M")
+        for kind in ("used", "cached", "free")
+    ]
+    assert sum(cells) == 96
+    for num_cells, blocks in zip(cells, (used, cached, free), strict=True):
+        assert (num_cells > 0) == (blocks > 0)
+        assert abs(num_cells - 96 * blocks / 1000) <= 2

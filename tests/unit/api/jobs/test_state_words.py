@@ -49,6 +49,6 @@ def test_scripts_pages_and_docs_have_these_words() -> None:
         "shared/transport/lua/lib/common.lua", r"TERMINAL = \{(.*?)\}", r"(\w+) = true"
     )
     assert scripts == ENDS
-    assert words_in("api/static/job_table.js", r"KINDS = \{(.*?)\}", r"(\w+):") == STATES
+    assert words_in("api/static/job_state.js", r"KINDS = \{(.*?)\}", r"(\w+):") == STATES
     assert words_in("docs/WIRE.md", r"\n\| `state` \|(.*?)by release", r"`(\w+)`") == STATES
     assert words_in("docs/GLOSSARY.md", r"\n\| state \|(.*?)\n", r"`(\w+)`") == STATES

@@ -19,6 +19,7 @@ MARKED = "marked.esm.js"  # of others, unchanged
 SCRIPTS = [name for name in FILES if name.endswith(".js") and name != MARKED]
 STYLES = [name for name in FILES if name.endswith(".css")]
 MAX_SCRIPT_LINES = 210
+SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, not an address
 MARKED_SHA256 = "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de"
 
 
@@ -182,7 +183,7 @@ def test_every_element_that_a_page_s_script_looks_up_is_on_the_page(page: str) -
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_never_makes_markup_from_text_and_imports_only_its_neighbours(name: str) -> None:
-    source = (STATIC / name).read_text("utf-8")
+    source = (STATIC / name).read_text("utf-8").replace(f'"{SVG_NAMESPACE}"', "")
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
         assert word not in source
     for target in re.findall(r'from "([^"]+)"', source):

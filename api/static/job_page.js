@@ -1,0 +1,164 @@
+/** The page of one job: its way, its attempts, its facts, its events; cancel, and run again. */
+
+import { newBadge } from "./badge.js";
+import { element, setText } from "./element.js";
+import { JobEvents } from "./job_events.js";
+import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
+import { timeOf } from "./operator_tables.js";
+import { ServiceError, cancelJob, requeueJob } from "./service.js";
+import { Table, text } from "./table.js";
+import { Timeline } from "./timeline.js";
+import { count, duration, rate } from "./units.js";
+
+const OUTCOMES = {
+  ended: "ended the job",
+  died: "died; the job went on",
+  handed_over: "handed the job over",
+};
+
+const attemptTable = (body) =>
+  new Table(
+    body,
+    [
+      text(({ attempt }) => String(attempt.attempt), "number"),
+      text(({ attempt }) => attempt.worker, "id"),
+      text(({ attempt, job }) => duration(1000 * (attempt.started_at - job.created_at)), "number"),
+      text(({ attempt }) => count(attempt.completion_tokens), "number"),
+      text(({ attempt, job }) => {
+        const isLast = attempt.attempt === job.attempt;
+        if (attempt.outcome === "died" && isLast && job.ended_at !== null) return "died";
+        return OUTCOMES[attempt.outcome] ?? "runs it";
+      }),
+    ],
+    ({ attempt }) => attempt.attempt,
+  );
+
+function tokensPerSecond({ usage, first_token_at: first, ended_at: end }) {
+  return end > first && first !== null && usage.completion_tokens > 1
+    ? rate((usage.completion_tokens - 1) / (end - first))
+    : "–";
+}
+
+const cachedOf = ({ usage }) => {
+  const cached = usage.prompt_tokens_details.cached_tokens;
+  return count(usage.prompt_tokens) + (cached > 0 ? `, ${count(cached)} of them cached` : "");
+};
+
+const FACTS = [
+  ["Model", (job) => job.model],
+  ["Kind", (job) => job.kind],
+  ["Tenant", (job) => job.tenant],
+  ["Worker", (job) => job.worker ?? "–"],
+  ["Submitted", (job) => timeOf(job.created_at)],
+  ["Queued for", queueing],
+  ["First token after", (job) => duration(job.timings.ttft_ms)],
+  ["Total", (job) => duration(job.timings.total_ms)],
+  ["Prompt tokens", cachedOf],
+  ["Output tokens", (job) => count(job.usage.completion_tokens)],
+  ["Tokens per second", tokensPerSecond],
+  ["Choices", (job) => count(job.num_choices)],
+  ["Durability", (job) => job.durability],
+  ["Client's id", (job) => job.client_request_id ?? "–"],
+];
+
+export class JobPage {
+  #parts;
+  #badge = newBadge();
+  #timeline = new Timeline();
+  #attempts;
+  #events;
+  #job = null;
+
+  /** `parts`: the elements of the page that it fills. */
+  constructor(parts) {
+    this.#parts = parts;
+    this.#attempts = attemptTable(parts.attempts);
+    this.#events = new JobEvents(parts.events);
+    parts.badge.append(this.#badge);
+    parts.timeline.append(this.#timeline.node);
+    for (const [name] of FACTS) {
+      const fact = element("div");
+      fact.append(element("dt", "", name), element("dd"));
+      parts.facts.append(fact);
+    }
+    parts.cancel.addEventListener("click", () => void this.#cancel());
+    parts.requeue.addEventListener("click", () => void this.#requeue());
+  }
+
+  /** Begins a job of which nothing is known yet. */
+  open(jobId) {
+    this.#job = null;
+    setText(this.#parts.title, `Job ${jobId}`);
+    this.#say("Asking the service…");
+    this.#parts.known.hidden = true;
+    this.#events.open(jobId);
+    this.#parts.title.focus();
+  }
+
+  /** Shows what the feed tells of the job. */
+  show({ job, dead_letter: deadLetter, service }) {
+    const parts = this.#parts;
+    if (job === null) {
+      this.#say("This job's record has expired.");
+      parts.known.hidden = true;
+      return;
+    }
+    if (this.#job === null) this.#say("");
+    const wasLive = this.#job !== null && isLive(this.#job);
+    this.#job = job;
+    parts.known.hidden = false;
+    setText(parts.title, `Job ${job.id}`);
+    setJobState(this.#badge, job);
+    if (wasLive && !isLive(job)) this.#say(`The job is ${job.status}.`);
+    setText(parts.reason, job.error?.message ?? (job.finish_reason ? `Ended: ${job.finish_reason}.` : ""));
+    parts.cancel.hidden = !isLive(job);
+    parts.requeue.hidden = !deadLetter || deadLetter.requeued_as !== null;
+    parts.successor.hidden = !deadLetter?.requeued_as;
+    if (deadLetter?.requeued_as) parts.successor.href = jobLink(deadLetter.requeued_as);
+    this.#timeline.show(job, service.now);
+    this.#attempts.show(job.attempts.map((attempt) => ({ attempt, job })));
+    parts.noAttempts.hidden = job.attempts.length > 0;
+    FACTS.forEach(([, read], index) => setText(parts.facts.children[index].lastChild, read(job)));
+    this.#events.follow(job);
+  }
+
+  /** Says what is wrong; nothing is shown of a job that is not there. */
+  showTrouble(error) {
+    if (this.#job === null) this.#say(error.message);
+  }
+
+  #say(sentence) {
+    setText(this.#parts.note, sentence);
+  }
+
+  async #cancel() {
+    const { id } = this.#job;
+    await this.#try(this.#parts.cancel, async () => {
+      const { status } = await cancelJob(id);
+      return `The job is ${status}.`;
+    });
+  }
+
+  async #requeue() {
+    const { id } = this.#job;
+    await this.#try(this.#parts.requeue, async () => {
+      const job = await requeueJob(id);
+      location.hash = jobLink(job.id);
+      return `Run again as ${job.id}.`;
+    });
+  }
+
+  /** Says what came of it. The button goes; the keyboard's place is the job's title. */
+  async #try(button, action) {
+    button.disabled = true;
+    try {
+      this.#say(await action());
+      this.#parts.title.focus();
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      this.#say(error.message);
+    } finally {
+      button.disabled = false;
+    }
+  }
+}

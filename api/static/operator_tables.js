@@ -1,0 +1,110 @@
+/** Dead letters, batches, tenants and frontends as tables. */
+
+import { newBadge, setBadge } from "./badge.js";
+import { element, setText } from "./element.js";
+import { newJobLink } from "./job_table.js";
+import { Table, node, text } from "./table.js";
+import { count, duration } from "./units.js";
+
+const TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+
+/** Unix seconds as a time of the reader's clock. */
+export const timeOf = (seconds) => (seconds ? TIME.format(new Date(1000 * seconds)) : "–");
+
+/** `onRequeue(letter, button)` is called when a button is pressed. */
+export function deadLetterTable(body, onRequeue) {
+  function newButton(letter) {
+    const button = element("button", "", "Run again");
+    button.type = "button";
+    button.setAttribute("aria-label", `Run job ${letter.job_id} again`);
+    button.addEventListener("click", () => onRequeue(letter, button));
+    return button;
+  }
+
+  return new Table(
+    body,
+    [
+      node(newJobLink, () => {}, "id"),
+      text((letter) => letter.code),
+      text((letter) => letter.model),
+      text((letter) => letter.tenant),
+      text((letter) => count(letter.crashes), "number"),
+      text((letter) => count(letter.completion_tokens), "number"),
+      text((letter) => timeOf(letter.died_at)),
+      node(newButton, () => {}),
+    ],
+    (letter) => letter.id,
+  );
+}
+
+const BATCH_KINDS = { completed: "good", failed: "bad", expired: "warn", cancelled: "warn" };
+
+function newProgress() {
+  const cell = element("span");
+  const bar = element("progress");
+  bar.setAttribute("aria-label", "Rows that are done");
+  cell.append(bar, element("span"));
+  return cell;
+}
+
+function setProgress(cell, { request_counts: { total, completed, failed } }) {
+  const [bar, label] = cell.children;
+  bar.max = total || 1;
+  bar.value = completed + failed;
+  const failures = failed > 0 ? `, ${count(failed)} failed` : "";
+  setText(label, `${count(completed)} of ${count(total)}${failures}`);
+}
+
+export const batchTable = (body) =>
+  new Table(
+    body,
+    [
+      text((batch) => batch.id, "id"),
+      node(newBadge, (badge, { status }) => setBadge(badge, status, BATCH_KINDS[status] ?? "busy")),
+      node(newProgress, setProgress),
+      text((batch) => batch.model ?? "–"),
+      text((batch) => batch.endpoint),
+      text((batch) => batch.tenant),
+      text((batch) => timeOf(batch.created_at)),
+    ],
+    (batch) => batch.id,
+  );
+
+/** A count, and the limit on it if there is one. */
+const bounded = (value, limit) =>
+  limit === null ? count(value) : `${count(value)} of ${count(limit)}`;
+
+const limitOf = (value) => (value === null ? "none" : count(value));
+
+export const tenantTable = (body) =>
+  new Table(
+    body,
+    [
+      text((tenant) => tenant.tenant, "id"),
+      text(({ queued, limits }) => bounded(queued, limits.max_queued_jobs), "number"),
+      text((tenant) => count(tenant.running), "number"),
+      text(({ limits }) => limitOf(limits.max_jobs), "number"),
+      text(
+        ({ queued_tokens: tokens, limits }) => bounded(tokens, limits.max_queued_tokens),
+        "number",
+      ),
+      text(({ limits }) => limitOf(limits.requests_per_minute), "number"),
+      text(({ limits }) => limitOf(limits.tokens_per_minute), "number"),
+    ],
+    (tenant) => tenant.tenant,
+  );
+
+export const frontendTable = (body) =>
+  new Table(
+    body,
+    [
+      text((frontend) => `${frontend.host}:${frontend.port}`, "id"),
+      text((frontend) => frontend.pid, "number"),
+      text((frontend) => frontend.version),
+      text((frontend) => timeOf(Number(frontend.started_at))),
+      text((frontend) => count(Number(frontend.streams)), "number"),
+      text((frontend) => count(Number(frontend.dashboards)), "number"),
+      text((frontend) => duration(frontend.report_age_ms), "number"),
+    ],
+    (frontend) => frontend.id,
+  );

@@ -1,0 +1,312 @@
+"""The page of a job in a real browser, with a worker that does what a test says."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support.browser import PATIENCE_MS, Tab
+from tests.support.playground import poll
+from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.running_service import (
+    RunningService,
+    make_tiny_checkpoint,
+    running_service,
+    wait_until,
+)
+from tests.support.scripted_worker import Script
+
+pytestmark = pytest.mark.browser
+
+PROMPT = {"prompt": "a gate and a wheel ", "ignore_eos": True, "queue_timeout": 300}
+KEPT = {**PROMPT, "on_disconnect": "continue"}
+
+
+@pytest.fixture(scope="module")
+def service(
+    redis_url: str,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RunningService]:
+    directory: Path = tmp_path_factory.mktemp("job-page")
+    checkpoint = make_tiny_checkpoint(directory)
+    with running_service(redis_url, new_namespace(), checkpoint) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _untouched_script(service: RunningService) -> Iterator[None]:
+    service.worker.script = Script()
+    yield
+    service.worker.script = Script()
+
+
+def generated(service: RunningService, **more: Any) -> dict[str, Any]:
+    body = {**PROMPT, "max_tokens": 20, "stream": False, **more}
+    answer = httpx.post(f"{service.base_url}/generate", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def begun(service: RunningService, **more: Any) -> str:
+    """The id of a job that nobody reads any more."""
+    body = {**KEPT, "max_tokens": 400, **more}
+    with httpx.stream("POST", f"{service.base_url}/generate", json=body, timeout=60) as answer:
+        return str(answer.headers["x-request-id"])
+
+
+def job_of(service: RunningService, name: str) -> dict[str, Any]:
+    job: dict[str, Any] = httpx.get(f"{service.base_url}/v1/jobs/{name}").json()
+    return job
+
+
+def fact(page: Page, name: str) -> Locator:
+    return page.locator("#job-facts div", has=page.get_by_text(name, exact=True)).locator("dd")
+
+
+def open_job(page: Page, name: str) -> None:
+    page.goto(f"/dashboard#job={name}")
+    expect(page.locator("#job-known")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
+    tab: Tab, service: RunningService
+) -> None:
+    answer = generated(service)
+    page = tab.page
+    page.goto("/dashboard")
+    field = page.get_by_label("Job, response or chat id")
+    for name in (answer["id"], answer["id"].removeprefix("gen-")):
+        field.fill(f" {name} ")
+        page.keyboard.press("Enter")
+        title = page.get_by_role("heading", name=f"Job {answer['id']}")
+        expect(title).to_be_visible(timeout=PATIENCE_MS)
+        expect(title).to_be_focused()
+        expect(page.locator("#overview")).to_be_hidden()
+        page.get_by_role("link", name="All jobs").click()
+        expect(page.locator("#overview")).to_be_visible()
+        expect(page.locator("#job")).to_be_hidden()
+    row = page.locator("#jobs tr", has_text=answer["id"].removeprefix("gen-"))
+    row.get_by_role("link").click()
+    expect(page.locator("#job-badge")).to_have_text("finished")
+    way = page.get_by_role("img", name=re.compile(r"^Queued .*, Prefill .*, Decode "))
+    expect(way).to_be_visible()
+    attempt = page.locator("#job-attempts tr")
+    expect(attempt).to_have_count(1)
+    expect(attempt).to_contain_text("w-scripted")
+    expect(attempt).to_contain_text("ended the job")
+    expect(fact(page, "Output tokens")).to_have_text("20")
+    expect(fact(page, "Kind")).to_have_text("generate")
+    said = page.locator("#job-events tr td.said")
+    expect(said).to_have_count(21)
+    texts = said.all_text_contents()
+    assert "".join(texts[:-1]) == answer["text"]
+    assert texts[-1] == "finished · length"
+    expect(page.get_by_role("button", name="Cancel the job")).to_be_hidden()
+    expect(page.get_by_role("button", name="Run it again")).to_be_hidden()
+
+
+def test_a_running_job_is_followed_and_cancelled(tab: Tab, service: RunningService) -> None:
+    service.script.step_s = 0.1
+    name, page = begun(service), tab.page
+    open_job(page, name)
+    expect(page.locator("#job-badge")).to_have_text("running")
+    said = page.locator("#job-events td.said")
+    expect(said.nth(5)).to_be_attached(timeout=PATIENCE_MS)  # it grows
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("#job-badge")).to_have_text("cancelled", timeout=PATIENCE_MS)
+    expect(page.locator("#job-note")).to_have_text("The job is cancelled.")
+    expect(page.get_by_role("button", name="Cancel the job")).to_be_hidden()
+    expect(page.locator("#job-title")).to_be_focused()  # the button went, the place stays
+    expect(said.last).to_contain_text("cancelled")
+    assert job_of(service, name)["status"] == "cancelled"
+
+
+def crashed(service: RunningService, name: str, *, is_last: bool) -> None:
+    """The engine of the one worker that holds the job dies."""
+    queue, worker_id = service.transport.queue, service.worker.worker_id
+    if is_last:
+        redis: Any = service.transport.connections.commands
+        job_id = name.removeprefix("gen-")
+        service.call(redis.hset(service.transport.keys.job(job_id), "crashes", 3))
+    attempt = job_of(service, name)["attempt"]
+    service.call(queue.crashed(worker_id, [(name.removeprefix("gen-"), attempt)]))
+
+
+def held(service: RunningService) -> str:
+    """The id of a job that the worker has taken and does nothing with."""
+    service.script.pulls = False
+    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    name = begun(service)
+    service.call(service.transport.queue.pull(service.worker.worker_id, 1, 0))
+    return name
+
+
+def test_the_workers_that_a_job_survived_are_named(tab: Tab, service: RunningService) -> None:
+    name, page = held(service), tab.page
+    open_job(page, name)
+    attempts = page.locator("#job-attempts tr")
+    expect(attempts).to_have_count(1)
+    expect(attempts.first).to_contain_text("runs it")
+    crashed(service, name, is_last=False)
+    expect(attempts.first).to_contain_text("died; the job went on", timeout=PATIENCE_MS)
+    service.call(service.transport.queue.recover(service.worker.worker_id, 1))
+    expect(attempts).to_have_count(2, timeout=PATIENCE_MS)
+    expect(attempts.nth(1)).to_contain_text("runs it")
+    expect(page.get_by_role("img", name=re.compile(", 2 attempts$"))).to_be_visible()
+    httpx.delete(f"{service.base_url}/v1/jobs/{name}")
+    expect(attempts.nth(1)).to_contain_text("ended the job", timeout=PATIENCE_MS)
+
+
+@pytest.mark.parametrize("where", ["list", "page"])
+def test_a_dead_letter_is_run_again(tab: Tab, service: RunningService, where: str) -> None:
+    name, page = held(service), tab.page
+    crashed(service, name, is_last=True)
+    assert job_of(service, name)["error"]["code"] == "poison"
+    service.script.pulls = True
+    if where == "list":
+        page.goto("/dashboard")
+        row = page.locator("#dead-letters tr", has_text=name.removeprefix("gen-"))
+        expect(row).to_contain_text("poison", timeout=PATIENCE_MS)
+        row.get_by_role("button", name="Run job").click()
+        link = page.locator("#dead-letter-status a")
+        expect(link).to_be_focused()
+        new = link.inner_text()
+        expect(row).to_have_count(0, timeout=PATIENCE_MS)
+        link.click()
+    else:
+        open_job(page, name)
+        page.get_by_role("button", name="Run it again").click()
+        expect(page).not_to_have_url(re.compile(name))
+        new = page.url.partition("#job=")[2]
+    expect(page.get_by_role("heading", name=f"Job {new}")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator("#job-badge")).to_have_text("finished", timeout=PATIENCE_MS)
+    open_job(page, name)
+    page.get_by_role("link", name="It was run again as another job").click()
+    expect(page.get_by_role("heading", name=f"Job {new}")).to_be_visible()
+
+
+def test_the_events_come_a_page_at_a_time(tab: Tab, service: RunningService) -> None:
+    answer, page = generated(service, max_tokens=120), tab.page
+    open_job(page, answer["id"])
+    said, note = page.locator("#job-events td.said"), page.locator("#job-events-note")
+    pages = []
+    for number, length in ((1, 50), (2, 50), (3, 21)):
+        expect(note).to_have_text(re.compile(f"^Page {number}: {length} events"))
+        expect(said).to_have_count(length)
+        pages += said.all_text_contents()
+        if number < 3:
+            page.get_by_role("button", name="Next events").click()
+    assert "".join(pages[:-1]) == answer["text"]
+    expect(page.get_by_role("button", name="Next events")).to_be_hidden()
+    page.get_by_role("button", name="First events").click()
+    expect(note).to_have_text(re.compile("^Page 1: 50 events"))
+    expect(page.get_by_role("button", name="First events")).to_be_hidden()
+
+
+def test_a_job_that_is_not_there_is_said_to_be_none(tab: Tab, service: RunningService) -> None:
+    page = tab.page
+    page.goto("/dashboard#job=gen-0-nothing")
+    expect(page.locator("#job-note")).to_contain_text("gen-0-nothing", timeout=PATIENCE_MS)
+    expect(page.locator("#job-known")).to_be_hidden()
+    page.get_by_role("link", name="All jobs").click()
+    expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
+    tab.expect_complaint("404")
+
+
+def test_output_is_shown_as_text_and_never_as_markup(tab: Tab, service: RunningService) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script> "
+    answer = generated(service, prompt=hostile * 2, max_tokens=60)
+    assert "<" in answer["text"]
+    open_job(tab.page, answer["id"])
+    expect(tab.page.locator("#job-events tr")).to_have_count(50)
+    assert tab.page.locator("#job-events img, #job-events script").count() == 0
+
+
+def test_a_page_out_of_sight_has_no_stream(tab: Tab, service: RunningService) -> None:
+    feed, page = service.app.state.services.feed, tab.page
+    page.goto("/dashboard")
+    expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
+    poll(lambda: feed.num_watchers == 1)
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(hide, True)
+    poll(lambda: feed.num_watchers == 0)
+    page.evaluate(hide, False)
+    poll(lambda: feed.num_watchers == 1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_job_is_accessible_and_fits_a_phone(
+    tab: Tab, service: RunningService, scheme: Any
+) -> None:
+    page = tab.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 320, "height": 568})
+    name = generated(service)["id"]
+    service.script.step_s = 0.2
+    running = begun(service)
+    page.goto("/dashboard")
+    expect(page.locator("#jobs tr", has_text=running.removeprefix("gen-"))).to_be_visible()
+    expect_fit(page)
+    for shown in (name, running):
+        open_job(page, shown)
+        expect(page.locator("#job-events tr").first).to_be_visible(timeout=PATIENCE_MS)
+        expect_fit(page)
+    httpx.delete(f"{service.base_url}/v1/jobs/{running}")
+
+
+def expect_fit(page: Page) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_the_keyboard_reaches_a_job_and_the_skip_link_keeps_it(
+    tab: Tab, service: RunningService
+) -> None:
+    name, page = generated(service)["id"], tab.page
+    open_job(page, name)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    assert page.url.endswith(f"#job={name}")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Job, response or chat id")).to_be_focused()
+    expect(page.locator("#job-known")).to_be_visible()
+
+
+def test_a_live_page_says_little_to_screen_readers(tab: Tab, service: RunningService) -> None:
+    """Figures change each second; only what happened is announced."""
+    page = tab.page
+    page.add_init_script(
+        """window.spoken = [];
+        document.addEventListener("DOMContentLoaded", () => {
+          for (const node of document.querySelectorAll("[aria-live], [role=status]")) {
+            new MutationObserver(() => window.spoken.push(node.textContent)).observe(node, {
+              childList: true, characterData: true, subtree: true,
+            });
+          }
+        });"""
+    )
+    page.goto("/dashboard")
+    beat = page.locator("#workers tr td").last
+    expect(beat).to_be_visible(timeout=PATIENCE_MS)
+    finished = threading.Thread(target=generated, args=(service,))
+    finished.start()
+    for _ in range(3):
+        expect(beat).not_to_have_text(beat.inner_text(), timeout=PATIENCE_MS)
+    finished.join()
+    assert page.evaluate("window.spoken") == ["All is well."]
