@@ -56,7 +56,7 @@ class JobListing:
         if state not in TERMINAL_STATES:
             states = LIVE_STATES if state is None else (state,)
             found = await self._list_live(states, tenant, limit)
-        if state is None or state in TERMINAL_STATES:
+        if len(found) < limit and (state is None or state in TERMINAL_STATES):
             ended: list[JobRecord] = []
             for one in sorted(TERMINAL_STATES) if state is None else (state,):
                 part: list[JobRecord] = []
@@ -104,14 +104,15 @@ class JobListing:
         limit: int,
         found: list[JobRecord],
     ) -> None:
-        for at in range(0, MAX_SCANNED, LIST_PAGE):
-            if len(found) >= limit:
-                return
+        at, page = 0, min(limit, LIST_PAGE)
+        while at < MAX_SCANNED and len(found) < limit:
             with translated("list_jobs"):
-                ids: Any = await self._redis.zrevrange(index, at, at + LIST_PAGE - 1)
+                ids: Any = await self._redis.zrevrange(index, at, at + page - 1)
             found += (await self._hashes(ids, (state,), tenant))[: limit - len(found)]
-            if len(ids) < LIST_PAGE:
+            if len(ids) < page:
                 return
+            at += page
+            page = min(2 * page, LIST_PAGE)  # many are of other tenants: look further
 
     async def _hashes(
         self, ids: Sequence[bytes], states: Sequence[JobState], tenant: str | None
