@@ -326,3 +326,18 @@ async def test_a_lost_record_leaves_no_open_batch(transport: RedisTransport) -> 
         await transport.batches.end(lease, BatchEnd(BatchStatus.COMPLETED))
     assert await transport.batches.claim("fe1", LEASE_MS, []) is None
     assert await redis.exists(transport.keys.batches_open) == 0
+
+
+async def test_open_batches_of_all_tenants_are_listed_newest_first(
+    transport: RedisTransport,
+) -> None:
+    made = [await new_batch(transport, tenant=tenant) for tenant in ("acme", "other", "acme")]
+    newest = sorted(made, key=lambda batch: (batch.created_ms, batch.batch_id), reverse=True)
+    listed = await transport.batches.list_open(10)
+    assert [batch.batch_id for batch in listed] == [batch.batch_id for batch in newest]
+    assert [b.batch_id for b in await transport.batches.list_open(2)] == [
+        batch.batch_id for batch in newest[:2]
+    ]
+    assert await transport.batches.cancel(made[1].batch_id, "other")
+    left = {batch.batch_id for batch in await transport.batches.list_open(10)}
+    assert left == {made[0].batch_id, made[2].batch_id}

@@ -366,3 +366,23 @@ async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
     )
     after = await steps.hash(stream.job_id), await steps.redis.pttl(steps.keys.job(queued)) > 0
     assert after == before
+
+
+@pytest.mark.parametrize(("limit", "tenant"), [(3, None), (3, "rare"), (50, "rare"), (1, "none")])
+async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
+    transport: RedisTransport, limit: int, tenant: str | None
+) -> None:
+    """Ended jobs have an index by state alone: a tenant's own may lie behind many others."""
+    steps = Steps(transport)
+    rare = [(await steps.submit(tenant="rare")).job_id for _ in range(4)]
+    others = [(await steps.submit(tenant="many")).job_id for _ in range(20)]
+    for job_id in (*rare, *others):
+        await steps.store.cancel(job_id, "cancelled")
+    found = await steps.store.list_jobs(JobState.CANCELLED, limit, tenant)
+    newest = {None: others[::-1], "rare": rare[::-1], "none": []}[tenant]
+    assert len(found) == min(limit, len(newest))
+    assert {record.job_id for record in found} <= {*rare, *others}
+    if tenant is not None:
+        assert all(record.tenant == tenant for record in found)
+    ended_ms = [record.ended_ms or 0 for record in found]
+    assert ended_ms == sorted(ended_ms, reverse=True)
