@@ -227,7 +227,11 @@ class WorkerService:
         """Reports, until cancelled, how far the model is loaded, for people to look at."""
         while True:
             stage, share = self._supervisor.progress
-            stats = {"model": self._checkpoint.name, "stage": stage, "percent": int(100 * share)}
+            stats: dict[str, str | int] = {
+                "model": self._checkpoint.name,
+                "stage": stage,
+                "percent": int(100 * share),
+            }
             try:
                 await self._deployment.report(ProcessKind.LOADING, self.worker_id, stats)
             except TransportError as error:  # `_connect` says it aloud

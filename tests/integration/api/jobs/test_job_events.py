@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.jobs.protocol import MAX_EVENT_CHARS
+from api.jobs import protocol
 from tests.support.running_service import RunningService, wait_until
 
 PROMPT = {"prompt": "a gate and a wheel 😀 ", "max_tokens": 30, "ignore_eos": True}
@@ -41,14 +41,15 @@ def test_pages_are_the_log_in_order(client: httpx.Client) -> None:
     assert (behind["data"], behind["has_more"]) == ([], False)
 
 
-def test_a_long_event_is_cut(client: httpx.Client, service: RunningService) -> None:
-    service.script.tokens_per_step = 400
-    body = {**PROMPT, "prompt": "wheelwright " * 20, "max_tokens": 400, "stream": False}
-    answer = client.post("/generate", json=body).json()
-    assert len(answer["text"]) > MAX_EVENT_CHARS
+def test_a_long_event_is_cut(
+    client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_EVENT_CHARS", 20)
+    service.script.tokens_per_step = 30
+    answer = client.post("/generate", json={**PROMPT, "stream": False}).json()
     (delta, _) = events(client, answer["id"], 10)
-    assert delta["is_cut"]
-    assert delta["text"] == answer["text"][:MAX_EVENT_CHARS]
+    assert (delta["is_cut"], delta["num_tokens"]) == (True, 30)
+    assert delta["text"] == answer["text"][:20]
 
 
 def test_a_job_whose_text_has_gone_says_so(client: httpx.Client, service: RunningService) -> None:
