@@ -16,6 +16,7 @@ from httpx_sse import EventSource, connect_sse
 
 from api.auth.keys import digest_of, new_key
 from api.deployment import feed as feed_module
+from api.deployment.feed import DeploymentFeed
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     RunningService,
@@ -166,19 +167,29 @@ def test_the_store_is_read_once_however_many_look(
     assert together < 3 * alone
 
 
+def deserted(service: RunningService) -> DeploymentFeed:
+    """The feed, once those of earlier tests have been noticed to have left."""
+    feed: DeploymentFeed = service.app.state.services.feed
+    wait_until(lambda: feed.num_watchers == 0, "the watchers to leave")
+    return feed
+
+
 def test_while_nobody_looks_nothing_is_read(client: httpx.Client, service: RunningService) -> None:
-    feed = service.app.state.services.feed
+    feed = deserted(service)
     with watching(client):
         assert feed.num_watchers == 1
-    wait_until(lambda: feed.num_watchers == 0, "the watcher to leave")
-    wait_until(lambda: feed._reading.done(), "the end of the reading")
+    deserted(service)
+    reading = feed._reading
+    assert reading is not None
+    wait_until(reading.done, "the end of the reading")
     with watching(client):
-        assert not feed._reading.done()
+        assert feed._reading is not reading
 
 
 def test_too_many_dashboards_are_refused(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    deserted(service)
     monkeypatch.setattr(feed_module, "MAX_WATCHERS", 1)
     with watching(client):
         refused = client.get(PATH)
