@@ -178,7 +178,9 @@ class RequestIdMiddleware:
         route = getattr(scope.get("route"), "path", "other")
         known = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
         method = scope["method"] if scope["method"] in known else "other"
-        is_routine = route in _ROUTINE and method in ("GET", "HEAD") and 0 < status < 500
+        # 503: the store or a worker is missing, of which a line of its own tells.
+        is_answer = 0 < status < 500 or status == 503
+        is_routine = route in _ROUTINE and method in ("GET", "HEAD") and is_answer
         # 499: the client had left before there was a response.
         self._metrics.http_responses.labels(route, method, str(status or 499)).inc()
         log.log(

@@ -150,7 +150,8 @@ def test_an_outage_of_redis_is_one_line_of_each_process_when_it_begins_and_one_w
         refused = logged.client.post("/generate", json={**body, "stream": False})
         assert refused.status_code == 503
         while time.monotonic() < begin_s + OUTAGE_S:
-            assert logged.client.get("/v1/jobs").status_code == 503
+            for path in ("/ready", "/v1/jobs"):
+                assert logged.client.get(path).status_code == 503
             time.sleep(0.5)
         logged.redis.start()
         logged.throttle.release()
@@ -159,6 +160,8 @@ def test_an_outage_of_redis_is_one_line_of_each_process_when_it_begins_and_one_w
     for lines_of in (lambda: logged.of_worker, lambda: logged.of_frontend):
         wait_until(lambda lines_of=lines_of: ends(lines_of()), "the line of the end")
     time.sleep(2.0)  # for lines that come late
+    answered = [line for line in logged.of_frontend if line["message"] == "request answered"]
+    assert {line["route"] for line in answered} == {"/generate"}  # what polls is refused as quietly
     for lines in (logged.of_worker, logged.of_frontend):
         assert len(troubles(lines)) == 1, troubles(lines)
         (end,) = ends(lines)
