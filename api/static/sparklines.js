@@ -9,7 +9,7 @@ const HEIGHT = 40;
 const SLOT_S = 30;
 const SLOTS = 120;
 const KINDS = [
-  { title: "Queue depth", lines: { queued: "waiting" }, show: count },
+  { title: "Queue depth", lines: { queued: "" }, show: count },
   { title: "Requests per second", lines: { requests_per_s: "" }, show: rate },
   {
     title: "Time to first token",
@@ -29,7 +29,7 @@ function curve(rows, name, end, most) {
     }
     const x = WIDTH * (1 - (end - row.at) / (SLOT_S * (SLOTS - 1)));
     const y = HEIGHT - 2 - ((HEIGHT - 4) * row[name]) / most;
-    parts.push(`${isDown ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`, isDown ? "" : "h0.1");
+    parts.push(`${isDown ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`, isDown ? "" : "h1.5");
     isDown = true;
   }
   return parts.join("");
