@@ -2,11 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Extra words for pip's torch line, e.g. an index with CPU-only builds.
-TORCH_PIP_ARGS ?=
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
-CHECK_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "penstock: needs Python 3.11 or newer; $(PYTHON) is %s, PYTHON=python3.11 chooses another" % sys.version.split()[0])
+CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "penstock: needs Python 3.11 or newer; $(1) is %s. $(2)" % sys.version.split()[0])
 
 .DEFAULT_GOAL := help
 
@@ -15,16 +13,19 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch comes first and by its exact pin: a bare `torch` in a later resolution would pull the
-# registry's newest build with gigabytes of CUDA packages.
+# registry's newest build with gigabytes of CUDA packages. Without an NVIDIA driver it is the build for
+# the CPU; PENSTOCK_DEVICE=cpu or cuda chooses, and TORCH_PIP_ARGS takes the place of pip's words for that.
 $(VENV)/.run: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || { $(PYTHON) -c '$(CHECK_PYTHON)' && $(PYTHON) -m venv $(VENV); }
-	@echo "penstock: installing into $(VENV)"
-	@$(PIP_INSTALL) $(shell grep '^torch==' constraints.txt) $(TORCH_PIP_ARGS)
+	@test -x $(BIN)/python || { $(PYTHON) -c '$(call CHECK_PYTHON,$(PYTHON),make PYTHON=python3.11 chooses another.)' && $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c '$(call CHECK_PYTHON,that of $(VENV),Remove $(VENV) and run make again.)'
+	@echo "penstock: installing into $(VENV), once"
+	@$(BIN)/python -m shared.launcher.torch_build $(shell grep '^torch==' constraints.txt)
 	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server,dev]'
+	@echo "penstock: installing what the tests need into $(VENV)"
+	@$(PIP_INSTALL) --quiet -c constraints.txt -e '.[api,worker,server,dev]'
 	@touch $@
 
 # Variables of the command line reach what a recipe starts: make run PENSTOCK_ENGINE=vllm PENSTOCK_MODEL=...
@@ -143,7 +144,7 @@ smoke: $(VENV)/.dev ## three concurrent streams through a service of its own, wi
 	@$(BIN)/python tests/e2e/smoke.py
 
 $(VENV)/.bench: $(VENV)/.dev
-	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server,dev,bench]'
+	@$(PIP_INSTALL) --quiet -c constraints.txt -e '.[api,worker,server,dev,bench]'
 	@touch $@
 
 BENCH_ARGS ?=

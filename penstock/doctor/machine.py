@@ -18,7 +18,8 @@ from pathlib import Path
 
 from penstock.doctor.finding import Finding, fine, warning, wrong
 from shared.launcher.redis_server import find_server_binary
-from shared.launcher.vllm_environment import build_for, has_nvidia_driver, is_made
+from shared.launcher.torch_build import has_nvidia_driver
+from shared.launcher.vllm_environment import build_for, is_made
 
 NEEDED_BYTES = 100 * 10**6
 LITTLE_BYTES = 2 * 10**9

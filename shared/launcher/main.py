@@ -23,10 +23,10 @@ from shared.launcher.processes import (
 from shared.launcher.ready_line import ReadyLine
 from shared.launcher.redis_server import PrivateServer, ServerError, find_server_binary
 from shared.launcher.settings import LauncherSettings
+from shared.launcher.torch_build import has_nvidia_driver
 from shared.launcher.vllm_environment import (
     NotMade,
     build_for,
-    has_nvidia_driver,
     make_environment,
 )
 from shared.launcher.worker_specs import WorkerSpec, worker_specs

@@ -17,6 +17,7 @@ from shared.launcher.worker_specs import WorkerSpec
 from shared.redis.url import redacted
 
 POLL_S = 0.1
+PAGES = {"Playground": "/", "Dashboard": "/dashboard", "API": "/docs"}
 # Not listening yet or not ready (URLError is an OSError); another server than a frontend: what is
 # no HTTP, or no JSON.
 _NO_ANSWER = (OSError, HTTPException, ValueError)
@@ -104,9 +105,10 @@ class ReadyLine:
         # Where keys are configured the line needs one; the launcher does not know it.
         needs_key = not _answers_ok(f"{url}/v1/models")
         key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
-        lines = [f"\nPenstock is ready: {' '.join(self._urls)}\n"]
+        lines = [f"\nPenstock is ready: {' '.join(self._urls)}\n\n"]
+        lines += [f"  {name:<12}{url}{path}\n" for name, path in PAGES.items()]
         if len(self._names) > 1:
-            lines += [f"Models: {', '.join(name for name in self._names if name in served)}\n"]
+            lines += [f"\nModels: {', '.join(name for name in self._names if name in served)}\n"]
             lines += [f"Not served: {name}: {self._why(name)}\n" for name in missing]
         print(
             f"{''.join(lines)}\n"

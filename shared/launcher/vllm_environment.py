@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import importlib.metadata
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -28,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.launcher.torch_build import has_nvidia_driver, index_words, loads, wanted_device
 from shared.process import dying_with_this_process
 
 _HERE = Path(__file__).resolve().parent
@@ -129,19 +128,6 @@ def build_for(device: str) -> Build:
     return CUDA if has_nvidia_driver() else CPU
 
 
-def has_nvidia_driver() -> bool:
-    """Returns whether the library that the driver brings can be loaded."""
-    return _loads("libcuda.so.1")
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
 def python_of(directory: Path) -> Path:
     """Returns the environment's interpreter."""
     return directory / "bin" / "python"
@@ -207,7 +193,7 @@ class _Making:
         self._step = 0
 
     def run(self) -> None:
-        build, torch_words = self._build, shlex.split(os.environ.get("TORCH_PIP_ARGS", ""))
+        build = self._build
         self._check_library()
         self._check_space()
         self._say(
@@ -218,7 +204,8 @@ class _Making:
         self._prepare()
         if build.package == CPU.package:
             # By its exact pin, before anything that requires it: see the Makefile.
-            self._install("torch", pinned(build.pins, "torch"), *torch_words)
+            words = index_words("cpu", os.environ, self._say)
+            self._install("torch", pinned(build.pins, "torch"), *words)
             wheels = [pinned(build.pins, name) for name in READ_FROM_METADATA]
             self._install(" and ".join(wheels), "--no-deps", *wheels)
             self._install_required()
@@ -236,7 +223,7 @@ class _Making:
             )
 
     def _check_library(self) -> None:
-        if self._build.library and not _loads(self._build.library):
+        if self._build.library and not loads(self._build.library):
             raise NotMade(
                 f"{self._build.package} needs {self._build.library}, which this system lacks: "
                 f"apt-get install {_DEBIAN[self._build.library]}; nothing was installed."
@@ -409,9 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=DEVICES, help="without it: PENSTOCK_DEVICE, or auto")
     parser.add_argument("directory", nargs="?", type=Path, help="without it: the build's own")
     parsed = parser.parse_args(arguments)
-    device = (
-        parsed.device or os.environ.get("PENSTOCK_DEVICE") or os.environ.get("DEVICE") or "auto"
-    )
+    device = parsed.device or wanted_device(os.environ)
     if device not in DEVICES:
         parser.error(f"PENSTOCK_DEVICE={device!r} cannot be used: auto, cpu or cuda.")
 

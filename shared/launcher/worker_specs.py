@@ -28,7 +28,7 @@ from typing import Any
 from shared.cores import available_cores, share_of_cores
 from shared.environment import PREFIX, value_of, variable_of
 from shared.launcher.settings import LauncherSettings
-from shared.launcher.vllm_environment import has_nvidia_driver
+from shared.launcher.torch_build import has_nvidia_driver
 from shared.setting_names import SETTING_NAMES
 from shared.settings import SettingsError, SharedSettings, load_settings
 

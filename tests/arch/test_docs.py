@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import typer.main
+
+from penstock.cli.application import application
 from shared.messages import ErrorCode
 from tests.support.table import table
 
@@ -56,6 +59,15 @@ def test_files_and_functions_that_the_walks_name_exist(page: str) -> None:
         source = (REPOSITORY / path).read_text()
         for name in function.split(".") if function else []:
             assert re.search(rf"(def|class) {name}\b", source), f"{path}:{function}"
+
+
+def test_commands_that_the_readme_names_exist() -> None:
+    commands = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
+    named = re.findall(
+        r"^(?:\.venv/bin/)?penstock ([a-z]+)", (REPOSITORY / "README.md").read_text(), re.M
+    )
+    assert len(named) > 6
+    assert set(named) <= set(commands)
 
 
 def test_make_targets_that_the_readme_names_exist() -> None:

@@ -19,7 +19,7 @@ import pytest
 from openai import OpenAI
 
 from shared.launcher.redis_server import PrivateServer
-from shared.launcher.vllm_environment import has_nvidia_driver
+from shared.launcher.torch_build import has_nvidia_driver
 from tests.support.launched import REPOSITORY, Launched, free_port, is_alive
 from tests.support.service_client import ServiceClient, echo, token_ids_of
 from tests.support.throttle import FAULTS, Throttle

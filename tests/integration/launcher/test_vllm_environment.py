@@ -233,7 +233,7 @@ def test_a_library_that_the_system_lacks_is_named_before_anything_is_fetched(
     build: Build, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs = replace(build, library="libnuma.so.1")
-    monkeypatch.setattr(module, "_loads", lambda _: False)
+    monkeypatch.setattr(module, "loads", lambda _: False)
     with pytest.raises(NotMade, match=r"needs libnuma\.so\.1, .* apt-get install libnuma1"):
         make_environment(needs, lambda _: None, directory=directory)
 

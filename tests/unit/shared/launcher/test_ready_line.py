@@ -62,6 +62,16 @@ def test_the_command_has_any_name_of_a_model_as_one_word(
     assert json.loads(words[words.index("-d") + 1])["model"] == model
 
 
+def test_the_pages_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    ready = json.dumps({"models": ["m"], "unserved": []}).encode()
+    with server(answer=http(ready)) as port:
+        assert line(port, "m").announce(threading.Event())
+    printed = capsys.readouterr().out
+    for page in ("Playground  ", "Dashboard   ", "API         "):
+        path = {"P": "/", "D": "/dashboard", "A": "/docs"}[page[0]]
+        assert f"  {page}http://127.0.0.1:{port}{path}\n" in printed
+
+
 @pytest.mark.parametrize(
     "answer",
     [
