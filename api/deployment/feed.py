@@ -1,7 +1,7 @@
 """DeploymentFeed: one reader of the store for all dashboards of a frontend, and their streams.
 
 While nobody looks nothing is read. However many look, each view is read once in a round, and a
-round follows the last one after at least ten times what that took.
+round follows the last one after at least ten times what that took, or five seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 ROUND_S = 1.0  # from one round to the next
 MIN_REST_S = 0.2  # before a round that a new view does not wait longer for
 REST = 10  # times as long as a round took
+MAX_REST_S = 5.0  # a round may have waited for a slow server or a busy processor
 MAX_ROUND_S = 10.0
 MAX_VIEWS = 64
 MAX_WATCHERS = 256
@@ -115,7 +116,7 @@ class DeploymentFeed:
             begun_s = time.monotonic()
             await self._round()
             took_s = time.monotonic() - begun_s
-            await asyncio.sleep(max(MIN_REST_S, REST * took_s))
+            await asyncio.sleep(min(max(MIN_REST_S, REST * took_s), MAX_REST_S))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, ROUND_S - time.monotonic() + begun_s)):
                     await self._wake.wait()

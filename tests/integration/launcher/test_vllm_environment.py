@@ -90,7 +90,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.delenv("TORCH_PIP_ARGS", raising=False)
+    monkeypatch.setenv("TORCH_PIP_ARGS", "")  # no index of the network is looked at
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))  # a killed ensurepip leaves what it has there

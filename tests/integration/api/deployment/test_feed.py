@@ -236,6 +236,19 @@ def test_a_store_that_cannot_be_read_is_told(
         watcher.until(lambda: watcher.objects["service"]["status"] == "ok", "its end")
 
 
+@pytest.mark.timeout(60)
+def test_a_round_that_took_long_is_not_waited_for_without_end(
+    client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten times a round that waited for a slow server would be minutes."""
+    monkeypatch.setattr(feed_module, "REST", 1e6)
+    monkeypatch.setattr(feed_module, "MAX_REST_S", 0.2)
+    deserted(service)
+    with watching(client) as watcher:
+        for _ in range(3):
+            watcher.look()
+
+
 ACME, OTHER, OPERATOR = (new_key() for _ in range(3))
 LINES = (
     f"{digest_of(ACME)} tenant=acme max_jobs=7",
