@@ -201,7 +201,8 @@ class SubmittedJobs:
     async def open(self, scope: Scope) -> EventStream:
         """Submits the jobs. Raises ApiError; then nothing is left open."""
         self._span = span_in(scope)
-        trace_generation(self._span, self._submitted, caller_in(scope).request_id)
+        if self._span.is_recorded:
+            trace_generation(self._span, self._submitted, caller_in(scope).request_id)
         streams: list[JobStream] = []
         try:
             for index in range(len(self._submitted)):

@@ -18,6 +18,7 @@ from api.batches.row import Endpoint, RowContext, RowTask, halved_limits, make_e
 from api.dialects.completions.protocol import CompletionRequest
 from api.errors import ClientError, unavailable
 from api.generation.thread_pool import TextPool, request_bytes
+from shared.tracing import Tracing
 from shared.transport.ports.jobs import AdmissionLimits
 
 
@@ -36,7 +37,12 @@ async def test_each_try_counts_the_row_and_its_earlier_turns_once(
         raise ClientError("enough")
 
     pool = TextPool(threads=1, max_waiting_bytes=2**20)
-    run = SimpleNamespace(pool=pool, refuse_unused_members=False, preparing=asyncio.Semaphore(1))
+    run = SimpleNamespace(
+        pool=pool,
+        refuse_unused_members=False,
+        preparing=asyncio.Semaphore(1),
+        tracing=Tracing(),
+    )
     endpoint = Endpoint("completion", CompletionRequest, prepare)
     lease = SimpleNamespace(stop=StopEvent())
     context = RowContext(run, endpoint, "default", lease)  # type: ignore[arg-type]
