@@ -289,8 +289,12 @@ async def every_route(worst: Worst) -> None:
     async def call() -> None:
         method, path = random.choice(calls)
         body = None if method == "GET" else {"model": worst.model, "messages": "no"}
-        answer = await worst.http.request(method, path, json=body)
-        worst.counts[f"{method} {answer.status_code // 100}xx"] += 1
+        async with worst.http.stream(method, path, json=body) as answer:
+            worst.counts[f"{method} {answer.status_code // 100}xx"] += 1
+            # A dashboard's stream goes on for minutes: it is left at its first piece.
+            async for _ in answer.aiter_raw():
+                if path == "/v1/deployment/stream":
+                    break
 
     await worst.at_once(12, call)
 
