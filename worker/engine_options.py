@@ -20,6 +20,7 @@ LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
 WeightCopies = Literal["auto", "on", "off"]
+AttentionChoice = Literal["auto", "triton", "sdpa"]
 ModelImpl = Literal["auto", "native", "transformers"]
 
 
@@ -48,6 +49,8 @@ class EngineOptions:
     cpu_tier: CpuTier = "auto"  # see worker.model.cpu.tiers
     quantization: Quantization = "none"  # int8, CPU only; see worker.model.cpu.onednn_ops
     cpu_weight_copies: WeightCopies = "auto"  # see worker.model.cpu.choices
+    attention_backend: AttentionChoice = "auto"  # on CUDA; see worker.model.cuda.tier
+    cuda_graphs: bool = True  # see worker.model.cuda.graphs
 
     block_size: int | None = None  # token positions of a KV block
     num_kv_blocks: int | None = None  # takes precedence over kv_cache_memory_gb

@@ -9,6 +9,7 @@ where there is no CUDA device, after saying so.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ SUITES = {
         "tests/contract/worker/model/test_greedy_equality.py"
     ],
     "attention = formula": ["tests/contract/worker/model/test_attention_backend.py"],
+    "kernels = torch's operators": ["tests/contract/worker/model/cuda"],
     "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
     "sampler, loader, runner": [
         f"{UNIT}/test_{name}.py"
@@ -97,7 +99,16 @@ def run_suite(name: str, paths: list[str]) -> Outcome:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     options = ["-q", "-x", "--noconftest", "--import-mode=importlib", f"--rootdir={ROOT}"]
-    options += ["-c", os.devnull, "-p", "no:cacheprovider"]
+    options += [
+        "-c",
+        os.devnull,
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore::pytest.PytestUnknownMarkWarning",
+    ]
+    if importlib.util.find_spec("xdist") is not None:  # compiling kernels takes most of the time
+        options += ["-p", "xdist", "-n", str(min(8, os.cpu_count() or 1))]
     started = time.monotonic()
     try:
         run = subprocess.run(

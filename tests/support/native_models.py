@@ -1,4 +1,4 @@
-"""Small models of random weights on the native tier, and steps over them."""
+"""Small models of random weights on any tier, and steps over them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from worker.model.cpu.native_stack import NativeStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderStack
 from worker.model.layers.linear import Placement
+from worker.model.layers.ops import Ops
 from worker.model.loader import fill_with_noise
 
 CPU = torch.device("cpu")
@@ -61,26 +62,38 @@ def build_stack(
     return NativeStack(model, pool, library), pool
 
 
-def new_model(shape: dict[str, object], ops: NativeOps) -> CausalLM:
-    model = CausalLM(ModelConfig.from_dict(shape), MAX_LEN, Placement(CPU, torch.bfloat16))
+def new_model(
+    shape: dict[str, object],
+    ops: Ops,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.bfloat16,
+) -> CausalLM:
+    model = CausalLM(ModelConfig.from_dict(shape), MAX_LEN, Placement(device, dtype))
     fill_with_noise(model)
     noise = torch.Generator().manual_seed(2)
     for _, place in model.named_tensors():
         if place.columns is None:  # norms of 1 and biases of 0 would show no mistake
-            place.data.add_(torch.randn(place.data.shape, generator=noise) * 0.2)
+            place.data.add_((torch.randn(place.data.shape, generator=noise) * 0.2).to(device))
     model.use(ops)
     return model
 
 
-def new_pool(config: ModelConfig) -> KVCachePool:
-    pool = KVCachePool(config, NUM_BLOCKS, ATTENTION_BLOCK, device=CPU, dtype=torch.bfloat16)
+def new_pool(
+    config: ModelConfig, *, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16
+) -> KVCachePool:
+    pool = KVCachePool(config, NUM_BLOCKS, ATTENTION_BLOCK, device=device, dtype=dtype)
     noise = torch.Generator().manual_seed(3)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=noise))
     return pool
 
 
 def run_step(
-    stack: DecoderStack, step: list[tuple[int, int]], wanted: list[int] | None = None
+    stack: DecoderStack,
+    step: list[tuple[int, int]],
+    wanted: list[int] | None = None,
+    *,
+    device: torch.device = CPU,
 ) -> torch.Tensor:
     """[wanted, hidden], by itself of all sequences, which have blocks of their own in an order of
     no order."""
@@ -94,10 +107,10 @@ def run_step(
     places = positions.long()
     slots = table[rows, places // ATTENTION_BLOCK] * ATTENTION_BLOCK + places % ATTENTION_BLOCK
     metadata = AttentionMetadata(
-        cu_q=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32),
-        block_table=table.contiguous(),
-        slots=slots.to(torch.int32),
+        cu_q=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_table=table.contiguous().to(device),
+        slots=slots.to(device, torch.int32),
         num_decodes=sum(count == 1 for _, count in step),
         max_query_len=int(counts.max()),
         num_tokens=len(positions),
@@ -108,5 +121,8 @@ def run_step(
     with torch.inference_mode():
         last = metadata.cu_q[1:] - 1
         return stack(
-            token_ids.to(torch.int32), positions, metadata, last if wanted is None else last[wanted]
+            token_ids.to(device, torch.int32),
+            positions.to(device),
+            metadata,
+            last if wanted is None else last[wanted],
         )

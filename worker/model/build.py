@@ -26,7 +26,13 @@ from worker.model.parallel.group import ALONE, RankGroup
 from worker.model.parallel.joining import rank_device
 from worker.model.parallel.plan import rank_options
 from worker.model.runner import TorchModelRunner
-from worker.model.served import BuiltStack, ModelSource, OtherRanks, ServedConfig
+from worker.model.served import (
+    BuiltStack,
+    CapturingStack,
+    ModelSource,
+    OtherRanks,
+    ServedConfig,
+)
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
@@ -190,6 +196,8 @@ def complete(
         structured_output=grammar_masks is not None,
     )
     _warm_up(runner, engine_config, device, report)
+    if isinstance(part.stack, CapturingStack):
+        part.stack.capture(lambda share: report("capturing CUDA graphs", share))
     built = BuiltModel(
         runner=runner,
         engine_config=engine_config,
@@ -364,12 +372,22 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
         forward.run(ScheduledBatch((_prefill(block_size, num_tokens),)))
         del forward
     peak = torch.cuda.max_memory_allocated(device) - before
+    captured = _captured_bytes(stack, device)
     # Every row's logits in float32, several times over while they are sampled from.
     logits = 8 * 4 * options.max_num_seqs * model.config.vocab_size
     del pool, stack
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - logits)
+    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - logits - captured)
+
+
+def _captured_bytes(stack: DecoderStack, device: torch.device) -> int:
+    """Returns the memory that the stack's CUDA graphs take."""
+    if not isinstance(stack, CapturingStack):
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    stack.capture(lambda share: None, largest_only=True)
+    return max(0, free - torch.cuda.mem_get_info(device)[0])
 
 
 def _warm_up(

@@ -10,7 +10,7 @@ import torch
 from shared.cores import default_threads
 from worker.engine_options import EngineOptions
 from worker.model.config import ModelConfig
-from worker.model.cpu.tiers import Tier, TierRequest, choose_tier, reference_tier
+from worker.model.cpu.tiers import Tier, TierRequest, choose_tier
 from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
@@ -55,7 +55,7 @@ class NativeSource:
                 f"the weights do not fit in the memory of {placement.device}"
             ) from error
         config = rank_config(self.config, placement.group)
-        tier = _tier(options, config, placement, block_size)
+        tier = _tier(options, config, placement, max_model_len, block_size)
         model.use(tier.ops)
         return BuiltStack(
             model=model,
@@ -67,7 +67,11 @@ class NativeSource:
 
 
 def _tier(
-    options: EngineOptions, config: ModelConfig, placement: Placement, block_size: int
+    options: EngineOptions,
+    config: ModelConfig,
+    placement: Placement,
+    max_model_len: int,
+    block_size: int,
 ) -> Tier:
     request = TierRequest(
         config=config,
@@ -87,4 +91,7 @@ def _tier(
     ):
         if value != neutral:
             raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
-    return reference_tier(request)
+    # Here and not above: its kernels need Triton, which a CPU's build of PyTorch lacks.
+    from worker.model.cuda.tier import cuda_tier
+
+    return cuda_tier(options, request, placement, -(-max_model_len // block_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -70,6 +70,15 @@ class BuiltStack:
     stack: Callable[[KVCachePool], DecoderStack]
     tier: str  # of the CPU, "reference" elsewhere
     has_own_threads: bool = False  # torch computes next to nothing of a step
+
+
+@runtime_checkable
+class CapturingStack(Protocol):
+    """A DecoderStack that captures steps before it is used, to replay them."""
+
+    def capture(self, report: Report, *, largest_only: bool = False) -> None:
+        """Captures; with `largest_only` what takes the memory of all. Raises what a step does."""
+        ...
 
 
 class ModelSource(Protocol):

@@ -52,11 +52,11 @@ class Attention(nn.Module):
             placement=placement,
         )
         self.kind = config.layers[layer]
-        self.q_norm = self.k_norm = self._head_norm = None
+        self.q_norm = self.k_norm = self.head_norm = None
         if config.has_qk_norm:
             self.q_norm = _norm(config, config.head_dim, placement)
             self.k_norm = _norm(config, config.head_dim, placement)
-            self._head_norm = HeadNorm(self.q_norm.norm, self.k_norm.norm)
+            self.head_norm = HeadNorm(self.q_norm.norm, self.k_norm.norm)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """Maps [num_tokens, hidden] to the same shape; writes keys and values to the cache."""
@@ -65,7 +65,7 @@ class Attention(nn.Module):
             self.qkv(x),
             self.num_heads,
             self.num_kv_heads,
-            self._head_norm,
+            self.head_norm,
             rotation.cos,
             rotation.sin,
         )

@@ -1,0 +1,74 @@
+"""CudaStack and its kernels against torch's operators, layer by layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.native_models import FAMILIES, new_model, new_pool, run_step
+from tests.support.torch_device import torch_device
+from tests.support.triton_device import has_triton
+
+if not has_triton():
+    pytest.skip("kernels run with TRITON_INTERPRET=1 or on CUDA", allow_module_level=True)
+
+from worker.model.attention.sdpa import SdpaAttention
+from worker.model.cuda.layer_kernels import add_norm, gate
+from worker.model.cuda.stack import CudaOps, CudaStack
+from worker.model.layers.decoder import LayerByLayer
+from worker.model.layers.ops import Activation, Norm, TorchOps, gated
+
+pytestmark = pytest.mark.triton
+# (tokens before this step, tokens of this step) of each sequence; decodes first, as in a batch.
+STEPS = {
+    "one": [(0, 1)],
+    "decodes": [(5, 1), (40, 1), (16, 1)],
+    "mixed": [(50, 1), (15, 1), (20, 13), (0, 30)],
+}
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stack_says_what_torchs_operators_say(family: str) -> None:
+    device, dtype = torch_device(), torch.float32
+    twin = new_model(FAMILIES[family], TorchOps(), device=device, dtype=dtype)
+    model = new_model(FAMILIES[family], CudaOps(), device=device, dtype=dtype)
+    config = model.config
+    pools = [new_pool(config, device=device, dtype=dtype) for _ in range(2)]
+    by_layers = LayerByLayer(twin, SdpaAttention(pools[0], config.layer_scores))
+    stack = CudaStack(model, pools[1])
+    for name, step in STEPS.items():
+        expected, seen = (run_step(one, step, device=device) for one in (by_layers, stack))
+        assert seen.shape == (len(step), config.hidden_size)
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(
+            pools[1].storage, pools[0].storage, rtol=1e-4, atol=1e-4, msg=name
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("adds_one", [False, True])
+def test_add_norm_equals_its_twin(dtype: torch.dtype, adds_one: bool) -> None:
+    device = torch_device()
+    generator = torch.Generator().manual_seed(1)
+    x, delta = (torch.randn(3, 96, generator=generator).to(device, dtype) for _ in range(2))
+    norms = [
+        Norm(torch.randn(96, generator=generator).to(device, dtype), eps, adds_one)
+        for eps in (1e-5, 1e-6)
+    ]
+    for added, delta_norm in ((None, None), (delta, None), (delta, norms[1])):
+        expected = TorchOps().add_norm(x, added, norms[0], delta_norm)
+        seen = add_norm(x.clone(), added, norms[0], delta_norm)
+        for one, other in zip(seen, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gate_equals_its_twin(dtype: torch.dtype, activation: Activation) -> None:
+    both = (torch.randn(3, 2 * 1100, generator=torch.Generator().manual_seed(2)) * 4).to(
+        torch_device(), dtype
+    )
+    expected = gated(lambda x: x, activation)(both)
+    tolerance = DTYPES[dtype]
+    torch.testing.assert_close(gate(both, activation), expected, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,1 @@
+"""The model on NVIDIA GPUs: Triton kernels, the stack that launches them, and CUDA graphs."""

@@ -1,0 +1,196 @@
+"""DecodeGraphs: steps of single tokens, captured once for each padded size and then replayed.
+
+A step of 28 layers is some 300 launches, whose Python takes longer than their kernels. A CUDA graph
+launches them in one call, with the addresses that it was captured with: a step's tensors are copied
+into buffers that stay, sequences that are missing are padded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.model.attention.base import AttentionMetadata
+from worker.model.cuda.stack import CudaStack
+
+logger = logging.getLogger(__name__)
+
+_COLUMNS_A_PROGRAM = 128
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Returns the padded sizes, ascending; the last is at least `max_num_seqs`."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs + 32, 32)]
+    return sizes[: bisect_left(sizes, max_num_seqs) + 1]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """What captured steps read, int32; the largest graph's are all of it."""
+
+    token_ids: Tensor  # [S]
+    positions: Tensor  # [S]
+    slots: Tensor  # [S]; -1: padding
+    seq_lens: Tensor  # [S]; 0: padding
+    table: Tensor  # [S, max_blocks]; columns behind a sequence's end hold anything
+    cu_q: Tensor  # [S + 1] 0, 1, 2, ...
+
+    @classmethod
+    def zeros(cls, num_rows: int, max_blocks: int, device: torch.device) -> StepBuffers:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return cls(
+            token_ids=zeros(num_rows),
+            positions=zeros(num_rows),
+            slots=zeros(num_rows).fill_(-1),
+            seq_lens=zeros(num_rows),
+            table=zeros(num_rows, max_blocks),
+            cu_q=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+        )
+
+    def fill(
+        self, size: int, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
+    ) -> None:
+        """Copies a step of at most `size` decodes and makes the rest of `size` rows padding."""
+        table = metadata.block_table
+        width = table.shape[1]
+        _fill[(size, triton.cdiv(width, _COLUMNS_A_PROGRAM))](
+            self.token_ids,
+            self.positions,
+            self.slots,
+            self.seq_lens,
+            self.table,
+            token_ids,
+            positions,
+            metadata.slots,
+            metadata.seq_lens,
+            table,
+            num_rows=len(token_ids),
+            width=width,
+            to_stride=self.table.stride(0),
+            from_stride=table.stride(0),
+            COLUMNS=_COLUMNS_A_PROGRAM,
+            num_warps=1,
+        )
+
+    def metadata(self, size: int) -> AttentionMetadata:
+        """Returns a step of `size` decodes over these buffers."""
+        ones = (1,) * size
+        return AttentionMetadata(
+            cu_q=self.cu_q[: size + 1],
+            seq_lens=self.seq_lens[:size],
+            block_table=self.table[:size],
+            slots=self.slots[:size],
+            num_decodes=size,
+            max_query_len=1,
+            num_tokens=size,
+            query_lens=ones,
+            context_lens=ones,
+        )
+
+
+@triton.jit(do_not_specialize=["num_rows", "width", "from_stride"])
+def _fill(
+    to_token_ids,
+    to_positions,
+    to_slots,
+    to_seq_lens,
+    to_table,
+    token_ids,
+    positions,
+    slots,
+    seq_lens,
+    table,
+    num_rows,
+    width,
+    to_stride,
+    from_stride,
+    COLUMNS: tl.constexpr,
+):
+    """Grid: (padded rows, pieces of a row of the table)."""
+    row, piece = tl.program_id(0), tl.program_id(1)
+    is_real = row < num_rows
+    if piece == 0:
+        tl.store(to_token_ids + row, tl.load(token_ids + row, mask=is_real, other=0))
+        tl.store(to_positions + row, tl.load(positions + row, mask=is_real, other=0))
+        tl.store(to_slots + row, tl.load(slots + row, mask=is_real, other=-1))
+        tl.store(to_seq_lens + row, tl.load(seq_lens + row, mask=is_real, other=0))
+    columns = piece * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (columns < width) & is_real
+    blocks = tl.load(table + row * from_stride + columns, mask=inside, other=0)
+    tl.store(to_table + row * to_stride + columns, blocks, mask=inside)
+
+
+class DecodeGraphs:
+    """A DecoderStack: replays steps that are decodes alone, leaves others to the stack."""
+
+    def __init__(
+        self, stack: CudaStack, *, max_num_seqs: int, max_blocks: int, device: torch.device
+    ) -> None:
+        """`max_blocks` are those of the longest sequence. Until `capture` nothing is replayed."""
+        self._stack = stack
+        self._device = device
+        self._sizes = graph_sizes(max_num_seqs)
+        self._buffers = StepBuffers.zeros(self._sizes[-1], max_blocks, device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._captured: Sequence[int] = ()
+
+    @torch.inference_mode()
+    def capture(self, report: Callable[[float], None], *, largest_only: bool = False) -> None:
+        """Captures all sizes, the largest first: the others fit into its memory.
+
+        `report` gets the share that is done. Raises what a step raises.
+        """
+        sizes = self._sizes[-1:] if largest_only else self._sizes
+        begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
+        for number, size in enumerate(reversed(sizes)):
+            report(number / len(sizes))
+            self._run(size)  # compiles, and lets cuBLAS allocate what it keeps
+            torch.cuda.synchronize(self._device)
+            graph = torch.cuda.CUDAGraph()
+            # Not torch.cuda.graph(), which collects garbage each time.
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                hidden = self._run(size)
+                graph.capture_end()
+            self._graphs[size] = (graph, hidden)
+        self._captured = sizes
+        report(1.0)
+        logger.info(
+            "captured %d CUDA graphs in %.1f s: %.0f MiB",
+            len(sizes),
+            time.monotonic() - begin_s,
+            (free - torch.cuda.mem_get_info(self._device)[0]) / 2**20,
+        )
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        num_rows = metadata.num_decodes
+        if num_rows != metadata.num_tokens or not self._captured:
+            return self._stack(token_ids, positions, metadata, rows)
+        index = bisect_left(self._captured, num_rows)
+        if index == len(self._captured):
+            return self._stack(token_ids, positions, metadata, rows)
+        size = self._captured[index]
+        self._buffers.fill(size, token_ids, positions, metadata)
+        graph, hidden = self._graphs[size]
+        graph.replay()
+        return hidden[:num_rows]  # a decode's logits are wanted: rows are all, in order
+
+    def _run(self, size: int) -> Tensor:
+        buffers = self._buffers
+        x, delta, delta_norm = self._stack.layers(
+            buffers.token_ids[:size], buffers.positions[:size], buffers.metadata(size)
+        )
+        return self._stack.normed(x, delta, delta_norm)

@@ -1,0 +1,293 @@
+"""Triton kernels of decoder layers around products and attention, and the functions that launch
+them. Each has a torch twin in worker.model.layers.ops or worker.model.attention.
+
+Arithmetic is float32; results are rounded once, where the twins round after every operation.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.model.layers.ops import Activation, HeadNorm, Norm
+
+_HEADS_A_PROGRAM = 4
+_PLACES_A_PROGRAM = 1024  # of a row of a gate
+
+
+@triton.jit
+def _normalize(row, weight, eps, SIZE: tl.constexpr, ADDS_ONE: tl.constexpr):
+    """Returns row / rms(row) times the weight, or 1 + weight; both float32, [..., SIZE] padded."""
+    mean_square = tl.sum(row * row, 0) / SIZE
+    if ADDS_ONE:
+        weight = 1.0 + weight
+    return row * (1.0 / tl.sqrt(mean_square + eps)) * weight
+
+
+@triton.jit
+def _add_norm(
+    x,  # [rows, size]
+    delta,
+    weight,  # [size]
+    delta_weight,
+    summed,  # [rows, size]; may be x
+    normed,
+    eps,
+    delta_eps,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    HAS_DELTA_NORM: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
+):
+    """Ops.add_norm, a row for each program."""
+    start = tl.program_id(0).to(tl.int64) * SIZE
+    columns = tl.arange(0, WIDTH)
+    inside = columns < SIZE
+    row = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        added = tl.load(delta + start + columns, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DELTA_NORM:
+            by = tl.load(delta_weight + columns, mask=inside, other=0.0).to(tl.float32)
+            added = _normalize(added, by, delta_eps, SIZE, ADDS_ONE)
+            added = added.to(summed.dtype.element_ty).to(tl.float32)
+        # What is normalised is what the residual stream keeps.
+        stored = (row + added).to(summed.dtype.element_ty)
+        tl.store(summed + start + columns, stored, mask=inside)
+        row = stored.to(tl.float32)
+    by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    result = _normalize(row, by, eps, SIZE, ADDS_ONE)
+    tl.store(normed + start + columns, result.to(normed.dtype.element_ty), mask=inside)
+
+
+def add_norm(
+    x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+) -> tuple[Tensor, Tensor]:
+    """Does what Ops.add_norm does: the sum is written into x."""
+    size = x.shape[1]
+    normed = torch.empty_like(x)
+    width = triton.next_power_of_2(size)
+    _add_norm[(x.shape[0],)](
+        x,
+        x if delta is None else delta,
+        norm.weight,
+        norm.weight if delta_norm is None else delta_norm.weight,
+        x,
+        normed,
+        norm.eps,
+        norm.eps if delta_norm is None else delta_norm.eps,
+        SIZE=size,
+        WIDTH=width,
+        HAS_DELTA=delta is not None,
+        HAS_DELTA_NORM=delta_norm is not None,
+        ADDS_ONE=norm.adds_one,
+        num_warps=min(16, max(1, width // 512)),
+    )
+    return x, normed
+
+
+@triton.jit
+def _rotate_and_store(
+    qkv,  # [T, (heads + 2 kv_heads) * dim]; its queries are rotated in place
+    positions,  # [T]
+    slots,  # [T]; -1: nothing is stored
+    cosines,  # [positions, dim / 2]
+    sines,
+    query_weight,  # [dim]
+    key_weight,
+    keys,  # [blocks, block_size, kv_heads, dim]
+    values,
+    eps,
+    qkv_stride,
+    key_block_stride,
+    key_stride,
+    value_block_stride,
+    value_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEADS_A_PROGRAM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ADDS_ONE: tl.constexpr,
+):
+    """Grid: (T, groups of heads). Both halves of a head are loaded apart: one rotates the other."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS_A_PROGRAM + tl.arange(0, HEADS_A_PROGRAM)
+    places = tl.arange(0, HALF_WIDTH)
+    is_half = places < HALF
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & is_half[None, :]
+    at = qkv + token * qkv_stride + (head * DIM)[:, None] + places[None, :]
+    raw_first = tl.load(at, mask=inside, other=0.0)
+    raw_second = tl.load(at + HALF, mask=inside, other=0.0)
+    first, second = raw_first.to(tl.float32), raw_second.to(tl.float32)
+    is_query = head < HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    if HAS_NORM:
+        mean_square = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / DIM
+        factor = 1.0 / tl.sqrt(mean_square + eps)
+        query_first = tl.load(query_weight + places, mask=is_half, other=0.0).to(tl.float32)
+        query_second = tl.load(query_weight + HALF + places, mask=is_half, other=0.0).to(tl.float32)
+        key_first = tl.load(key_weight + places, mask=is_half, other=0.0).to(tl.float32)
+        key_second = tl.load(key_weight + HALF + places, mask=is_half, other=0.0).to(tl.float32)
+        by_first = tl.where(is_query[:, None], query_first[None, :], key_first[None, :])
+        by_second = tl.where(is_query[:, None], query_second[None, :], key_second[None, :])
+        if ADDS_ONE:
+            by_first, by_second = 1.0 + by_first, 1.0 + by_second
+        first = first * factor[:, None] * by_first
+        second = second * factor[:, None] * by_second
+    position = tl.load(positions + token).to(tl.int64)
+    cos = tl.load(cosines + position * HALF + places, mask=is_half, other=0.0).to(tl.float32)
+    sin = tl.load(sines + position * HALF + places, mask=is_half, other=0.0).to(tl.float32)
+    rotated_first = (first * cos[None, :] - second * sin[None, :]).to(qkv.dtype.element_ty)
+    rotated_second = (second * cos[None, :] + first * sin[None, :]).to(qkv.dtype.element_ty)
+    tl.store(at, rotated_first, mask=inside & is_query[:, None])
+    tl.store(at + HALF, rotated_second, mask=inside & is_query[:, None])
+    slot = tl.load(slots + token)
+    block, offset = (slot // BLOCK_SIZE).to(tl.int64), slot % BLOCK_SIZE
+    key_at = keys + block * key_block_stride + offset * key_stride
+    key_at = key_at + ((head - HEADS) * DIM)[:, None] + places[None, :]
+    is_stored = inside & is_key[:, None] & (slot >= 0)
+    tl.store(key_at, rotated_first, mask=is_stored)
+    tl.store(key_at + HALF, rotated_second, mask=is_stored)
+    value_at = values + block * value_block_stride + offset * value_stride
+    value_at = value_at + ((head - HEADS - KV_HEADS) * DIM)[:, None] + places[None, :]
+    is_stored = inside & (head >= HEADS + KV_HEADS)[:, None] & (slot >= 0)
+    tl.store(value_at, raw_first, mask=is_stored)
+    tl.store(value_at + HALF, raw_second, mask=is_stored)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    tables: tuple[Tensor, Tensor],
+    norm: HeadNorm | None,
+    keys: Tensor,
+    values: Tensor,
+) -> Tensor:
+    """Normalises and rotates the queries and keys of qkv [T, (heads + 2 kv_heads) * dim].
+
+    Returns the queries [T, heads, dim], a view of qkv. Keys and values go to their slots of `keys`
+    and `values`, one layer's views of the pool; a slot of -1 is skipped. `tables` are the cosines
+    and sines of all positions, [positions, dim / 2].
+    """
+    num_tokens = qkv.shape[0]
+    _, block_size, kv_heads, dim = keys.shape
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    cosines, sines = tables
+    weights = (cosines, cosines) if norm is None else (norm.query.weight, norm.key.weight)
+    _rotate_and_store[(num_tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS_A_PROGRAM))](
+        qkv,
+        positions,
+        slots,
+        cosines,
+        sines,
+        *weights,
+        keys,
+        values,
+        0.0 if norm is None else norm.query.eps,
+        qkv.stride(0),
+        keys.stride(0),
+        keys.stride(1),
+        values.stride(0),
+        values.stride(1),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        HALF=dim // 2,
+        HALF_WIDTH=triton.next_power_of_2(dim // 2),
+        BLOCK_SIZE=block_size,
+        HEADS_A_PROGRAM=_HEADS_A_PROGRAM,
+        HAS_NORM=norm is not None,
+        ADDS_ONE=norm is not None and norm.query.adds_one,
+        num_warps=2,
+    )
+    return qkv.view(num_tokens, -1, dim)[:, :heads]
+
+
+@triton.jit
+def _store(
+    source,  # [T, kv_heads, dim]
+    slots,
+    cache,  # [blocks, block_size, kv_heads, dim]
+    source_stride,
+    source_head_stride,
+    block_stride,
+    place_stride,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Copies one head of one token. Grid: (T, kv_heads)."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    places = tl.arange(0, WIDTH)
+    slot = tl.load(slots + token)
+    inside = (places < DIM) & (slot >= 0)
+    at = source + token * source_stride + head * source_head_stride + places
+    block, offset = (slot // BLOCK_SIZE).to(tl.int64), slot % BLOCK_SIZE
+    to = cache + block * block_stride + offset * place_stride + head * DIM + places
+    tl.store(to, tl.load(at, mask=inside, other=0.0), mask=inside)
+
+
+def store_keys_and_values(
+    k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor
+) -> None:
+    """Writes k and v [T, kv_heads, dim] to their slots [T] of one layer's views of the pool."""
+    for source, cache in ((k, keys), (v, values)):
+        _store[(source.shape[0], source.shape[1])](
+            source,
+            slots,
+            cache,
+            source.stride(0),
+            source.stride(1),
+            cache.stride(0),
+            cache.stride(1),
+            DIM=source.shape[2],
+            WIDTH=triton.next_power_of_2(source.shape[2]),
+            BLOCK_SIZE=cache.shape[1],
+            num_warps=1,
+        )
+
+
+@triton.jit
+def _gate(
+    both,  # [rows, 2 * size]
+    out,  # [rows, size]
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_SILU: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    at = both + row * 2 * SIZE + columns
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
+    inner = gate
+    if not IS_SILU:  # 0.5 * (1 + tanh(x)) is the sigmoid of 2 x
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    small = tl.exp(-tl.abs(inner))
+    activated = gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)
+    # Rounded as it is between two operators: the products that follow see the same numbers.
+    activated = activated.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * SIZE + columns, (activated * up).to(out.dtype.element_ty), mask=inside)
+
+
+def gate(both: Tensor, activation: Activation) -> Tensor:
+    """Returns activation(first half) * second half of [rows, 2 * size], [rows, size]."""
+    rows, size = both.shape[0], both.shape[1] // 2
+    out = torch.empty((rows, size), dtype=both.dtype, device=both.device)
+    _gate[(rows, triton.cdiv(size, _PLACES_A_PROGRAM))](
+        both,
+        out,
+        SIZE=size,
+        BLOCK=min(_PLACES_A_PROGRAM, triton.next_power_of_2(size)),
+        IS_SILU=activation == "silu",
+        num_warps=4,
+    )
+    return out
