@@ -1,0 +1,1 @@
+"""CUDA's speed tier: kernels of this project's own, written in Triton."""
