@@ -12,11 +12,12 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def has_triton() -> bool:
-    """Returns whether kernels run here. In the interpreter, dots of bfloat16 are mended first."""
+    """Returns whether kernels run here. The interpreter is mended first."""
     if importlib.util.find_spec("triton") is None:
         return False
     if IS_INTERPRETED:
         widen_bfloat16_operands()
+        patch_once()
         return True
     return torch_device().type == "cuda"
 
@@ -46,3 +47,25 @@ def widen_bfloat16_operands() -> None:
 
     create_widened_dot.widens = True  # type: ignore[attr-defined]
     builder.create_dot = create_widened_dot
+
+
+def patch_once() -> None:
+    """Leaves out what the interpreter repeats at each call of one kernel's function by another.
+
+    It looks through its whole language again, and finds nothing to change: half of the time.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang
+    if getattr(original, "is_once", False):
+        return
+
+    def patch(fn: Any) -> Any:
+        modules = [m for m in fn.__globals__.values() if m is tl or m is tl.core]
+        if all(not tl.core.is_builtin(module.load) for module in modules):
+            return interpreter._LangPatchScope()
+        return original(fn)
+
+    patch.is_once = True  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch

@@ -10,8 +10,8 @@ import triton
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata, LayerScores
-from worker.model.cuda.attention_kernels import chunk_attention, decode_attention, merge_splits
-from worker.model.cuda.layer_kernels import store_keys_and_values
+from worker.model.cuda.kernels.attention import chunk_attention, decode_attention, merge_splits
+from worker.model.cuda.layers import store_keys_and_values
 from worker.model.kv_cache import KVCachePool
 
 _MIN_ROWS = 16  # of a matrix operand
@@ -189,7 +189,7 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
     """Returns the tiles of the kernel for single queries of `group` heads, `width` wide."""
     rows = max(_MIN_ROWS, triton.next_power_of_2(group))
     is_wide = width * dtype.itemsize > 256
-    return Tiles(rows, 32 if is_wide else 64, 4, 2 if is_wide else 3)
+    return Tiles(rows, 32 if is_wide else 64, 2 if rows == _MIN_ROWS else 4, 3)
 
 
 def chunk_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cuda.attention import TritonAttention
-from worker.model.cuda.layer_kernels import add_norm, gate, rotate_and_store
+from worker.model.cuda.layers import add_norm, gate, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear

@@ -72,6 +72,18 @@ class GrammarMasks:
         At least one token stays possible in each. The rows that are returned could not be followed
         and are unchanged; the text gives an ErrorCode and the reason, for the client.
         """
+        indices, masks, failed = self.masks_of(rows)
+        if indices:
+            (_cap_on_device if logits.is_cuda else _cap_on_host)(logits, indices, masks)
+        return failed
+
+    def masks_of(
+        self, rows: Mapping[int, SamplingRow]
+    ) -> tuple[list[int], NDArray[np.int32], dict[int, str]]:
+        """Returns which rows have a mask, the masks [n, ceil(vocab / 32)], and the other rows.
+
+        A mask has one bit for each token that may come. The others are as `apply` returns them.
+        """
         failed: dict[int, str] = {}
         matchers: dict[int, LLMatcher] = {}
         for i, row in rows.items():
@@ -88,12 +100,10 @@ class GrammarMasks:
         masks = masks[kept]
         for mask, i in zip(masks, indices, strict=True):
             self._hold_back_ends(mask, rows[i])
-        if indices:
-            (_cap_on_device if logits.is_cuda else _cap_on_host)(logits, indices, masks)
         for i, why in failed.items():
             log.warning("a grammar could not be followed", extra={"seq_id": rows[i].seq_id})
             failed[i] = f"{ErrorCode.GRAMMAR_FAILED.value}: {why}"
-        return failed
+        return indices, masks, failed
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""

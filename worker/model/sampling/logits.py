@@ -70,6 +70,8 @@ _MORE_TOKENS = 64  # that fit before arrays grow
 class PenaltyTable:
     """Applies repetition, presence and frequency penalties, counted on the device.
 
+    `output_counts` [slots, vocab] int32 and `in_prompt` [slots, vocab] bool are the counts.
+
     Has token counts of the sequences that have penalties, and no memory until one does.
 
     At most `max_rows` sequences at once. A sequence that was pushed out by others is counted again
@@ -80,8 +82,8 @@ class PenaltyTable:
         self._vocab_size = vocab_size
         self._max_rows = max_rows
         self._device = device
-        self._output_counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        self._in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self.output_counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
         self._row_of: OrderedDict[int, int] = OrderedDict()  # by seq_id, least recent first
         self._num_counted: dict[int, int] = {}  # output tokens already in the counts
         self._free: list[int] = []
@@ -95,23 +97,31 @@ class PenaltyTable:
         """
         if not rows:
             return
-        wanted = {row.seq_id for row in rows}
-        slots = [self._slot(row, wanted) for row in rows]
-        self._count(rows, slots, sampled)
+        slots = self.count(rows, sampled)
         index = to_device(np.array([indices, slots], dtype=np.int64), self._device)
         amounts = to_device(
-            np.array([_amounts(row.params) for row in rows], dtype=np.float32), self._device
+            np.array([amounts_of(row.params) for row in rows], dtype=np.float32), self._device
         )
         repetition, presence, frequency = amounts.unsqueeze(-1).unbind(1)
-        counts = self._output_counts.index_select(0, index[1])
+        counts = self.output_counts.index_select(0, index[1])
         is_output = counts > 0
-        is_seen = is_output | self._in_prompt.index_select(0, index[1])
+        is_seen = is_output | self.in_prompt.index_select(0, index[1])
         part = logits.index_select(0, index[0])
         repeated = torch.where(part > 0, part / repetition, part * repetition)
         part = torch.where(is_seen, repeated, part)
         part -= frequency * counts
         part -= presence * is_output
         logits.index_copy_(0, index[0], part)
+
+    def count(self, rows: Sequence[SamplingRow], sampled: Tensor) -> list[int]:
+        """Counts the rows' tokens so far; returns each row's place in the arrays.
+
+        `sampled` is as in `apply`. The arrays may be others afterwards.
+        """
+        wanted = {row.seq_id for row in rows}
+        slots = [self._slot(row, wanted) for row in rows]
+        self._count(rows, slots, sampled)
+        return slots
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:
@@ -131,9 +141,9 @@ class PenaltyTable:
         slot = self._free.pop()
         self._row_of[row.seq_id] = slot
         self._num_counted[row.seq_id] = 0
-        self._output_counts[slot].zero_()
-        self._in_prompt[slot].zero_()
-        self._in_prompt[slot].index_fill_(0, self._ids(row.prompt_token_ids), True)
+        self.output_counts[slot].zero_()
+        self.in_prompt[slot].zero_()
+        self.in_prompt[slot].index_fill_(0, self._ids(row.prompt_token_ids), True)
         return slot
 
     def _count(self, rows: Sequence[SamplingRow], slots: Sequence[int], sampled: Tensor) -> None:
@@ -150,7 +160,7 @@ class PenaltyTable:
                 in_flight.append((begin, row.in_flight))
                 counted += 1
             self._num_counted[row.seq_id] = counted
-        counts = self._output_counts.view(-1)
+        counts = self.output_counts.view(-1)
         if places:
             _count_up(counts, to_device(np.array(places, dtype=np.int64), self._device))
         if in_flight:
@@ -158,12 +168,12 @@ class PenaltyTable:
             _count_up(counts, begins + sampled.index_select(0, where))
 
     def _free_slot(self, wanted: set[int]) -> None:
-        capacity = self._output_counts.shape[0]
+        capacity = self.output_counts.shape[0]
         if capacity < self._max_rows:
             grown = min(max(2 * capacity, _FIRST_CAPACITY), self._max_rows)
             padding = (0, 0, 0, grown - capacity)
-            self._output_counts = torch.nn.functional.pad(self._output_counts, padding)
-            self._in_prompt = torch.nn.functional.pad(self._in_prompt, padding)
+            self.output_counts = torch.nn.functional.pad(self.output_counts, padding)
+            self.in_prompt = torch.nn.functional.pad(self.in_prompt, padding)
             self._free.extend(range(capacity, grown))
             return
         oldest = next((seq_id for seq_id in self._row_of if seq_id not in wanted), None)
@@ -181,7 +191,7 @@ def _count_up(counts: Tensor, places: Tensor) -> None:
     counts.index_add_(0, places, torch.ones_like(places, dtype=torch.int32))
 
 
-def _amounts(params: SamplingParams) -> tuple[float, float, float]:
+def amounts_of(params: SamplingParams) -> tuple[float, float, float]:
     return params.repetition_penalty, params.presence_penalty, params.frequency_penalty
 
 
@@ -203,7 +213,7 @@ class HostPenalties:
             seen.count(row.output_token_ids[seen.num_counted :])
             if row.in_flight is not None and seen.num_counted < row.num_outputs:
                 seen.count([int(sampled[row.in_flight])])
-            seen.penalise(logits[i].numpy(), *map(np.float32, _amounts(row.params)))
+            seen.penalise(logits[i].numpy(), *map(np.float32, amounts_of(row.params)))
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from shared.messages import TokenLogprob
 from worker.model.device import to_device, to_host
+from worker.model.sampling.draw_kernels import DrawKernels, find_kernels
 from worker.model.sampling.filters import FilterParams, keep_mask, kept_on_host
 from worker.model.sampling.logits import HostPenalties, LogitEdits, PenaltyTable
 from worker.model.sampling.noise import HostNoise, gumbel
@@ -100,16 +101,25 @@ class Sampler:
         device: torch.device,
         grammar_masks: GrammarMasks | None = None,
         row_threads: RowThreads | None = None,
+        uses_kernels: bool | None = None,
     ) -> None:
         """Without `grammar_masks` there may be no row with a grammar. `row_threads` draw, each from
-        rows of its own; None: the caller alone."""
+        rows of its own; None: the caller alone. `uses_kernels` says whether to look for those of
+        `DrawKernels`; None: on CUDA."""
         self._device = device
         self._row_threads = row_threads or RowThreads(1)
         self._grammar_masks = grammar_masks
         self._edits = LogitEdits(vocab_size, eos_token_ids, device)
         self._penalties: HostPenalties | PenaltyTable = HostPenalties(vocab_size)
-        if device.type == "cuda":
+        self._kernels: DrawKernels | None = None
+        if uses_kernels is None:
+            uses_kernels = device.type == "cuda"
+        if device.type == "cuda" or uses_kernels:
             self._penalties = PenaltyTable(vocab_size, max_num_seqs, device)
+            if uses_kernels:
+                self._kernels = find_kernels(
+                    vocab_size, eos_token_ids, device, self._penalties, grammar_masks
+                )
         self._vocab_size = vocab_size
         self._plan = BatchPlan.of((), vocab_size)
         if device.type == "cuda":
@@ -122,6 +132,8 @@ class Sampler:
 
         `previous` [n] int64 is the step before's sample. Never waits for a CUDA device.
         """
+        if self._kernels is not None:
+            return self._draw_by_kernels(self._kernels, logits, rows, previous)
         work = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
         if len(work) == len(rows):
             return self.draw(logits.to(torch.float32, copy=True), rows, previous)
@@ -146,22 +158,47 @@ class Sampler:
 
         No row is drawn in a shorter way.
         """
-        if not self._plan.is_of(rows):
-            self._plan = BatchPlan.of(rows, self._vocab_size)
-        plan = self._plan
+        if self._kernels is not None:
+            return self._draw_by_kernels(self._kernels, logits, rows, previous)
+        plan = self._plan_of(rows)
         best_logits = logits.amax(dim=1)
         self._edit(logits, rows, plan, previous)
         failed, best_logits = self._keep_to_grammars(logits, rows, plan, best_logits)
         token_ids = self._choose(logits, rows, plan)
-        return Sampled(token_ids, best_logits, self._logprobs(logits, token_ids, plan), failed)
+        logprobs = None
+        if plan.scored:
+            scored = logits.index_select(0, self._index(plan.scored))
+            logprobs = self._logprobs(scored, token_ids, plan)
+        return Sampled(token_ids, best_logits, logprobs, failed)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""
         ids = tuple(seq_ids)
         self._edits.forget(ids)
+        if self._kernels is not None:
+            self._kernels.forget(ids)
         self._penalties.forget(ids)
         if self._grammar_masks is not None:
             self._grammar_masks.forget(ids)
+
+    def _plan_of(self, rows: Sequence[SamplingRow]) -> BatchPlan:
+        if not self._plan.is_of(rows):
+            self._plan = BatchPlan.of(rows, self._vocab_size)
+        return self._plan
+
+    def _draw_by_kernels(
+        self,
+        kernels: DrawKernels,
+        logits: Tensor,
+        rows: Sequence[SamplingRow],
+        previous: Tensor,
+    ) -> Sampled:
+        plan = self._plan_of(rows)
+        chosen = kernels.draw(logits, rows, plan, previous)
+        logprobs = None
+        if chosen.scored is not None:
+            logprobs = self._logprobs(chosen.scored, chosen.token_ids, plan)
+        return Sampled(chosen.token_ids, chosen.best_logits, logprobs, chosen.failed)
 
     def _edit(
         self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan, previous: Tensor
@@ -286,19 +323,16 @@ class Sampler:
     def _index(self, places: Sequence[int]) -> Tensor:
         return to_device(np.array(places, dtype=np.int64), self._device)
 
-    def _logprobs(self, edited: Tensor, chosen: Tensor, plan: BatchPlan) -> Logprobs | None:
-        """Returns those of the rows that request them.
-
-        `edited` are logits [rows, vocab], `chosen` [rows] the tokens.
-        """
-        if not plan.scored:
-            return None
+    def _logprobs(self, scored: Tensor, chosen: Tensor, plan: BatchPlan) -> Logprobs:
+        """Returns those of the rows that request them: `scored` [scored rows, vocab] are their
+        edited logits, `chosen` [rows] the tokens."""
         num_top = tuple(plan.params[i].logprobs or 0 for i in plan.scored)
-        index = self._index(plan.scored)
-        part = edited.index_select(0, index)
-        norm = part.logsumexp(dim=1, keepdim=True)
-        picked = part.gather(1, chosen.index_select(0, index)[:, None]) - norm
-        best, best_ids = part.topk(min(max(num_top), part.shape[1]), dim=1)
+        tokens = chosen
+        if len(plan.scored) < len(plan.params):
+            tokens = chosen.index_select(0, self._index(plan.scored))
+        norm = scored.logsumexp(dim=1, keepdim=True)
+        picked = scored.gather(1, tokens[:, None]) - norm
+        best, best_ids = scored.topk(min(max(num_top), scored.shape[1]), dim=1)
         return Logprobs(plan.scored, num_top, picked[:, 0], best_ids, best - norm)
 
 

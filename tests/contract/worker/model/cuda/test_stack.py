@@ -13,7 +13,7 @@ if not has_triton():
     pytest.skip("kernels run with TRITON_INTERPRET=1 or on CUDA", allow_module_level=True)
 
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.cuda.layer_kernels import add_norm, gate
+from worker.model.cuda.layers import add_norm, gate
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers.decoder import LayerByLayer
 from worker.model.layers.ops import Activation, Norm, TorchOps, gated

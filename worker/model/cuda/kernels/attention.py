@@ -258,7 +258,7 @@ def merge_splits(
     place = (row * HEADS + head) * num_splits + split
     best = tl.load(partial_best + place, mask=is_split, other=float("-inf"))
     highest = tl.max(best, 0)
-    highest = tl.where(highest == float("-inf"), 0.0, highest)  # of padding: all of its totals are 0
+    highest = tl.where(highest == float("-inf"), 0.0, highest)  # of padding: its totals are 0
     weight = tl.exp2(best - highest)
     total = tl.sum(tl.load(partial_total + place, mask=is_split, other=0.0) * weight, 0)
     parts = tl.load(

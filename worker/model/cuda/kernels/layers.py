@@ -1,20 +1,12 @@
-"""Triton kernels of decoder layers around products and attention, and the functions that launch
-them. Each has a torch twin in worker.model.layers.ops or worker.model.attention.
+"""Kernels of decoder layers around products and attention.
 
-Arithmetic is float32; results are rounded once, where the twins round after every operation.
+Arithmetic is float32; results are rounded once, where torch's operators round after each one.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from worker.model.layers.ops import Activation, HeadNorm, Norm
-
-_HEADS_A_PROGRAM = 4
-_PLACES_A_PROGRAM = 1024  # of a row of a gate
 
 
 @triton.jit
@@ -27,7 +19,7 @@ def _normalize(row, weight, eps, SIZE: tl.constexpr, ADDS_ONE: tl.constexpr):
 
 
 @triton.jit
-def _add_norm(
+def add_norm_kernel(
     x,  # [rows, size]
     delta,
     weight,  # [size]
@@ -62,34 +54,8 @@ def _add_norm(
     tl.store(normed + start + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
-def add_norm(
-    x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
-) -> tuple[Tensor, Tensor]:
-    """Does what Ops.add_norm does: the sum is written into x."""
-    size = x.shape[1]
-    normed = torch.empty_like(x)
-    width = triton.next_power_of_2(size)
-    _add_norm[(x.shape[0],)](
-        x,
-        x if delta is None else delta,
-        norm.weight,
-        norm.weight if delta_norm is None else delta_norm.weight,
-        x,
-        normed,
-        norm.eps,
-        norm.eps if delta_norm is None else delta_norm.eps,
-        SIZE=size,
-        WIDTH=width,
-        HAS_DELTA=delta is not None,
-        HAS_DELTA_NORM=delta_norm is not None,
-        ADDS_ONE=norm.adds_one,
-        num_warps=min(16, max(1, width // 512)),
-    )
-    return x, normed
-
-
 @triton.jit
-def _rotate_and_store(
+def rotate_and_store_kernel(
     qkv,  # [T, (heads + 2 kv_heads) * dim]; its queries are rotated in place
     positions,  # [T]
     slots,  # [T]; -1: nothing is stored
@@ -161,57 +127,8 @@ def _rotate_and_store(
     tl.store(value_at + HALF, raw_second, mask=is_stored)
 
 
-def rotate_and_store(
-    qkv: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-    tables: tuple[Tensor, Tensor],
-    norm: HeadNorm | None,
-    keys: Tensor,
-    values: Tensor,
-) -> Tensor:
-    """Normalises and rotates the queries and keys of qkv [T, (heads + 2 kv_heads) * dim].
-
-    Returns the queries [T, heads, dim], a view of qkv. Keys and values go to their slots of `keys`
-    and `values`, one layer's views of the pool; a slot of -1 is skipped. `tables` are the cosines
-    and sines of all positions, [positions, dim / 2].
-    """
-    num_tokens = qkv.shape[0]
-    _, block_size, kv_heads, dim = keys.shape
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    cosines, sines = tables
-    weights = (cosines, cosines) if norm is None else (norm.query.weight, norm.key.weight)
-    _rotate_and_store[(num_tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS_A_PROGRAM))](
-        qkv,
-        positions,
-        slots,
-        cosines,
-        sines,
-        *weights,
-        keys,
-        values,
-        0.0 if norm is None else norm.query.eps,
-        qkv.stride(0),
-        keys.stride(0),
-        keys.stride(1),
-        values.stride(0),
-        values.stride(1),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        DIM=dim,
-        HALF=dim // 2,
-        HALF_WIDTH=triton.next_power_of_2(dim // 2),
-        BLOCK_SIZE=block_size,
-        HEADS_A_PROGRAM=_HEADS_A_PROGRAM,
-        HAS_NORM=norm is not None,
-        ADDS_ONE=norm is not None and norm.query.adds_one,
-        num_warps=2,
-    )
-    return qkv.view(num_tokens, -1, dim)[:, :heads]
-
-
 @triton.jit
-def _store(
+def store_kernel(
     source,  # [T, kv_heads, dim]
     slots,
     cache,  # [blocks, block_size, kv_heads, dim]
@@ -234,28 +151,8 @@ def _store(
     tl.store(to, tl.load(at, mask=inside, other=0.0), mask=inside)
 
 
-def store_keys_and_values(
-    k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor
-) -> None:
-    """Writes k and v [T, kv_heads, dim] to their slots [T] of one layer's views of the pool."""
-    for source, cache in ((k, keys), (v, values)):
-        _store[(source.shape[0], source.shape[1])](
-            source,
-            slots,
-            cache,
-            source.stride(0),
-            source.stride(1),
-            cache.stride(0),
-            cache.stride(1),
-            DIM=source.shape[2],
-            WIDTH=triton.next_power_of_2(source.shape[2]),
-            BLOCK_SIZE=cache.shape[1],
-            num_warps=1,
-        )
-
-
 @triton.jit
-def _gate(
+def gate_kernel(
     both,  # [rows, 2 * size]
     out,  # [rows, size]
     SIZE: tl.constexpr,
@@ -276,18 +173,3 @@ def _gate(
     # Rounded as it is between two operators: the products that follow see the same numbers.
     activated = activated.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * SIZE + columns, (activated * up).to(out.dtype.element_ty), mask=inside)
-
-
-def gate(both: Tensor, activation: Activation) -> Tensor:
-    """Returns activation(first half) * second half of [rows, 2 * size], [rows, size]."""
-    rows, size = both.shape[0], both.shape[1] // 2
-    out = torch.empty((rows, size), dtype=both.dtype, device=both.device)
-    _gate[(rows, triton.cdiv(size, _PLACES_A_PROGRAM))](
-        both,
-        out,
-        SIZE=size,
-        BLOCK=min(_PLACES_A_PROGRAM, triton.next_power_of_2(size)),
-        IS_SILU=activation == "silu",
-        num_warps=4,
-    )
-    return out

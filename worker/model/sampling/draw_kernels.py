@@ -1,0 +1,67 @@
+"""DrawKernels: the sampler's whole work on a device in few launches, where there are kernels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from worker.model.sampling.logits import PenaltyTable
+from worker.model.sampling.plan import BatchPlan
+from worker.model.sampling.row import SamplingRow
+
+if TYPE_CHECKING:
+    from worker.model.sampling.grammar_masks import GrammarMasks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was drawn from logits [rows, vocab]."""
+
+    token_ids: Tensor  # [rows] int64
+    best_logits: Tensor  # [rows] float32, as Sampled's
+    scored: Tensor | None  # [scored rows of the plan, vocab] float32: their edited logits
+    failed: Mapping[int, str]  # as Sampled's
+
+
+class DrawKernels(Protocol):
+    """Draws what the operators of `Sampler.draw` draw, which are its specification."""
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan, previous: Tensor
+    ) -> Chosen:
+        """Draws one token for each row of logits [rows, vocab] of any float type, which stay.
+
+        `plan` is of these rows, `previous` [n] int64 the step before's sample. Waits for nothing.
+        """
+        ...
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Frees what was kept for these sequences; unknown ones are fine."""
+        ...
+
+
+def find_kernels(
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    device: torch.device,
+    penalties: PenaltyTable,
+    grammar_masks: GrammarMasks | None,
+) -> DrawKernels | None:
+    """Returns kernels for the device; None, after saying so, where Triton cannot be imported."""
+    try:
+        from worker.model.cuda.sampling import SamplingKernels
+    except ImportError as error:
+        log.warning(
+            "Triton cannot be imported, so tokens are drawn by torch's operators, which takes "
+            "milliseconds in each step of many rows: %s",
+            error,
+        )
+        return None
+    return SamplingKernels(vocab_size, eos_token_ids, device, penalties, grammar_masks)
