@@ -21,6 +21,10 @@ CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
 WeightCopies = Literal["auto", "on", "off"]
 AttentionChoice = Literal["auto", "triton", "sdpa"]
+
+# Token budgets of a step where none is set.
+CPU_BATCHED_TOKENS = 512
+CUDA_BATCHED_TOKENS = 8192
 ModelImpl = Literal["auto", "native", "transformers"]
 
 
@@ -57,7 +61,7 @@ class EngineOptions:
     kv_cache_memory_gb: float | None = None  # GiB
     memory_share: float = 1.0  # of the free memory, where the cache is sized from that
     max_num_seqs: int = 32  # sequences running at once
-    max_num_batched_tokens: int = 512  # token budget of one step
+    max_num_batched_tokens: int | None = None  # token budget of one step
     max_model_len: int | None = None  # prompt and output tokens of one sequence
     max_waiting: int = 1024  # sequences waiting in the engine
     prefix_caching: bool = True
@@ -81,6 +85,7 @@ class EngineOptions:
         max_model_len: int,
         default_lookahead: int = 0,
         default_step_target_ms: int = 0,
+        default_num_batched_tokens: int = CPU_BATCHED_TOKENS,
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
     ) -> EngineConfig:
@@ -97,7 +102,7 @@ class EngineOptions:
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens or default_num_batched_tokens,
             max_model_len=max_model_len,
             max_waiting=self.max_waiting,
             prefix_caching=self.prefix_caching,

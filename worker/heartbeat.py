@@ -170,7 +170,6 @@ class LoadReport:
         self._fixed: dict[str, float | str] = {
             "pid": os.getpid(),
             "max_num_seqs": settings.max_num_seqs,
-            "max_num_batched_tokens": settings.max_num_batched_tokens,
             "policy": settings.scheduling_policy,
             "tensor_parallel_size": settings.tensor_parallel_size,
         }
@@ -205,6 +204,7 @@ class LoadReport:
             stats["structured_output"] = int(ready.config.structured_output)
             stats["block_size"] = ready.config.block_size
             stats["max_model_len"] = ready.config.max_model_len
+            stats["max_num_batched_tokens"] = ready.config.max_num_batched_tokens
             stats["kv_capacity_tokens"] = ready.config.capacity_tokens
         return stats
 

@@ -12,6 +12,7 @@ from shared.environment import variable_of
 from shared.settings import SharedSettings
 from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
 from worker.engine_options import (
+    AttentionChoice,
     CpuTier,
     Device,
     Dtype,
@@ -91,6 +92,8 @@ OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
         "cpu_tier",
         "quantization",
         "cpu_weight_copies",
+        "attention_backend",
+        "cuda_graphs",
         "lookahead",
         "step_target_ms",
         "model_impl",
@@ -217,6 +220,17 @@ class WorkerSettings(SharedSettings):
         "memory, on: whatever they take, off: none. Native tier only.",
     )
 
+    attention_backend: AttentionChoice = Field(
+        default="auto",
+        description="On CUDA: triton: this project's kernels (compute capability 8.0 and up), "
+        "sdpa: PyTorch's operators; auto: triton where it runs.",
+    )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="Replay decodes as CUDA graphs; off: every kernel is launched by itself, as "
+        "debuggers and profilers want it.",
+    )
+
     block_size: int | None = Field(
         default=None, ge=1, le=1024, description="Tokens in a KV block; unset: the backend's."
     )
@@ -236,8 +250,11 @@ class WorkerSettings(SharedSettings):
     max_num_seqs: int = Field(
         default=256, ge=1, le=4096, description="Sequences (choices of jobs) run at once."
     )
-    max_num_batched_tokens: int = Field(
-        default=512, ge=1, le=2**20, description="Token budget of one step."
+    max_num_batched_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="Token budget of one step; unset: 512 on a CPU, 8192 on CUDA.",
     )
     max_model_len: int | None = Field(
         default=None, ge=1, le=2**24, description="Prompt and output tokens; unset: the model's."

@@ -15,7 +15,12 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.ports import ModelRunner
-from worker.engine_options import EngineOptions, ModelImpl
+from worker.engine_options import (
+    CPU_BATCHED_TOKENS,
+    CUDA_BATCHED_TOKENS,
+    EngineOptions,
+    ModelImpl,
+)
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import KVCacheTooSmall, ModelError, UnsupportedModel
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
@@ -192,6 +197,7 @@ def complete(
         max_model_len=min(part.longest, part.num_blocks * part.block_size),
         default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
+        default_num_batched_tokens=_num_batched_tokens(options, device),
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
@@ -208,6 +214,11 @@ def complete(
     )
     _log_ready(built, options, source.name, part.built.tier, device)
     return built
+
+
+def _num_batched_tokens(options: EngineOptions, device: torch.device) -> int:
+    default = CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS
+    return options.max_num_batched_tokens or default
 
 
 def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
@@ -349,7 +360,7 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
         free = available_host_bytes() * options.memory_share
         limit = _HOST_LIMIT_BYTES // model.placement.group.size
         return min(int(free * _HOST_SHARE), limit)
-    num_tokens = min(options.max_num_batched_tokens, longest)
+    num_tokens = min(_num_batched_tokens(options, device), longest)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

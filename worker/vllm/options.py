@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from worker.engine_options import EngineOptions
+from worker.engine_options import CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS, EngineOptions
 from worker.vllm.context import context_args
 
 PROCESSOR = "worker.vllm.sampler:PenstockLogitsProcessor"
@@ -230,13 +230,15 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     _check_device(given, device)
     if options.load_format != "auto" and "load_format" in given:
         raise ValueError("PENSTOCK_VLLM_ARGS: 'load_format' is set by PENSTOCK_LOAD_FORMAT")
+    default = CPU_BATCHED_TOKENS if device == "cpu" else CUDA_BATCHED_TOKENS
+    budget = options.max_num_batched_tokens or default
     args: dict[str, Any] = {
         "model": options.checkpoint,
         "dtype": options.dtype,
         "load_format": options.load_format,
         **context_args(options.checkpoint, options.max_model_len),
         "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": max(options.max_num_batched_tokens, options.max_num_seqs),
+        "max_num_batched_tokens": max(budget, options.max_num_seqs),
         "enable_prefix_caching": options.prefix_caching,
         "tensor_parallel_size": options.tensor_parallel_size,
         "block_size": options.block_size or (CPU_BLOCK_SIZE if device == "cpu" else None),

@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata, LayerScores
-from worker.model.cuda.kernels.attention import chunk_attention, decode_attention, merge_splits
+from worker.model.cuda.kernels.chunk_attention import chunk_attention
+from worker.model.cuda.kernels.decode_attention import decode_attention, merge_splits
 from worker.model.cuda.layers import store_keys_and_values
 from worker.model.kv_cache import KVCachePool
 
