@@ -89,7 +89,7 @@ class TorchModelRunner:
     def _launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         previous, self._previous = self._previous, self._nothing_sampled
         self._sampler.forget(batch.finished_seq_ids)
-        if not batch.sequences:
+        if not len(batch):
             self._previous = previous
             if self._ranks is not None:
                 self._ranks.send(batch)
