@@ -108,29 +108,36 @@ class DecodeStep(NamedTuple):
         """Returns whether `other` is the step before it in the same run."""
         return other is not None and other.run is self.run and other.number == self.number - 1
 
-    def token_id(self, i: int) -> int | None:
-        """Returns the token that sequence i computes; None: it is not known on the host yet."""
-        if self.number == 0:
-            return self.run.first_token_ids[i]
+    def token_ids(self) -> View[int | None]:
+        """Returns the token that each sequence computes; None: it is not known on the host yet."""
+        run, number = self.run, self.number
+        if number == 0:
+            return run.first_token_ids
         if self.is_ahead:
-            return None
-        return self.run.sequences[i].token_ids[self.run.starts[i] + self.number]
+            return (None,) * len(run)
+        return [
+            s.token_ids[start + number] for s, start in zip(run.sequences, run.starts, strict=True)
+        ]
 
-    def sequence(self, i: int) -> ScheduledSequence:
-        """Returns the part of sequence i."""
-        run, token_id = self.run, self.token_id(i)
-        sequence = run.sequences[i]
-        return ScheduledSequence(
-            run.seq_ids[i],
-            run.starts[i] + self.number,
-            1,
-            () if token_id is None else (token_id,),
-            run.block_tables[i],
-            True,
-            sequence.params,
-            sequence.prompt_token_ids,
-            sequence.output_token_ids,
-        )
+    def scheduled(self) -> list[ScheduledSequence]:
+        """Returns the step sequence by sequence."""
+        run = self.run
+        return [
+            ScheduledSequence(
+                sequence.seq_id,
+                start + self.number,
+                1,
+                () if token_id is None else (token_id,),
+                table,
+                True,
+                sequence.params,
+                sequence.prompt_token_ids,
+                sequence.output_token_ids,
+            )
+            for sequence, start, table, token_id in zip(
+                run.sequences, run.starts, run.block_tables, self.token_ids(), strict=True
+            )
+        ]
 
 
 class ScheduledBatch:
@@ -162,7 +169,7 @@ class ScheduledBatch:
         step = self.decodes
         if step is None:
             return self.others
-        return (*map(step.sequence, range(len(step.run))), *self.others)
+        return (*step.scheduled(), *self.others)
 
     @cached_property
     def num_tokens(self) -> int:
