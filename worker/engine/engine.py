@@ -38,6 +38,7 @@ from worker.engine.errors import (
 )
 from worker.engine.measures import StepMeasures
 from worker.engine.pacer import ChunkPacer
+from worker.engine.plan import Decoding, PlannedSequence, Schedule
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine.recovery import MAX_FAILED_STEPS, StepRecovery, failure_of, self_test
 from worker.engine.request import (
@@ -49,19 +50,19 @@ from worker.engine.request import (
     grown_output,
     stopped_output,
 )
-from worker.engine.scheduler import PlannedSequence, Schedule, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.stop import StopMatch
 
 logger = logging.getLogger(__name__)
 
 
-NOTHING_PLANNED = Schedule((), ScheduledBatch(()), ())
+NOTHING_PLANNED = Schedule(ScheduledBatch(()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    planned: tuple[PlannedSequence, ...]
+    schedule: Schedule
     handle: StepHandle
 
 
@@ -161,7 +162,8 @@ class Engine:
             outputs.append(self._outgrew(sequence))
         launched: _Launched | None = None
         launch_error: Exception | None = None
-        if schedule.planned:
+        is_launched = len(schedule.batch) > 0
+        if is_launched:
             try:
                 launched = self._launch(schedule, begin_s)
             except Exception as error:
@@ -178,9 +180,9 @@ class Engine:
         if launch_error is not None:
             # After the collect: the step before may have tokens of the same sequences.
             self._scheduler.announce_again(schedule)
-            self._scheduler.undo(schedule.planned)
+            self._scheduler.undo(schedule)
             outputs += self._recover(schedule.planned, launch_error)
-        if not (outputs or schedule.planned or due) and self._live:
+        if not (outputs or is_launched or due) and self._live:
             raise IntegrityError("sequences live, but none can be planned")
         return outputs
 
@@ -228,7 +230,7 @@ class Engine:
             if self._in_flight is not None:
                 return NOTHING_PLANNED  # it is computed when the step before is known
             schedule = self._scheduler.schedule(most_tokens=recovery.most_tokens, only=alone)
-            if schedule.planned or schedule.outgrown:
+            if len(schedule.batch) or schedule.outgrown:
                 return schedule
             recovery.rejoin(alone)  # no block was left for it: it waits like others
         return self._scheduler.schedule(paced, most_tokens=recovery.most_tokens)
@@ -237,39 +239,52 @@ class Engine:
         batch = schedule.batch
         self._num_steps += 1
         self.measures.tokens.observe(batch.num_tokens)
-        self.measures.sequences.observe(len(batch.sequences))
-        for item in schedule.planned:
-            if item.sequence.begun_s is None:
-                item.sequence.begun_s = now_s
-        if 0 < batch.num_decodes < len(batch.sequences):
+        self.measures.sequences.observe(len(batch))
+        for sequence in (*schedule.fresh, *(item.sequence for item in schedule.chunks)):
+            if sequence.begun_s is None:
+                sequence.begun_s = now_s
+        if 0 < batch.num_decodes < len(batch):
             self._num_mixed_steps += 1
-        return _Launched(schedule.planned, self._runner.launch(batch))
+        return _Launched(schedule, self._runner.launch(batch))
 
     def _collect(self, launched: _Launched) -> list[EngineOutput]:
         """Waits for a step, commits it, and returns the outputs of its sequences."""
+        schedule = launched.schedule
         try:
             result = launched.handle.collect()
         except Exception as error:
-            self._scheduler.undo(launched.planned)
+            self._scheduler.undo(schedule)
             self._discard_in_flight()
-            return self._recover(launched.planned, error)
-        self._recovery.succeeded()
-        outputs = self._fail_sequences(launched.planned, result)
-        outputs += self._score_prompts(launched.planned, result)
-        grown = self._scheduler.commit(launched.planned, result.token_ids)
-        self._count(launched.planned, len(grown))
+            return self._recover(schedule.planned, error)
+        recovery = self._recovery
+        recovery.succeeded()
+        outputs = self._fail_sequences(schedule, result)
+        outputs += self._score_prompts(schedule.chunks, result)
+        grown = self._scheduler.commit(schedule, result.token_ids)
+        self._count(schedule, len(grown))
         now_s = self._clock()
+        eos_token_ids = self.config.eos_token_ids
         for sequence in grown:
-            self._recovery.rejoin(sequence)
-            is_first = sequence.first_token_s is None
+            if recovery.has_isolated:
+                recovery.rejoin(sequence)
+            token_ids, is_first = sequence.token_ids, sequence.first_token_s is None
+            # Of hundreds of sequences few begin or end in a step.
+            if not (
+                is_first
+                or token_ids[-1] in eos_token_ids
+                or sequence.params.stop_token_ids
+                or len(token_ids) >= sequence.max_num_tokens
+            ):
+                outputs.append(grown_output(sequence, result.logprobs))
+                continue
             if is_first:
                 sequence.first_token_s = now_s
-            stop = sequence.find_stop(self.config.eos_token_ids)
+            stop = sequence.find_stop(eos_token_ids)
             if stop is not None:
                 self._end(sequence)
             times = _times_of(sequence, now_s) if is_first or stop is not None else None
-            outputs.append(grown_output(sequence, stop, result.logprobs, times))
-        return outputs + self._end_computed_prompts(launched.planned, now_s)
+            outputs.append(grown_output(sequence, result.logprobs, stop, times))
+        return outputs + self._end_computed_prompts(schedule.chunks, now_s)
 
     def _score_prompts(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
@@ -311,18 +326,18 @@ class Engine:
             raise
         except Exception as error:
             logger.debug("the step behind it failed too", exc_info=error)
-        self._scheduler.undo(behind.planned)
+        self._scheduler.undo(behind.schedule)
 
-    def _fail_sequences(
-        self, planned: tuple[PlannedSequence, ...], result: StepResult
-    ) -> list[EngineOutput]:
+    def _fail_sequences(self, schedule: Schedule, result: StepResult) -> list[EngineOutput]:
         """Ends the sequences whose own computation failed, before their tokens are committed."""
         outputs = []
-        for item in planned:
+        decoding, vocab_size = schedule.decoding, self._runner.vocab_size
+        all_hold = decoding is None or _all_hold(decoding, result, vocab_size)
+        for item in schedule.chunks if all_hold else schedule.planned:
             sequence = item.sequence
             if sequence.is_finished:
                 continue
-            failure = failure_of(item, result, self._runner.vocab_size)
+            failure = failure_of(item, result, vocab_size)
             if failure is not None:
                 outputs.append(self._fail(sequence, *failure))
         return outputs
@@ -386,14 +401,31 @@ class Engine:
         self._scheduler.finish(sequence)
         del self._live[sequence.request_id]
 
-    def _count(self, planned: tuple[PlannedSequence, ...], num_generated: int) -> None:
+    def _count(self, schedule: Schedule, num_generated: int) -> None:
         self._num_generated_tokens += num_generated
-        for item in planned:
-            sequence = item.sequence
-            num_done = min(item.end, sequence.num_prompt_tokens)
-            if num_done > sequence.num_counted_prompt_tokens:
-                self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
-                sequence.num_counted_prompt_tokens = num_done
+        for sequence in schedule.fresh:
+            self._count_prompt(sequence, sequence.num_prompt_tokens)
+        for item in schedule.chunks:
+            self._count_prompt(item.sequence, min(item.end, item.sequence.num_prompt_tokens))
+
+    def _count_prompt(self, sequence: Sequence, num_done: int) -> None:
+        if num_done > sequence.num_counted_prompt_tokens:
+            self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
+            sequence.num_counted_prompt_tokens = num_done
+
+
+def _all_hold(decoding: Decoding, result: StepResult, vocab_size: int) -> bool:
+    """Returns whether a result holds for every decode: `failure_of` would find nothing."""
+    if result.failed:
+        return False
+    try:
+        token_ids = list(map(result.token_ids.__getitem__, decoding.run.seq_ids))
+    except KeyError:
+        return False
+    wanting = decoding.wanting_logprobs
+    return 0 <= min(token_ids) <= max(token_ids) < vocab_size and (
+        not wanting or wanting <= result.logprobs.keys()
+    )
 
 
 def _times_of(sequence: Sequence, now_s: float) -> RequestTimes:

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from shared.messages import ErrorCode, SamplingParams
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFailed, StepsFailed, failure_named
+from worker.engine.plan import PlannedSequence
 from worker.engine.ports import ModelRunner, StepResult
-from worker.engine.scheduler import PlannedSequence, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, SequenceStatus
 
 # One step that raises may be a job's fault, and so may its repeat alone. Two jobs at fault, one
@@ -44,6 +45,10 @@ class StepRecovery:
         while self._alone and self._alone[0].status is not SequenceStatus.RUNNING:
             self._alone.popleft()
         return self._alone[0] if self._alone else None
+
+    @property
+    def has_isolated(self) -> bool:
+        return bool(self._alone)
 
     def isolate(self, sequences: Iterable[Sequence]) -> None:
         """Has each of them computed alone."""
@@ -126,7 +131,7 @@ def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: M
             result = runner.launch(schedule.batch).collect()
             if failure := failure_of(schedule.planned[0], result, runner.vocab_size):
                 raise StepsFailed(f"the self-test failed: {failure[1]}")
-            scheduler.commit(schedule.planned, result.token_ids)
+            scheduler.commit(schedule, result.token_ids)
     except EngineFailed:
         raise
     except Exception as error:

@@ -120,20 +120,22 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
 
 def grown_output(
     sequence: Sequence,
-    stop: StopMatch | None,
     logprobs: Mapping[int, TokenLogprob],
-    times: RequestTimes | None,
+    stop: StopMatch | None = None,
+    times: RequestTimes | None = None,
 ) -> EngineOutput:
     """Returns the output of a step that gave the sequence its newest token."""
-    wants_logprobs = sequence.params.logprobs is not None
     return EngineOutput(
         sequence.request_id,
         (sequence.token_ids[-1],),
-        logprobs=(logprobs[sequence.seq_id],) if wants_logprobs else None,
-        finish_reason=stop.reason if stop else None,
-        stop_reason=stop.token_id if stop else None,
-        num_cached_tokens=sequence.num_cached_tokens,
-        times=times,
+        None if sequence.params.logprobs is None else (logprobs[sequence.seq_id],),
+        stop.reason if stop else None,
+        stop.token_id if stop else None,
+        None,
+        "",
+        sequence.num_cached_tokens,
+        (),
+        times,
     )
 
 

@@ -31,43 +31,15 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence as View
 
-from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.batch import DecodeStep, ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
+from worker.engine.plan import Decoding, PlannedSequence, Schedule
 from worker.engine.queue import SequenceQueue, make_policy
 from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSequence:
-    """The scheduler's side of a ScheduledSequence."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    samples: bool
-    num_preemptions: int  # when planned: a later value means that this work was thrown away
-    scores: range = range(0)  # as ScheduledSequence.scores
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
-
-    @property
-    def is_decode(self) -> bool:
-        return self.num_tokens == 1 and self.samples
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One step's plan. `outgrown` needed more blocks than the pool has: end them, others go on."""
-
-    planned: tuple[PlannedSequence, ...]
-    batch: ScheduledBatch
-    outgrown: tuple[Sequence, ...]
 
 
 class Scheduler:
@@ -84,6 +56,8 @@ class Scheduler:
         self._shares_changed = False  # since it was last looked who takes a seat from whom
         self._claims: list[Sequence] = []  # of this step; the last gives up its blocks first
         self._rank = policy.rank
+        self._decoding: Decoding | None = None  # the decodes of the last schedule
+        self._num_departed = 0  # sequences that stopped running, and steps that were undone
         self.num_preemptions = 0
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
@@ -125,20 +99,18 @@ class Scheduler:
         """
         if only is None:
             self._share_seats()
-        planned: list[PlannedSequence] = []
+        chunks: list[PlannedSequence] = []
         outgrown: list[Sequence] = []
         left = self._budget if most_tokens is None else min(self._budget, most_tokens)
-        running = self._by_claim()
-        candidates = [
-            s
-            for s in (running if only is None else (only,))
-            if not s.is_complete_in_flight and not s.needs_token_in_flight
-        ]
-        decodes = [s for s in candidates if s.num_missing_tokens == 1]
-        prefills = [s for s in candidates if s.num_missing_tokens > 1]
+        decodes, prefills, step = self._going_on(left) if only is None else ((), (), None)
+        if step is None:
+            decodes, prefills = self._candidates(only)
         if decodes and prompt_tokens is not None:
             left = min(left, len(decodes) + prompt_tokens(len(decodes)))
-        for sequence in (*decodes, *prefills):
+        decoding: list[Sequence] = []  # beside those of the step that goes on
+        if step is not None:
+            left -= len(decodes)
+        for sequence in prefills if step is not None else (*decodes, *prefills):
             if left == 0:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
@@ -150,22 +122,73 @@ class Scheduler:
                     outgrown.append(sequence)
                 continue
             if self._make_room(sequence, end):
-                planned.append(self._plan(sequence, end))
-                left -= planned[-1].num_tokens
+                left -= self._plan(sequence, end, decoding, chunks)
         if only is None:
-            self._admit(planned, left, outgrown)
-        planned.sort(key=lambda p: not p.is_decode)  # stable
-        return Schedule(tuple(planned), self._batch_of(planned), tuple(outgrown))
+            self._admit(decoding, chunks, left, outgrown)
+        if step is None or decoding:
+            if step is not None:
+                decoding = [*decodes, *decoding]
+            self._decoding, step = None, None
+            if decoding:
+                self._decoding = Decoding(decoding, self._num_departed)
+                self._launched_seq_ids.update(self._decoding.run.seq_ids)
+                step = DecodeStep(self._decoding.run, 0)
+        return Schedule(
+            self._batch_of(step, chunks), self._decoding, tuple(chunks), tuple(outgrown)
+        )
 
-    def commit(
-        self, planned: tuple[PlannedSequence, ...], token_ids: Mapping[int, int]
-    ) -> list[Sequence]:
+    def _candidates(self, only: Sequence | None) -> tuple[list[Sequence], list[Sequence]]:
+        """Returns the running sequences that miss one token, and those that miss more."""
+        decodes, prefills = [], []
+        for sequence in self._by_claim() if only is None else (only,):
+            if not sequence.is_complete_in_flight and not sequence.needs_token_in_flight:
+                num_missing = sequence.num_missing_tokens
+                if num_missing == 1:
+                    decodes.append(sequence)
+                elif num_missing > 1:
+                    prefills.append(sequence)
+        return decodes, prefills
+
+    def _going_on(self, left: int) -> tuple[View[Sequence], View[Sequence], DecodeStep | None]:
+        """Returns what `_candidates` would, and the step, where the decodes of the last schedule
+        go on: the same ones, with blocks for all. Else there is no step."""
+        decoding = self._decoding
+        nothing: tuple[View[Sequence], View[Sequence], None] = (), (), None
+        if (
+            decoding is None
+            or decoding.num_departed != self._num_departed
+            or not decoding.num_left
+            or len(decoding) > left
+            or self.blocks.num_available < len(self.running)
+            or (decoding.has_grammar and decoding.sequences[0].in_flight)
+        ):
+            return nothing
+        prefills: list[Sequence] = []
+        if len(self.running) > len(decoding):
+            members = decoding.members
+            for sequence in self._by_claim():
+                if (
+                    sequence in members
+                    or sequence.is_complete_in_flight
+                    or sequence.needs_token_in_flight
+                ):
+                    continue
+                num_missing = sequence.num_missing_tokens
+                if num_missing == 1:
+                    return nothing
+                if num_missing > 1:
+                    prefills.append(sequence)
+        return decoding.sequences, prefills, decoding.next_step(self.blocks)
+
+    def commit(self, schedule: Schedule, token_ids: Mapping[int, int]) -> list[Sequence]:
         """Takes a collected step's tokens in; returns the sequences that grew, in batch order.
 
         Finished sequences are passed over: what was sampled for them after their end is dropped.
         """
-        grown = []
-        for item in planned:
+        grown: list[Sequence] = []
+        if schedule.decoding is not None:
+            self._commit_decodes(schedule.decoding, token_ids, grown)
+        for item in schedule.chunks:
             sequence = item.sequence
             if item.samples:
                 sequence.in_flight -= 1
@@ -181,12 +204,35 @@ class Scheduler:
                 self.blocks.publish(sequence, sequence.num_computed_tokens)
         return grown
 
-    def undo(self, planned: tuple[PlannedSequence, ...]) -> None:
+    def _commit_decodes(
+        self, decoding: Decoding, token_ids: Mapping[int, int], grown: list[Sequence]
+    ) -> None:
+        """Commits as above. Two hundred sequences a step: nothing is called for each of them."""
+        block_size, finished = self.blocks.block_size, SequenceStatus.FINISHED
+        for sequence, num_preemptions in zip(
+            decoding.sequences, decoding.num_preemptions, strict=True
+        ):
+            sequence.in_flight -= 1
+            if sequence.status is finished:
+                continue
+            token_id = token_ids[sequence.seq_id]
+            sequence.token_ids.append(token_id)
+            sequence.output_token_ids.append(token_id)
+            grown.append(sequence)
+            if sequence.num_preemptions == num_preemptions:
+                num_computed = sequence.num_computed_tokens + 1
+                sequence.num_computed_tokens = num_computed
+                sequence.num_scheduled_tokens -= 1
+                if num_computed % block_size == 0:
+                    self.blocks.publish(sequence, num_computed)
+
+    def undo(self, schedule: Schedule) -> None:
         """Takes a step back that failed: its sequences keep their blocks and can be planned again.
 
         What it wrote lies at positions that were never committed: they are written again.
         """
-        for item in planned:
+        self._num_departed += 1
+        for item in schedule.planned:
             sequence = item.sequence
             if item.samples:
                 sequence.in_flight -= 1
@@ -264,6 +310,7 @@ class Scheduler:
             self._preempt(giver)  # which changes the shares
 
     def _stop_running(self, sequence: Sequence) -> None:
+        self._num_departed += 1
         self.running.remove(sequence)
         self._shares.give_back(sequence)
         self._shares_changed = True
@@ -278,7 +325,13 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
-    def _admit(self, planned: list[PlannedSequence], left: int, outgrown: list[Sequence]) -> None:
+    def _admit(
+        self,
+        decoding: list[Sequence],
+        chunks: list[PlannedSequence],
+        left: int,
+        outgrown: list[Sequence],
+    ) -> None:
         blocks = self.blocks
         while self.waiting and left and len(self.running) < self._num_seats:
             sequence = self._shares.next_of(self.waiting)
@@ -306,27 +359,33 @@ class Scheduler:
             self.running.add(sequence)
             self._shares.take(sequence)
             end = min(sequence.num_tokens, num_hit_tokens + left)
-            planned.append(self._plan(sequence, end))
-            left -= planned[-1].num_tokens
+            left -= self._plan(sequence, end, decoding, chunks)
 
-    def _plan(self, sequence: Sequence, end: int) -> PlannedSequence:
+    def _plan(
+        self,
+        sequence: Sequence,
+        end: int,
+        decoding: list[Sequence],
+        chunks: list[PlannedSequence],
+    ) -> int:
+        """Plans the sequence up to `end`, as a decode or a chunk; returns the number of tokens."""
         start = sequence.next_position
-        item = PlannedSequence(
-            sequence=sequence,
-            start=start,
-            num_tokens=end - start,
-            samples=end == sequence.num_virtual_tokens and not sequence.samples_nothing,
-            num_preemptions=sequence.num_preemptions,
-            scores=_scores(sequence, start, end),
+        assert end > start
+        samples = end == sequence.num_virtual_tokens and not sequence.samples_nothing
+        if samples and end - start == 1:
+            decoding.append(sequence)
+            return 1
+        scores = _scores(sequence, start, end)
+        chunks.append(
+            PlannedSequence(sequence, start, end - start, samples, sequence.num_preemptions, scores)
         )
-        assert item.num_tokens > 0
-        return item
+        return end - start
 
-    def _batch_of(self, planned: list[PlannedSequence]) -> ScheduledBatch:
-        scheduled = []
-        for item in planned:
+    def _batch_of(self, step: DecodeStep | None, chunks: list[PlannedSequence]) -> ScheduledBatch:
+        others = []
+        for item in chunks:
             sequence = item.sequence
-            scheduled.append(
+            others.append(
                 ScheduledSequence(
                     seq_id=sequence.seq_id,
                     start=item.start,
@@ -344,10 +403,15 @@ class Scheduler:
             if item.samples:
                 sequence.in_flight += 1
             self._launched_seq_ids.add(sequence.seq_id)
-        if not scheduled:
+        if step is not None:
+            assert self._decoding is not None
+            for sequence in self._decoding.sequences:
+                sequence.num_scheduled_tokens += 1
+                sequence.in_flight += 1
+        elif not others:
             return ScheduledBatch(())
         gone, self._gone_seq_ids = tuple(self._gone_seq_ids), []
-        return ScheduledBatch(tuple(scheduled), gone)
+        return ScheduledBatch(tuple(others), gone, decodes=step)
 
 
 def _scores(sequence: Sequence, start: int, end: int) -> range:

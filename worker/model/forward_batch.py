@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as View
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.batch import DecodeStep, ScheduledBatch
 from worker.model.attention.base import AttentionMetadata
-from worker.model.device import to_device
+from worker.model.rows import SequenceRows, Staging
 from worker.model.sampling.prompt_scorer import ScoredRows, rows_with_scores
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+_NONE = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class PreviousSample:
 
     token_ids: Tensor  # [rows] int64
     index_of: Mapping[int, int]
+    decodes: DecodeStep | None = None  # of that step; they come first, in the run's order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +37,8 @@ class ForwardBatch:
     input_ids: Tensor  # [T]
     positions: Tensor  # [T]
     logits_rows: Tensor  # [N] tokens whose logits are sampled from, or score a prompt, in order
-    sampling: tuple[ScheduledSequence, ...]  # the sequences that are sampled from
-    sampled: Tensor | None  # [len(sampling)] their places among the N; None: they are all of them
+    num_sampled: int  # sequences that are sampled from
+    sampled: Tensor | None  # [num_sampled] their places among the N; None: they are all of them
     scored: ScoredRows | None  # the places of all others, and what they score
     metadata: AttentionMetadata
 
@@ -47,110 +51,232 @@ class ForwardBatch:
         vocab_size: int,
         device: torch.device,
         previous: PreviousSample,
+        kept: KeptBatch | None = None,
     ) -> ForwardBatch:
         """Returns the batch, by one transfer to the device that is not waited for.
 
-        Raises ValueError where the schedule contradicts itself: a block table that is too short, a
-        token outside the vocabulary, or one neither known nor sampled in the step before.
+        `kept` is what it shares with the batches before, for the same sizes and device; its block
+        table then holds until the next one is built. Raises ValueError where the schedule
+        contradicts itself: a block table that is too short, a token outside the vocabulary, or one
+        neither known nor sampled in the step before.
         """
-        sequences = batch.sequences
-        query_lens = tuple(s.num_scheduled_tokens for s in sequences)
-        context_lens = tuple(s.end for s in sequences)
-        num_tokens = sum(query_lens)
-        width = max((-(-length // block_size) for length in context_lens), default=0)
-        host = _HostBatch.zeros(num_tokens, len(sequences), width)
-        ends = np.cumsum([0, *query_lens], dtype=np.int32)
-        for row, sequence in enumerate(sequences):
-            host.write(row, int(ends[row]), sequence, block_size, vocab_size)
-        unknown = _unknown_tokens(sequences, ends, previous)
-        sampling = [row for row, sequence in enumerate(sequences) if sequence.samples]
-        logits_rows = ends[1:][sampling] - 1
-        sampled = scored = None
-        if any(sequence.scores for sequence in sequences):
-            logits_rows, sampled, scored = rows_with_scores(sequences, ends, device)
-        arrays = [
-            host.input_ids,
-            host.positions,
-            host.slots,
-            ends,
-            np.array(context_lens, dtype=np.int32),
-            host.block_table.reshape(-1),
-            logits_rows,
-            *unknown,
-        ]
-        sizes = [len(array) for array in arrays]
-        parts = torch.split(to_device(np.concatenate(arrays), device), sizes)
-        ids, positions, slots, cu_q, seq_lens, table, rows, into, taken = parts
-        if len(taken):
-            known = previous.token_ids.index_select(0, taken).to(torch.int32)
-            ids = ids.index_copy(0, into.long(), known)
-        metadata = AttentionMetadata(
-            cu_q=cu_q,
-            seq_lens=seq_lens,
-            block_table=table.view(len(sequences), width),
-            slots=slots,
-            num_decodes=batch.num_decodes,
-            max_query_len=max(query_lens, default=0),
-            num_tokens=num_tokens,
-            query_lens=query_lens,
-            context_lens=context_lens,
-        )
-        return cls(
-            input_ids=ids,
-            positions=positions,
-            logits_rows=rows,
-            sampling=tuple(sequences[row] for row in sampling),
-            sampled=sampled,
-            scored=scored,
-            metadata=metadata,
-        )
-
-
-def _unknown_tokens(
-    sequences: Sequence[ScheduledSequence], ends: Int32Array, previous: PreviousSample
-) -> Int32Array:
-    """Returns [2, n]: positions in the batch, and where the previous sample has their tokens."""
-    pairs = []
-    for sequence, end in zip(sequences, ends[1:].tolist(), strict=True):
-        missing = sequence.num_scheduled_tokens - len(sequence.token_ids)
-        if not missing:
-            continue
-        if missing > 1 or sequence.seq_id not in previous.index_of:
-            raise ValueError(f"{missing} tokens of sequence {sequence.seq_id} are unknown")
-        pairs.append((end - 1, previous.index_of[sequence.seq_id]))
-    return np.array(pairs, dtype=np.int32).reshape(-1, 2).T
+        if kept is None:
+            kept = KeptBatch(len(batch), block_size, vocab_size, device)
+        return kept.forward_batch(batch, previous)
 
 
 @dataclass(frozen=True, slots=True)
-class _HostBatch:
-    input_ids: Int32Array
-    positions: Int32Array
-    slots: Int32Array
-    block_table: Int32Array  # [S, width]
+class _Shape:
+    """Which tokens of which sequences: arrays on the host."""
 
-    @classmethod
-    def zeros(cls, num_tokens: int, num_sequences: int, width: int) -> _HostBatch:
-        ids, positions, slots = np.zeros((3, num_tokens), dtype=np.int32)
-        return cls(ids, positions, slots, np.zeros((num_sequences, width), dtype=np.int32))
+    rows: Int32Array  # [S] of the block tables
+    starts: Int32Array  # [S]
+    seq_lens: Int32Array  # [S]
+    counts: Int32Array  # [S] scheduled tokens
+    ends: Int32Array  # [S + 1] where each sequence's tokens begin; the last is T
 
-    def write(
-        self, row: int, start: int, sequence: ScheduledSequence, block_size: int, vocab_size: int
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Token ids on the host, and where those in flight are found."""
+
+    ids: Int32Array  # [T], 0 where it is not known
+    into: Int32Array  # [n] places among the T
+    taken: Int32Array  # [n] places in the step before's sample
+
+
+class KeptBatch:
+    """Builds ForwardBatches. Block tables stay from step to step, and of a run of decodes a step
+    writes positions and slots, and what has grown."""
+
+    def __init__(
+        self, max_num_seqs: int, block_size: int, vocab_size: int, device: torch.device
     ) -> None:
-        """Fills in one sequence. Raises ValueError for what would read or write past a tensor's
-        end: on CUDA that ends the process."""
-        end = start + sequence.num_scheduled_tokens
-        num_blocks = -(-sequence.end // block_size)
-        if sequence.num_scheduled_tokens < 1 or len(sequence.block_table) < num_blocks:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._rows = SequenceRows(max_num_seqs, device)
+        self._staging = Staging(device)
+        self._device = device
+        self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._last: DecodeStep | None = None  # what the next two are of
+        self._run_rows = _NONE
+        self._run_starts = _NONE  # in the run's step 0
+
+    def forget(self, seq_ids: View[int]) -> None:
+        """Frees what was kept for these sequences; unknown ones are fine."""
+        self._rows.forget(seq_ids)
+
+    def forward_batch(self, batch: ScheduledBatch, previous: PreviousSample) -> ForwardBatch:
+        """Returns the batch as ForwardBatch.build does."""
+        shape = self._shape(batch)
+        step, num_seqs = batch.decodes, len(shape.rows)
+        num_decodes = len(step.run) if step is not None else 0
+        positions, slots = self._places(shape)
+        # Where the sample before begins with the same decodes, no place in it has to be named.
+        num_same = num_decodes if step is not None and step.follows(previous.decodes) else 0
+        arrays = [positions, slots, shape.seq_lens]
+        if num_same < num_seqs:
+            tokens = self._tokens(batch, shape.ends, previous, num_same)
+            arrays += [tokens.ids, tokens.into, tokens.taken]
+        sampled = scored = None
+        num_sampled = num_decodes + sum(s.samples for s in batch.others)
+        if batch.others:
+            if any(s.scores for s in batch.others):
+                logits_rows, sampled, scored = rows_with_scores(
+                    batch.sequences, shape.ends, self._device
+                )
+            else:
+                samples = [True] * num_decodes + [s.samples for s in batch.others]
+                logits_rows = shape.ends[1:][samples] - 1
+            arrays += [shape.ends, logits_rows]
+        table_arrays = self._table_arrays(shape.rows)
+        parts = self._staging.copy([*arrays, *table_arrays])
+        table = self._block_table(shape, parts[len(arrays) :])
+        if num_same == num_seqs:
+            ids = previous.token_ids[:num_same].to(torch.int32)
+        else:
+            ids = _with_tokens_in_flight(parts[3], previous, num_same, *parts[4:6])
+        cu_q, rows = parts[len(arrays) - 2 : len(arrays)]
+        if not batch.others:
+            cu_q, rows = self._numbers[: num_seqs + 1], self._numbers[:num_seqs]
+        return ForwardBatch(
+            input_ids=ids,
+            positions=parts[0],
+            logits_rows=rows,
+            num_sampled=num_sampled,
+            sampled=sampled,
+            scored=scored,
+            metadata=AttentionMetadata(
+                cu_q=cu_q,
+                seq_lens=parts[2],
+                block_table=table,
+                slots=parts[1],
+                num_decodes=batch.num_decodes,
+                max_query_len=int(shape.counts.max(initial=0)),
+                num_tokens=len(positions),
+                query_lens=tuple(shape.counts.tolist()),
+                context_lens=tuple(shape.seq_lens.tolist()),
+            ),
+        )
+
+    def _shape(self, batch: ScheduledBatch) -> _Shape:
+        """Raises ValueError for what would read or write past a tensor's end: on CUDA that ends the
+        process."""
+        rows, starts = self._decodes(batch)
+        num_decodes, others = len(rows), batch.others
+        if others:
+            seq_ids = [s.seq_id for s in others]
+            tables = [s.block_table for s in others]
+            kept = {*seq_ids, *(batch.decodes.run.seq_ids if batch.decodes else ())}
+            rows = np.concatenate([rows, self._rows.of(seq_ids, tables, kept)])
+            starts = np.concatenate([starts, np.array([s.start for s in others], np.int32)])
+        counts = np.ones(len(rows), dtype=np.int32)
+        counts[num_decodes:] = [s.num_scheduled_tokens for s in others]
+        seq_lens = starts + counts
+        num_blocks = self._rows.num_blocks[rows]
+        is_bad = (counts < 1) | (seq_lens > num_blocks * self._block_size)
+        if is_bad.any():
+            i = int(is_bad.argmax())
             raise ValueError(
-                f"sequence {sequence.seq_id} has {len(sequence.block_table)} blocks for "
-                f"{sequence.end} tokens"
+                f"sequence {batch.sequences[i].seq_id} has {num_blocks[i]} blocks for "
+                f"{seq_lens[i]} tokens, {counts[i]} of them scheduled"
             )
-        table = self.block_table[row]
-        table[:num_blocks] = sequence.block_table[:num_blocks]
-        positions = np.arange(sequence.start, sequence.end, dtype=np.int32)
-        self.positions[start:end] = positions
-        self.slots[start:end] = table[positions // block_size] * block_size + positions % block_size
-        ids = np.array(sequence.token_ids, dtype=np.int64)
-        if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        ends = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=ends[1:])
+        return _Shape(rows, starts, seq_lens, counts, ends)
+
+    def _decodes(self, batch: ScheduledBatch) -> tuple[Int32Array, Int32Array]:
+        """Returns rows and starts of the batch's run of decodes."""
+        step, last = batch.decodes, self._last
+        self._last = None  # until all is written
+        if step is None:
+            return _NONE, _NONE
+        run = step.run
+        if step.follows(last):
+            for i in step.grown:
+                self._rows.grow(int(self._run_rows[i]))
+        else:
+            kept = {*run.seq_ids, *(s.seq_id for s in batch.others)}
+            self._run_rows = self._rows.of(run.seq_ids, run.block_tables, kept)
+            self._run_starts = np.array(run.starts, dtype=np.int32)
+        self._last = step
+        return self._run_rows, self._run_starts + np.int32(step.number)
+
+    def _places(self, shape: _Shape) -> tuple[Int32Array, Int32Array]:
+        """Returns the positions and the slots of all tokens, [T] each."""
+        positions, rows = shape.starts, shape.rows
+        num_tokens = int(shape.ends[-1])
+        if num_tokens > len(rows):
+            positions = np.arange(num_tokens, dtype=np.int32)
+            positions += np.repeat(shape.starts - shape.ends[:-1], shape.counts)
+            rows = np.repeat(rows, shape.counts)
+        block, place = np.divmod(positions, np.int32(self._block_size))
+        return positions, self._rows.table[rows, block] * np.int32(self._block_size) + place
+
+    def _tokens(
+        self, batch: ScheduledBatch, ends: Int32Array, previous: PreviousSample, num_same: int
+    ) -> _Tokens:
+        """Returns the tokens of all sequences but the first `num_same`. Raises ValueError."""
+        ids = np.zeros(int(ends[-1]), dtype=np.int64)
+        into: list[int] = []
+        taken: list[int] = []
+        step, index_of = batch.decodes, previous.index_of
+        num_decodes = len(step.run) if step is not None else 0
+        if step is not None and not num_same:
+            token_ids = step.token_ids()
+            ids[:num_decodes] = [token_id or 0 for token_id in token_ids]
+            into = [i for i, token_id in enumerate(token_ids) if token_id is None]
+            seq_ids = step.run.seq_ids
+            taken = [index_of.get(seq_ids[i], -1) for i in into]
+            if -1 in taken:
+                raise _unknown(1, seq_ids[into[taken.index(-1)]])
+        begins = ends[num_decodes:].tolist()
+        for sequence, begin, end in zip(batch.others, begins, begins[1:], strict=False):
+            missing = sequence.num_scheduled_tokens - len(sequence.token_ids)
+            if missing:
+                if missing > 1 or sequence.seq_id not in index_of:
+                    raise _unknown(missing, sequence.seq_id)
+                into.append(end - 1)
+                taken.append(index_of[sequence.seq_id])
+            ids[begin : end - missing] = sequence.token_ids
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab_size:
+            place = int(((ids < 0) | (ids >= self._vocab_size)).argmax())
+            sequence = batch.sequences[int(ends.searchsorted(place, side="right")) - 1]
             raise ValueError(f"sequence {sequence.seq_id} has a token outside the vocabulary")
-        self.input_ids[start : start + len(ids)] = ids
+        return _Tokens(
+            ids.astype(np.int32), np.array(into, dtype=np.int32), np.array(taken, dtype=np.int32)
+        )
+
+    def _table_arrays(self, rows: Int32Array) -> list[Int32Array]:
+        """Returns what the device needs for the block table: nothing, where the host shares it."""
+        return [] if self._rows.is_shared else [*self._rows.take_written(), rows]
+
+    def _block_table(self, shape: _Shape, parts: list[Tensor]) -> Tensor:
+        """Returns the batch's block table, [S, width]."""
+        num_seqs = len(shape.rows)
+        width = -(-int(shape.seq_lens.max(initial=0)) // self._block_size)
+        is_in_order = bool((shape.rows == np.arange(num_seqs)).all())
+        if self._rows.is_shared:
+            table = self._rows.table[:, :width]
+            return torch.from_numpy(table[:num_seqs] if is_in_order else table[shape.rows])
+        cells, values, rows = parts
+        there = self._rows.there
+        if len(cells):
+            there.view(-1).index_copy_(0, cells.long(), values)
+        return (there[:num_seqs] if is_in_order else there.index_select(0, rows))[:, :width]
+
+
+def _with_tokens_in_flight(
+    ids: Tensor, previous: PreviousSample, num_same: int, into: Tensor, taken: Tensor
+) -> Tensor:
+    """Returns `ids` [T] with the tokens that only the device knows."""
+    if num_same:
+        ids[:num_same] = previous.token_ids[:num_same]
+    if not len(taken):
+        return ids
+    known = previous.token_ids.index_select(0, taken).to(torch.int32)
+    return known if len(taken) == len(ids) else ids.index_copy_(0, into.long(), known)
+
+
+def _unknown(count: int, seq_id: int) -> ValueError:
+    return ValueError(f"{count} tokens of sequence {seq_id} are unknown")

@@ -12,10 +12,11 @@ from shared.messages import ErrorCode
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
 from worker.model.device import step_failure
-from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.forward_batch import ForwardBatch, KeptBatch, PreviousSample
 from worker.model.layers.decoder import DecoderStack
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
-from worker.model.sampling.row import RowThreads, SamplingRow
+from worker.model.sampling.row import RowThreads
+from worker.model.sampling.rows import SamplingRows
 from worker.model.sampling.sampler import Sampled, Sampler
 from worker.model.served import OtherRanks, ServedModel
 
@@ -69,6 +70,8 @@ class TorchModelRunner:
             torch.empty(0, dtype=torch.int64, device=self._device), {}
         )
         self._previous = self._nothing_sampled
+        self._kept = KeptBatch(max_num_seqs, block_size, self.vocab_size, self._device)
+        self._sampling_rows = SamplingRows()
 
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         """Enqueues a step; never waits for a CUDA device.
@@ -89,7 +92,9 @@ class TorchModelRunner:
     def _launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         previous, self._previous = self._previous, self._nothing_sampled
         self._sampler.forget(batch.finished_seq_ids)
-        if not batch.sequences:
+        self._kept.forget(batch.finished_seq_ids)
+        self._sampling_rows.forget(batch.finished_seq_ids)
+        if not len(batch):
             self._previous = previous
             if self._ranks is not None:
                 self._ranks.send(batch)
@@ -100,9 +105,12 @@ class TorchModelRunner:
             vocab_size=self.vocab_size,
             device=self._device,
             previous=previous,
+            kept=self._kept,
         )
         if self._grammar_masks is not None:
-            self._grammar_masks.expect(batch.sequences)
+            self._grammar_masks.expect(batch.others)
+            if batch.decodes is not None and batch.decodes.number == 0:
+                self._grammar_masks.expect(batch.decodes.run.sequences)
         if self._ranks is not None:
             self._ranks.send(batch)
         try:
@@ -113,13 +121,9 @@ class TorchModelRunner:
             raise
         if logits is None:
             return TorchStepHandle({}, None, self._device, scores)
-        sampling = [
-            SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
-            for sequence in forward.sampling
-        ]
-        sampled = self._sampler.sample(logits, sampling, previous.token_ids)
-        index_of = {row.seq_id: i for i, row in enumerate(sampling)}
-        self._previous = PreviousSample(sampled.token_ids, index_of)
+        rows, index_of = self._sampling_rows.of(batch, previous)
+        sampled = self._sampler.sample(logits, rows, previous.token_ids)
+        self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
         return TorchStepHandle(index_of, sampled, self._device, scores)
 
     def _compute(self, forward: ForwardBatch) -> tuple[Tensor | None, PromptScores | None]:
@@ -131,7 +135,7 @@ class TorchModelRunner:
         scores = None
         if forward.scored is not None:
             scores = score_prompts(self._model, hidden, forward.scored, self._row_threads)
-        if not forward.sampling:
+        if not forward.num_sampled:
             return None, scores
         if forward.sampled is not None:
             hidden = hidden.index_select(0, forward.sampled)
@@ -175,9 +179,15 @@ class TorchStepHandle:
         if sampled is None:
             return StepResult({}, failed=unscored, prompt_logprobs=scores)
         token_ids = sampled.token_ids.tolist()
-        is_finite = torch.isfinite(sampled.best_logits).tolist()
+        is_finite = torch.isfinite(sampled.best_logits)
         logprobs = sampled.logprobs.by_row(token_ids) if sampled.logprobs is not None else {}
-        failed = {i: ErrorCode.NONFINITE_LOGITS.value for i, ok in enumerate(is_finite) if not ok}
+        if not (sampled.failed or unscored or logprobs) and bool(is_finite.all()):
+            return StepResult(
+                dict(zip(self._index_of, token_ids, strict=True)), prompt_logprobs=scores
+            )
+        failed = {
+            i: ErrorCode.NONFINITE_LOGITS.value for i, ok in enumerate(is_finite.tolist()) if not ok
+        }
         failed |= sampled.failed
         good = {seq_id: i for seq_id, i in self._index_of.items() if i not in failed}
         return StepResult(

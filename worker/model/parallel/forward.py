@@ -31,7 +31,7 @@ class RankForward:
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:
         """Computes one step of known tokens; without sequences it does nothing."""
-        if not batch.sequences:
+        if not len(batch):
             return
         model = self._model
         forward = ForwardBatch.build(
@@ -48,7 +48,7 @@ class RankForward:
         if forward.scored is not None:
             for _ in logits_by_part(model, hidden, forward.scored):
                 pass  # rank 0 has them
-        if not forward.sampling:
+        if not forward.num_sampled:
             return
         if forward.sampled is not None:
             hidden = hidden.index_select(0, forward.sampled)

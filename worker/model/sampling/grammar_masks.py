@@ -16,7 +16,7 @@ from shared.cores import available_cores
 from shared.messages import ErrorCode
 from shared.text.base import GrammarInvalid
 from shared.text.grammar_compiler import GrammarCompiler, matcher_error
-from worker.engine.batch import ScheduledSequence
+from worker.engine.batch import DecodingSequence
 from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
 
@@ -59,7 +59,7 @@ class GrammarMasks:
         num_threads = min(MAX_THREADS, available_cores())
         self._executor = None if device.type == "cpu" else LLExecutor(num_threads)
 
-    def expect(self, sequences: Iterable[ScheduledSequence]) -> None:
+    def expect(self, sequences: Iterable[DecodingSequence]) -> None:
         """Begins to compile what these will need, while the device computes their logits."""
         for sequence in sequences:
             grammar = sequence.params.grammar

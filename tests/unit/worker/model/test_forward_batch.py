@@ -60,7 +60,7 @@ def test_a_mixed_batch() -> None:
     assert (meta.num_decodes, meta.max_query_len, meta.num_tokens) == (2, 5, 10)
     assert (meta.query_lens, meta.context_lens) == ((1, 1, 3, 5), (6, 1, 6, 5))
     assert batch.logits_rows.tolist() == [0, 1, 9]
-    assert [s.seq_id for s in batch.sampling] == [1, 2, 4]
+    assert batch.num_sampled == 3
 
 
 def test_tokens_in_flight_come_from_the_step_before() -> None:

@@ -1,0 +1,137 @@
+"""Schedule: one step's plan, the scheduler's side of a ScheduledBatch.
+
+Most sequences of most steps are decodes that were decodes in the step before. They are planned as a
+`Decoding`, which goes on from step to step: what holds for all of its steps is found once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as View
+from functools import cached_property
+from typing import NamedTuple
+
+from worker.engine.batch import DecodeRun, DecodeStep, ScheduledBatch
+from worker.engine.block_manager import BlockManager
+from worker.engine.sequence import Sequence
+
+
+class PlannedSequence(NamedTuple):
+    """The scheduler's side of a ScheduledSequence."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+    num_preemptions: int  # when planned: a later value means that this work was thrown away
+    scores: range = range(0)  # as ScheduledSequence.scores
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == 1 and self.samples
+
+
+class Decoding:
+    """The scheduler's side of a DecodeRun, as of its latest step."""
+
+    def __init__(self, sequences: View[Sequence], num_departed: int) -> None:
+        """`num_departed`: see Scheduler. The sequences do not count step 0 as scheduled yet."""
+        self.sequences = tuple(sequences)
+        self.num_departed = num_departed
+        self.run = DecodeRun(
+            self.sequences,
+            [s.num_computed_tokens + s.num_scheduled_tokens for s in sequences],
+            [s.block_table for s in sequences],
+        )
+        self.number = 0
+        self.num_preemptions = [s.num_preemptions for s in sequences]
+        # Steps behind this one in which no sequence has its last token in flight.
+        self.num_left = min(s.max_num_tokens - len(s.token_ids) - s.in_flight for s in sequences)
+        self.num_left -= 1
+        # Whose prompt's last token is in step 0: the only ones that are new to the engine's counts.
+        self.fresh = [s for s in sequences if s.num_counted_prompt_tokens < len(s.prompt_token_ids)]
+        self._by_turn: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @cached_property
+    def members(self) -> frozenset[Sequence]:
+        return frozenset(self.sequences)
+
+    @cached_property
+    def has_grammar(self) -> bool:
+        return any(s.params.grammar is not None for s in self.sequences)
+
+    @cached_property
+    def wanting_logprobs(self) -> frozenset[int]:
+        return frozenset(s.seq_id for s in self.sequences if s.params.logprobs is not None)
+
+    def next_step(self, blocks: BlockManager) -> DecodeStep:
+        """Goes on by one step, for which there have to be blocks."""
+        self.number += 1
+        self.num_left -= 1
+        turns = self._turns(blocks.block_size)[self.number % blocks.block_size]
+        grown = []
+        for i in turns:
+            sequence = self.sequences[i]
+            num_blocks = len(sequence.block_table)
+            allocated = blocks.allocate(sequence, self.run.starts[i] + self.number + 1)
+            assert allocated
+            if len(sequence.block_table) > num_blocks:
+                grown.append(i)
+        # All were in the step before, so all have a token in flight or none has.
+        return DecodeStep(self.run, self.number, tuple(grown), self.sequences[0].in_flight > 0)
+
+    def _turns(self, block_size: int) -> list[list[int]]:
+        """Returns the sequences whose place is the first of a block, by step modulo block size."""
+        if not self._by_turn:
+            self._by_turn = [[] for _ in range(block_size)]
+            for i, start in enumerate(self.run.starts):
+                self._by_turn[-start % block_size].append(i)
+        return self._by_turn
+
+    def planned(self, number: int) -> list[PlannedSequence]:
+        """Returns step `number` of the run, sequence by sequence."""
+        return [
+            PlannedSequence(sequence, start + number, 1, True, num_preemptions)
+            for sequence, start, num_preemptions in zip(
+                self.sequences, self.run.starts, self.num_preemptions, strict=True
+            )
+        ]
+
+
+class Schedule:
+    """One step's plan. `outgrown` needed more blocks than the pool has: end them, others go on.
+
+    `decoding` has the batch's decodes, `chunks` are all others.
+    """
+
+    def __init__(
+        self,
+        batch: ScheduledBatch,
+        decoding: Decoding | None = None,
+        chunks: tuple[PlannedSequence, ...] = (),
+        outgrown: tuple[Sequence, ...] = (),
+    ) -> None:
+        self.batch = batch
+        self.decoding = decoding
+        self.chunks = chunks
+        self.outgrown = outgrown
+
+    @cached_property
+    def planned(self) -> tuple[PlannedSequence, ...]:
+        """Returns all of the batch, in its order."""
+        step = self.batch.decodes
+        if self.decoding is None or step is None:
+            return self.chunks
+        return (*self.decoding.planned(step.number), *self.chunks)
+
+    @property
+    def fresh(self) -> View[Sequence]:
+        """Decodes that were in no step before, and some that were."""
+        step = self.batch.decodes
+        return self.decoding.fresh if self.decoding is not None and step and not step.number else ()

@@ -1,0 +1,80 @@
+"""SamplingRows: the rows that a step samples, kept and moved on while the same decodes go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from worker.engine.batch import DecodeStep, ScheduledBatch
+from worker.model.forward_batch import PreviousSample
+from worker.model.sampling.row import SamplingRow
+
+
+class SamplingRows:
+    """Makes a row for each sequence once, and changes it from step to step."""
+
+    def __init__(self) -> None:
+        self._row_of: dict[int, SamplingRow] = {}
+        self._decodes: list[SamplingRow] = []  # of the step `_last`
+        self._index_of: dict[int, int] = {}  # of these
+        self._last: DecodeStep | None = None
+
+    def of(
+        self, batch: ScheduledBatch, previous: PreviousSample
+    ) -> tuple[list[SamplingRow], Mapping[int, int]]:
+        """Returns the rows of the sequences that are sampled from, and their places by seq_id.
+
+        The rows hold until the next call, which may change them.
+        """
+        step, last = batch.decodes, self._last
+        self._last = None
+        if step is None:
+            self._decodes, self._index_of = [], {}
+        elif last is not None and step.follows(last):
+            self._move_on(step, last)
+        else:
+            self._begin(step, previous.index_of)
+        self._last = step
+        others = [
+            SamplingRow.of(sequence, previous.index_of.get(sequence.seq_id))
+            for sequence in batch.others
+            if sequence.samples
+        ]
+        if not others:
+            return self._decodes, self._index_of
+        places = {row.seq_id: i for i, row in enumerate(others, len(self._decodes))}
+        return [*self._decodes, *others], {**self._index_of, **places}
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        """Frees what was kept for these sequences; unknown ones are fine."""
+        for seq_id in seq_ids:
+            self._row_of.pop(seq_id, None)
+
+    def _begin(self, step: DecodeStep, places: Mapping[int, int]) -> None:
+        run, row_of = step.run, self._row_of
+        rows = []
+        for sequence, start, token_id in zip(
+            run.sequences, run.starts, step.token_ids(), strict=True
+        ):
+            seq_id = sequence.seq_id
+            row = row_of.get(seq_id)
+            if row is None:
+                row = row_of[seq_id] = SamplingRow(
+                    seq_id,
+                    sequence.params,
+                    sequence.prompt_token_ids,
+                    sequence.output_token_ids,
+                    0,
+                )
+            row.position = start + step.number + 1
+            row.in_flight = places.get(seq_id) if token_id is None else None
+            rows.append(row)
+        self._decodes = rows
+        self._index_of = {seq_id: i for i, seq_id in enumerate(run.seq_ids)}
+
+    def _move_on(self, step: DecodeStep, last: DecodeStep) -> None:
+        for row in self._decodes:
+            row.position += 1
+        # From step 1 on these are their places in the sample before.
+        if last.number == 0 or step.is_ahead != last.is_ahead:
+            for i, row in enumerate(self._decodes):
+                row.in_flight = i if step.is_ahead else None
