@@ -40,6 +40,7 @@ class Variant:
     arch: str = "sm_90"
     num_warps: int = 4
     num_stages: int = 3
+    fp_fusion: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,11 @@ def compile_kernel(
     arch: str = "sm_90",
     num_warps: int = 4,
     num_stages: int = 3,
+    fp_fusion: bool = True,
 ) -> Compiled:
     """Compiles a `@triton.jit` function that a module has at its top. Raises what Triton raises."""
     name = f"{fn.fn.__module__}:{fn.fn.__name__}"
-    variant = Variant(name, signature, constexprs, arch, num_warps, num_stages)
+    variant = Variant(name, signature, constexprs, arch, num_warps, num_stages, fp_fusion)
     return compile_variants([variant])[0]
 
 
@@ -106,7 +108,11 @@ def _compile(variant: Variant) -> Compiled:
         target = GPUTarget("hip", variant.arch, 64)
     else:
         target = GPUTarget("cuda", int(variant.arch.removeprefix("sm_")), 32)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "enable_fp_fusion": variant.fp_fusion,
+    }
     kernel = triton.compile(source, target=target, options=options)
     if target.backend == "hip":
         assembly = kernel.asm["amdgcn"]

@@ -81,16 +81,14 @@ class DecodeRun:
         sequences: tuple[DecodingSequence, ...],
         starts: list[int],
         block_tables: list[list[int]],
+        first_token_ids: list[int | None],
     ) -> None:
+        """`first_token_ids` are step 0's; None: it is not known on the host yet."""
         self.sequences = sequences
         self.seq_ids = [s.seq_id for s in sequences]
         self.starts = starts
         self.block_tables = block_tables
-        # Of step 0; None: it is not known on the host yet.
-        self.first_token_ids = [
-            s.token_ids[start] if start < len(s.token_ids) else None
-            for s, start in zip(sequences, starts, strict=True)
-        ]
+        self.first_token_ids = first_token_ids
 
     def __len__(self) -> int:
         return len(self.sequences)

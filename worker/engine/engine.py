@@ -258,33 +258,60 @@ class Engine:
             return self._recover(schedule.planned, error)
         recovery = self._recovery
         recovery.succeeded()
-        outputs = self._fail_sequences(schedule, result)
+        token_ids = _valid_tokens(schedule.decoding, result, self._runner.vocab_size)
+        looked_at = schedule.chunks if token_ids is not None else schedule.planned
+        outputs = self._fail_sequences(looked_at, result)
         outputs += self._score_prompts(schedule.chunks, result)
         grown = self._scheduler.commit(schedule, result.token_ids)
         self._count(schedule, len(grown))
+        outputs += self._grow(schedule, grown, token_ids, result)
+        return outputs + self._end_computed_prompts(schedule.chunks, self._clock())
+
+    def _grow(
+        self,
+        schedule: Schedule,
+        grown: list[Sequence],
+        token_ids: list[int] | None,
+        result: StepResult,
+    ) -> list[EngineOutput]:
+        """Returns the outputs of the sequences that a step gave a token, and ends those that stop.
+
+        `token_ids` are the decodes', if all are valid.
+        """
+        outputs: list[EngineOutput] = []
+        recovery, decoding, step = self._recovery, schedule.decoding, schedule.batch.decodes
         now_s = self._clock()
         eos_token_ids = self.config.eos_token_ids
+        if (
+            decoding is not None
+            and step is not None
+            and token_ids is not None
+            and not recovery.has_isolated
+            and len(grown) >= len(decoding)
+            and grown[len(decoding) - 1] is decoding.sequences[-1]  # all of them have grown
+        ):
+            plain = decoding.outputs(step.number, token_ids, eos_token_ids)
+            if plain is not None:
+                outputs += plain
+                grown = grown[len(decoding) :]
         for sequence in grown:
             if recovery.has_isolated:
                 recovery.rejoin(sequence)
-            token_ids, is_first = sequence.token_ids, sequence.first_token_s is None
-            # Of hundreds of sequences few begin or end in a step.
-            if not (
-                is_first
-                or token_ids[-1] in eos_token_ids
-                or sequence.params.stop_token_ids
-                or len(token_ids) >= sequence.max_num_tokens
-            ):
-                outputs.append(grown_output(sequence, result.logprobs))
-                continue
+            is_first, known = sequence.first_token_s is None, sequence.token_ids
             if is_first:
                 sequence.first_token_s = now_s
-            stop = sequence.find_stop(eos_token_ids)
+            stop = None
+            if (  # else there is none, and few of hundreds of sequences end in a step
+                len(known) >= sequence.max_num_tokens
+                or known[-1] in eos_token_ids
+                or sequence.params.stop_token_ids
+            ):
+                stop = sequence.find_stop(eos_token_ids)
             if stop is not None:
                 self._end(sequence)
             times = _times_of(sequence, now_s) if is_first or stop is not None else None
             outputs.append(grown_output(sequence, result.logprobs, stop, times))
-        return outputs + self._end_computed_prompts(schedule.chunks, now_s)
+        return outputs
 
     def _score_prompts(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
@@ -328,16 +355,16 @@ class Engine:
             logger.debug("the step behind it failed too", exc_info=error)
         self._scheduler.undo(behind.schedule)
 
-    def _fail_sequences(self, schedule: Schedule, result: StepResult) -> list[EngineOutput]:
+    def _fail_sequences(
+        self, planned: tuple[PlannedSequence, ...], result: StepResult
+    ) -> list[EngineOutput]:
         """Ends the sequences whose own computation failed, before their tokens are committed."""
         outputs = []
-        decoding, vocab_size = schedule.decoding, self._runner.vocab_size
-        all_hold = decoding is None or _all_hold(decoding, result, vocab_size)
-        for item in schedule.chunks if all_hold else schedule.planned:
+        for item in planned:
             sequence = item.sequence
             if sequence.is_finished:
                 continue
-            failure = failure_of(item, result, vocab_size)
+            failure = failure_of(item, result, self._runner.vocab_size)
             if failure is not None:
                 outputs.append(self._fail(sequence, *failure))
         return outputs
@@ -414,18 +441,22 @@ class Engine:
             sequence.num_counted_prompt_tokens = num_done
 
 
-def _all_hold(decoding: Decoding, result: StepResult, vocab_size: int) -> bool:
-    """Returns whether a result holds for every decode: `failure_of` would find nothing."""
+def _valid_tokens(
+    decoding: Decoding | None, result: StepResult, vocab_size: int
+) -> list[int] | None:
+    """Returns the decodes' tokens; None where `failure_of` would find something for some."""
     if result.failed:
-        return False
+        return None
+    if decoding is None:
+        return []
     try:
         token_ids = list(map(result.token_ids.__getitem__, decoding.run.seq_ids))
     except KeyError:
-        return False
+        return None
     wanting = decoding.wanting_logprobs
-    return 0 <= min(token_ids) <= max(token_ids) < vocab_size and (
-        not wanting or wanting <= result.logprobs.keys()
-    )
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        return None
+    return token_ids if not wanting or wanting <= result.logprobs.keys() else None
 
 
 def _times_of(sequence: Sequence, now_s: float) -> RequestTimes:

@@ -6,12 +6,14 @@ Most sequences of most steps are decodes that were decodes in the step before. T
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from collections.abc import Sequence as View
 from functools import cached_property
 from typing import NamedTuple
 
 from worker.engine.batch import DecodeRun, DecodeStep, ScheduledBatch
 from worker.engine.block_manager import BlockManager
+from worker.engine.request import EngineOutput, plain_outputs
 from worker.engine.sequence import Sequence
 
 
@@ -41,18 +43,23 @@ class Decoding:
         """`num_departed`: see Scheduler. The sequences do not count step 0 as scheduled yet."""
         self.sequences = tuple(sequences)
         self.num_departed = num_departed
+        starts = [s.num_computed_tokens + s.num_scheduled_tokens for s in sequences]
         self.run = DecodeRun(
             self.sequences,
-            [s.num_computed_tokens + s.num_scheduled_tokens for s in sequences],
+            starts,
             [s.block_table for s in sequences],
+            [None if s.in_flight else s.token_ids[-1] for s in sequences],
         )
         self.number = 0
         self.num_preemptions = [s.num_preemptions for s in sequences]
-        # Steps behind this one in which no sequence has its last token in flight.
-        self.num_left = min(s.max_num_tokens - len(s.token_ids) - s.in_flight for s in sequences)
-        self.num_left -= 1
-        # Whose prompt's last token is in step 0: the only ones that are new to the engine's counts.
-        self.fresh = [s for s in sequences if s.num_counted_prompt_tokens < len(s.prompt_token_ids)]
+        # Steps behind this one in which no sequence has its last token in flight: in step 0 the
+        # last of its known tokens is at `start`, and one is sampled behind it.
+        self.num_left = (
+            min(s.max_num_tokens - start for s, start in zip(sequences, starts, strict=True)) - 2
+        )
+        self._num_without_end = self.num_left  # of steps that sample no sequence's last token
+        # Whose prompt's last token may be in step 0: the others are in the engine's counts.
+        self.fresh = [s for s in sequences if s.first_token_s is None]
         self._by_turn: list[list[int]] = []
 
     def __len__(self) -> int:
@@ -69,6 +76,34 @@ class Decoding:
     @cached_property
     def wanting_logprobs(self) -> frozenset[int]:
         return frozenset(s.seq_id for s in self.sequences if s.params.logprobs is not None)
+
+    @cached_property
+    def _told(self) -> tuple[list[str], list[int]]:
+        """What outputs say of each sequence that is the same in all of them."""
+        return (
+            [s.request_id for s in self.sequences],
+            [s.num_cached_tokens for s in self.sequences],
+        )
+
+    @cached_property
+    def _have_own_ends(self) -> bool:
+        return any(s.params.stop_token_ids for s in self.sequences)
+
+    def outputs(
+        self, number: int, token_ids: View[int], eos_token_ids: Set[int]
+    ) -> Iterator[EngineOutput] | None:
+        """Returns the outputs of step `number`, which gave each sequence one of `token_ids`; None
+        where one of them may have more to say than its token."""
+        if (
+            number >= self._num_without_end
+            or self.wanting_logprobs
+            or self._have_own_ends
+            or not eos_token_ids.isdisjoint(token_ids)
+            or any(s.first_token_s is None for s in self.fresh)
+        ):
+            return None
+        request_ids, num_cached_tokens = self._told
+        return plain_outputs(request_ids, token_ids, num_cached_tokens)
 
     def next_step(self, blocks: BlockManager) -> DecodeStep:
         """Goes on by one step, for which there have to be blocks."""
@@ -102,6 +137,16 @@ class Decoding:
                 self.sequences, self.run.starts, self.num_preemptions, strict=True
             )
         ]
+
+
+class Draft:
+    """A step that is being planned."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left  # of the token budget
+        self.decoding: list[Sequence] = []  # beside those of a run that goes on
+        self.chunks: list[PlannedSequence] = []
+        self.outgrown: list[Sequence] = []
 
 
 class Schedule:

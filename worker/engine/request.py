@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as View
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
@@ -118,6 +121,10 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
             )
 
 
+# An EngineOutput from all its members in order, without a call in Python for each.
+_new_output: Callable[[tuple[object, ...]], EngineOutput] = partial(tuple.__new__, EngineOutput)
+
+
 def grown_output(
     sequence: Sequence,
     logprobs: Mapping[int, TokenLogprob],
@@ -125,18 +132,41 @@ def grown_output(
     times: RequestTimes | None = None,
 ) -> EngineOutput:
     """Returns the output of a step that gave the sequence its newest token."""
-    return EngineOutput(
-        sequence.request_id,
-        (sequence.token_ids[-1],),
-        None if sequence.params.logprobs is None else (logprobs[sequence.seq_id],),
-        stop.reason if stop else None,
-        stop.token_id if stop else None,
-        None,
-        "",
-        sequence.num_cached_tokens,
-        (),
-        times,
+    return _new_output(
+        (
+            sequence.request_id,
+            (sequence.token_ids[-1],),
+            None if sequence.params.logprobs is None else (logprobs[sequence.seq_id],),
+            stop.reason if stop is not None else None,
+            stop.token_id if stop is not None else None,
+            None,
+            "",
+            sequence.num_cached_tokens,
+            (),
+            times,
+        )
     )
+
+
+def plain_outputs(
+    request_ids: View[str], token_ids: View[int], num_cached_tokens: View[int]
+) -> Iterator[EngineOutput]:
+    """Yields an output for each request: of one token, without anything else about it."""
+    none, message, no_scores = repeat(None), repeat(""), repeat(())
+    members = zip(
+        request_ids,
+        zip(token_ids, strict=True),
+        none,
+        none,
+        none,
+        none,
+        message,
+        num_cached_tokens,
+        no_scores,
+        none,
+        strict=False,  # the repeated ones have no end
+    )
+    return map(_new_output, members)
 
 
 def stopped_output(

@@ -36,7 +36,7 @@ from collections.abc import Sequence as View
 from worker.engine.batch import DecodeStep, ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
-from worker.engine.plan import Decoding, PlannedSequence, Schedule
+from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule
 from worker.engine.queue import SequenceQueue, make_policy
 from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
@@ -99,61 +99,53 @@ class Scheduler:
         """
         if only is None:
             self._share_seats()
-        chunks: list[PlannedSequence] = []
-        outgrown: list[Sequence] = []
-        left = self._budget if most_tokens is None else min(self._budget, most_tokens)
-        decodes, prefills, step = self._going_on(left) if only is None else ((), (), None)
-        if step is None:
-            decodes, prefills = self._candidates(only)
+        draft = Draft(self._budget if most_tokens is None else min(self._budget, most_tokens))
+        going_on = self._going_on(draft.left) if only is None else None
+        decodes, prefills = going_on or self._candidates(only)
         if decodes and prompt_tokens is not None:
-            left = min(left, len(decodes) + prompt_tokens(len(decodes)))
-        decoding: list[Sequence] = []  # beside those of the step that goes on
-        if step is not None:
-            left -= len(decodes)
-        for sequence in prefills if step is not None else (*decodes, *prefills):
-            if left == 0:
-                break
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # preempted for one before it
-            end = min(sequence.num_virtual_tokens, sequence.next_position + left)
-            if self.blocks.num_blocks_for(end) > self.blocks.num_blocks:
-                # Its token in flight may still turn out to be a stop: judge it when it is known.
-                if sequence.in_flight == 0:
-                    outgrown.append(sequence)
-                continue
-            if self._make_room(sequence, end):
-                left -= self._plan(sequence, end, decoding, chunks)
+            draft.left = min(draft.left, len(decodes) + prompt_tokens(len(decodes)))
+        step = None
+        if going_on is not None:
+            assert self._decoding is not None
+            step = self._decoding.next_step(self.blocks)
+            draft.left -= len(decodes)
+        else:
+            self._plan_decodes(decodes, draft)
+        for sequence in prefills:
+            self._plan_running(sequence, draft)
         if only is None:
-            self._admit(decoding, chunks, left, outgrown)
-        if step is None or decoding:
-            if step is not None:
-                decoding = [*decodes, *decoding]
-            self._decoding, step = None, None
-            if decoding:
-                self._decoding = Decoding(decoding, self._num_departed)
-                self._launched_seq_ids.update(self._decoding.run.seq_ids)
-                step = DecodeStep(self._decoding.run, 0)
+            self._admit(draft)
+        if step is None:
+            step = self._begin(draft.decoding)
+        elif draft.decoding:
+            step = self._begin([*decodes, *draft.decoding])
         return Schedule(
-            self._batch_of(step, chunks), self._decoding, tuple(chunks), tuple(outgrown)
+            self._batch_of(step, draft.chunks),
+            self._decoding,
+            tuple(draft.chunks),
+            tuple(draft.outgrown),
         )
 
     def _candidates(self, only: Sequence | None) -> tuple[list[Sequence], list[Sequence]]:
         """Returns the running sequences that miss one token, and those that miss more."""
-        decodes, prefills = [], []
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
         for sequence in self._by_claim() if only is None else (only,):
-            if not sequence.is_complete_in_flight and not sequence.needs_token_in_flight:
-                num_missing = sequence.num_missing_tokens
-                if num_missing == 1:
-                    decodes.append(sequence)
-                elif num_missing > 1:
-                    prefills.append(sequence)
+            # As num_missing_tokens, is_complete_in_flight and so on, which would be calls.
+            in_flight = sequence.in_flight
+            num_known = len(sequence.token_ids) + in_flight
+            num_missing = num_known - sequence.num_computed_tokens - sequence.num_scheduled_tokens
+            if num_missing < 1 or (in_flight and sequence.needs_token_in_flight):
+                continue
+            if num_known >= sequence.max_num_tokens and sequence.is_complete_in_flight:
+                continue
+            (decodes if num_missing == 1 else prefills).append(sequence)
         return decodes, prefills
 
-    def _going_on(self, left: int) -> tuple[View[Sequence], View[Sequence], DecodeStep | None]:
-        """Returns what `_candidates` would, and the step, where the decodes of the last schedule
-        go on: the same ones, with blocks for all. Else there is no step."""
+    def _going_on(self, left: int) -> tuple[View[Sequence], View[Sequence]] | None:
+        """Returns what `_candidates` would, where the decodes are those of the last schedule again,
+        and have blocks."""
         decoding = self._decoding
-        nothing: tuple[View[Sequence], View[Sequence], None] = (), (), None
         if (
             decoding is None
             or decoding.num_departed != self._num_departed
@@ -162,7 +154,7 @@ class Scheduler:
             or self.blocks.num_available < len(self.running)
             or (decoding.has_grammar and decoding.sequences[0].in_flight)
         ):
-            return nothing
+            return None
         prefills: list[Sequence] = []
         if len(self.running) > len(decoding):
             members = decoding.members
@@ -175,10 +167,46 @@ class Scheduler:
                     continue
                 num_missing = sequence.num_missing_tokens
                 if num_missing == 1:
-                    return nothing
+                    return None
                 if num_missing > 1:
                     prefills.append(sequence)
-        return decoding.sequences, prefills, decoding.next_step(self.blocks)
+        return decoding.sequences, prefills
+
+    def _plan_decodes(self, decodes: View[Sequence], draft: Draft) -> None:
+        block_size, running = self.blocks.block_size, SequenceStatus.RUNNING
+        for sequence in decodes:
+            if (
+                draft.left
+                and sequence.status is running
+                and sequence.num_computed_tokens + sequence.num_scheduled_tokens
+                < len(sequence.block_table) * block_size
+                and sequence.params.max_tokens
+            ):  # mostly: there is nothing to decide
+                draft.decoding.append(sequence)
+                draft.left -= 1
+            else:
+                self._plan_running(sequence, draft)
+
+    def _plan_running(self, sequence: Sequence, draft: Draft) -> None:
+        """Plans what is missing of a running sequence, as far as budget and blocks go."""
+        if not draft.left or sequence.status is not SequenceStatus.RUNNING:
+            return  # preempted for one before it
+        end = min(sequence.num_virtual_tokens, sequence.next_position + draft.left)
+        if self.blocks.num_blocks_for(end) > self.blocks.num_blocks:
+            # Its token in flight may still turn out to be a stop: judge it when it is known.
+            if sequence.in_flight == 0:
+                draft.outgrown.append(sequence)
+        elif self._make_room(sequence, end):
+            self._plan(sequence, end, draft)
+
+    def _begin(self, sequences: list[Sequence]) -> DecodeStep | None:
+        """Begins a run of decodes; without sequences there is none."""
+        if not sequences:
+            self._decoding = None
+            return None
+        self._decoding = Decoding(sequences, self._num_departed)
+        self._launched_seq_ids.update(self._decoding.run.seq_ids)
+        return DecodeStep(self._decoding.run, 0)
 
     def commit(self, schedule: Schedule, token_ids: Mapping[int, int]) -> list[Sequence]:
         """Takes a collected step's tokens in; returns the sequences that grew, in batch order.
@@ -325,20 +353,14 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
-    def _admit(
-        self,
-        decoding: list[Sequence],
-        chunks: list[PlannedSequence],
-        left: int,
-        outgrown: list[Sequence],
-    ) -> None:
+    def _admit(self, draft: Draft) -> None:
         blocks = self.blocks
-        while self.waiting and left and len(self.running) < self._num_seats:
+        while self.waiting and draft.left and len(self.running) < self._num_seats:
             sequence = self._shares.next_of(self.waiting)
             if sequence.in_flight:
                 break  # it has to know its last token first; order is kept
             if blocks.num_blocks_for(sequence.num_tokens) > blocks.num_blocks:
-                outgrown.append(sequence)  # by the token in flight when it was preempted
+                draft.outgrown.append(sequence)  # by the token in flight when it was preempted
                 break
             hits = blocks.match(sequence)
             # Beside those that run: the holder of more seats gives one up when they grow.
@@ -358,28 +380,21 @@ class Scheduler:
             sequence.status = SequenceStatus.RUNNING
             self.running.add(sequence)
             self._shares.take(sequence)
-            end = min(sequence.num_tokens, num_hit_tokens + left)
-            left -= self._plan(sequence, end, decoding, chunks)
+            self._plan(sequence, min(sequence.num_tokens, num_hit_tokens + draft.left), draft)
 
-    def _plan(
-        self,
-        sequence: Sequence,
-        end: int,
-        decoding: list[Sequence],
-        chunks: list[PlannedSequence],
-    ) -> int:
-        """Plans the sequence up to `end`, as a decode or a chunk; returns the number of tokens."""
+    def _plan(self, sequence: Sequence, end: int, draft: Draft) -> None:
+        """Plans the sequence up to `end`, as a decode or as a chunk."""
         start = sequence.next_position
         assert end > start
+        draft.left -= end - start
         samples = end == sequence.num_virtual_tokens and not sequence.samples_nothing
         if samples and end - start == 1:
-            decoding.append(sequence)
-            return 1
+            draft.decoding.append(sequence)
+            return
         scores = _scores(sequence, start, end)
-        chunks.append(
+        draft.chunks.append(
             PlannedSequence(sequence, start, end - start, samples, sequence.num_preemptions, scores)
         )
-        return end - start
 
     def _batch_of(self, step: DecodeStep | None, chunks: list[PlannedSequence]) -> ScheduledBatch:
         others = []

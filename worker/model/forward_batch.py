@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as View
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.batch import DecodeStep, ScheduledBatch
@@ -97,6 +99,9 @@ class KeptBatch:
         self._rows = SequenceRows(max_num_seqs, device)
         self._staging = Staging(device)
         self._device = device
+        # Of batches of decodes alone: counts, and where each one's token is.
+        self._ones = np.ones(max_num_seqs, dtype=np.int32)
+        self._from_0 = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._last: DecodeStep | None = None  # what the next two are of
         self._run_rows = _NONE
@@ -118,6 +123,7 @@ class KeptBatch:
         if num_same < num_seqs:
             tokens = self._tokens(batch, shape.ends, previous, num_same)
             arrays += [tokens.ids, tokens.into, tokens.taken]
+        query_lens = tuple(shape.counts.tolist()) if batch.others else (1,) * num_seqs
         sampled = scored = None
         num_sampled = num_decodes + sum(s.samples for s in batch.others)
         if batch.others:
@@ -152,9 +158,9 @@ class KeptBatch:
                 block_table=table,
                 slots=parts[1],
                 num_decodes=batch.num_decodes,
-                max_query_len=int(shape.counts.max(initial=0)),
+                max_query_len=max(query_lens, default=0),
                 num_tokens=len(positions),
-                query_lens=tuple(shape.counts.tolist()),
+                query_lens=query_lens,
                 context_lens=tuple(shape.seq_lens.tolist()),
             ),
         )
@@ -164,25 +170,28 @@ class KeptBatch:
         process."""
         rows, starts = self._decodes(batch)
         num_decodes, others = len(rows), batch.others
-        if others:
+        if not others:
+            counts, ends = self._ones[:num_decodes], self._from_0[: num_decodes + 1]
+        else:
             seq_ids = [s.seq_id for s in others]
             tables = [s.block_table for s in others]
             kept = {*seq_ids, *(batch.decodes.run.seq_ids if batch.decodes else ())}
             rows = np.concatenate([rows, self._rows.of(seq_ids, tables, kept)])
             starts = np.concatenate([starts, np.array([s.start for s in others], np.int32)])
-        counts = np.ones(len(rows), dtype=np.int32)
-        counts[num_decodes:] = [s.num_scheduled_tokens for s in others]
+            counts = np.ones(len(rows), dtype=np.int32)
+            counts[num_decodes:] = [s.num_scheduled_tokens for s in others]
+            ends = np.zeros(len(rows) + 1, dtype=np.int32)
+            np.cumsum(counts, out=ends[1:])
         seq_lens = starts + counts
-        num_blocks = self._rows.num_blocks[rows]
-        is_bad = (counts < 1) | (seq_lens > num_blocks * self._block_size)
+        is_bad = seq_lens > self._rows.num_blocks[rows] * np.int32(self._block_size)
+        if others:
+            is_bad |= counts < 1
         if is_bad.any():
             i = int(is_bad.argmax())
             raise ValueError(
-                f"sequence {batch.sequences[i].seq_id} has {num_blocks[i]} blocks for "
-                f"{seq_lens[i]} tokens, {counts[i]} of them scheduled"
+                f"sequence {batch.sequences[i].seq_id} has {self._rows.num_blocks[rows[i]]} blocks "
+                f"for {seq_lens[i]} tokens, {counts[i]} of them scheduled"
             )
-        ends = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(counts, out=ends[1:])
         return _Shape(rows, starts, seq_lens, counts, ends)
 
     def _decodes(self, batch: ScheduledBatch) -> tuple[Int32Array, Int32Array]:
@@ -198,7 +207,7 @@ class KeptBatch:
         else:
             kept = {*run.seq_ids, *(s.seq_id for s in batch.others)}
             self._run_rows = self._rows.of(run.seq_ids, run.block_tables, kept)
-            self._run_starts = np.array(run.starts, dtype=np.int32)
+            self._run_starts = np.fromiter(run.starts, dtype=np.int32, count=len(run))
         self._last = step
         return self._run_rows, self._run_starts + np.int32(step.number)
 
@@ -223,13 +232,7 @@ class KeptBatch:
         step, index_of = batch.decodes, previous.index_of
         num_decodes = len(step.run) if step is not None else 0
         if step is not None and not num_same:
-            token_ids = step.token_ids()
-            ids[:num_decodes] = [token_id or 0 for token_id in token_ids]
-            into = [i for i, token_id in enumerate(token_ids) if token_id is None]
-            seq_ids = step.run.seq_ids
-            taken = [index_of.get(seq_ids[i], -1) for i in into]
-            if -1 in taken:
-                raise _unknown(1, seq_ids[into[taken.index(-1)]])
+            into, taken = self._decode_tokens(step, ids, previous)
         begins = ends[num_decodes:].tolist()
         for sequence, begin, end in zip(batch.others, begins, begins[1:], strict=False):
             missing = sequence.num_scheduled_tokens - len(sequence.token_ids)
@@ -247,6 +250,22 @@ class KeptBatch:
             ids.astype(np.int32), np.array(into, dtype=np.int32), np.array(taken, dtype=np.int32)
         )
 
+    def _decode_tokens(
+        self, step: DecodeStep, ids: NDArray[np.int64], previous: PreviousSample
+    ) -> tuple[list[int], list[int]]:
+        """Writes the known tokens of a run's step to `ids`; returns the places of the others, and
+        where the sample before has them. Raises ValueError."""
+        token_ids, seq_ids = step.token_ids(), step.run.seq_ids
+        into = list(range(len(seq_ids)))
+        if token_ids.count(None) < len(token_ids):
+            ids[: len(token_ids)] = [token_id or 0 for token_id in token_ids]
+            into = [i for i, token_id in enumerate(token_ids) if token_id is None]
+            seq_ids = [seq_ids[i] for i in into]
+        taken = list(map(previous.index_of.get, seq_ids, repeat(-1)))
+        if -1 in taken:
+            raise _unknown(1, seq_ids[taken.index(-1)])
+        return into, taken
+
     def _table_arrays(self, rows: Int32Array) -> list[Int32Array]:
         """Returns what the device needs for the block table: nothing, where the host shares it."""
         return [] if self._rows.is_shared else [*self._rows.take_written(), rows]
@@ -255,7 +274,7 @@ class KeptBatch:
         """Returns the batch's block table, [S, width]."""
         num_seqs = len(shape.rows)
         width = -(-int(shape.seq_lens.max(initial=0)) // self._block_size)
-        is_in_order = bool((shape.rows == np.arange(num_seqs)).all())
+        is_in_order = np.array_equal(shape.rows, self._from_0[:num_seqs])
         if self._rows.is_shared:
             table = self._rows.table[:, :width]
             return torch.from_numpy(table[:num_seqs] if is_in_order else table[shape.rows])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Set
 from collections.abc import Sequence as View
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -43,14 +45,15 @@ class SequenceRows:
 
         `batch` are all sequences whose rows are in use, these included.
         """
-        row_of, tables, known = self._row_of, self._tables, self._known
-        rows = []
-        for seq_id, table in zip(seq_ids, block_tables, strict=True):
-            row = row_of.get(seq_id, -1)
+        tables, known = self._tables, self._known
+        rows = list(map(self._row_of.get, seq_ids, repeat(-1)))
+        are_same = map(operator.is_, map(tables.__getitem__, rows), block_tables)
+        if all(are_same) and list(map(known.__getitem__, rows)) == list(map(len, block_tables)):
+            return np.fromiter(rows, dtype=np.int32, count=len(rows))
+        for i, (row, table) in enumerate(zip(rows, block_tables, strict=True)):
             if row < 0 or tables[row] is not table or known[row] != len(table):
-                row = self._update(seq_id, row, table, batch)
-            rows.append(row)
-        return np.array(rows, dtype=np.int32)
+                rows[i] = self._update(seq_ids[i], row, table, batch)
+        return np.fromiter(rows, dtype=np.int32, count=len(rows))
 
     def grow(self, row: int) -> None:
         """Adds the new blocks of a row's sequence."""

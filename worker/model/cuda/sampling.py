@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 BLOCK = 2048  # tokens of a program of `scan`
 GROUP = 32  # neighbouring tokens, of which the best is noted
-TILE = 128  # groups that `choose` has in its registers
+TILE = 128  # groups that `choose` reads at once
+FEW = 4096  # tokens among which it looks for the last that stays
 _MOST_GROUPS = 8192
 
 
@@ -40,6 +41,7 @@ class _DevicePlan:
     edit_starts: Tensor
     edit_tokens: Tensor
     edit_values: Tensor
+    num_edits: int
     num_edited: int  # rows that are written once edited; the scored ones come first
     has_edits: bool
     has_filters: bool
@@ -138,6 +140,7 @@ class SamplingKernels:
             there.edit_starts,
             there.edit_tokens,
             there.edit_values,
+            there.num_edits,
             self._penalties.output_counts,
             self._penalties.in_prompt.view(torch.uint8),
             masks,
@@ -163,7 +166,7 @@ class SamplingKernels:
             there.floats,
             edited,
             group_best,
-            torch.empty_like(group_best, dtype=torch.int32),
+            empty(len(group_best), num_groups + FEW, dtype=torch.int32),
             found,
             winners,
             token_ids,
@@ -176,7 +179,8 @@ class SamplingKernels:
             GROUPS=_power_of_two(num_groups),
             GROUP=self._group,
             TILE=self._tile,
-            num_warps=8 if there.has_filters else 2,
+            FEW=FEW,
+            num_warps=16 if there.has_filters else 2,
             enable_fp_fusion=False,
         )
         scored = edited[: len(there.plan.scored)] if there.plan.scored else None
@@ -211,9 +215,10 @@ class SamplingKernels:
             plan,
             to_device(ints, self._device),
             to_device(floats, self._device),
-            to_device(starts, self._device) if edited else self._nothing,
+            to_device(starts, self._device) if len(tokens) else self._nothing,
             to_device(tokens, self._device) if len(tokens) else self._nothing,
             to_device(values, self._device) if len(tokens) else self._nothing.view(torch.float32),
+            num_edits=len(tokens),
             num_edited=len(written),
             has_edits=bool(edited or written),
             has_filters=bool(filtered),

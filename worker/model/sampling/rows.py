@@ -51,25 +51,23 @@ class SamplingRows:
 
     def _begin(self, step: DecodeStep, places: Mapping[int, int]) -> None:
         run, row_of = step.run, self._row_of
-        rows = []
-        for sequence, start, token_id in zip(
-            run.sequences, run.starts, step.token_ids(), strict=True
-        ):
-            seq_id = sequence.seq_id
-            row = row_of.get(seq_id)
-            if row is None:
-                row = row_of[seq_id] = SamplingRow(
-                    seq_id,
+        rows = list(map(row_of.get, run.seq_ids))
+        for i, (row, sequence) in enumerate(zip(rows, run.sequences, strict=True)):
+            if row is None or row.output_token_ids is not sequence.output_token_ids:
+                rows[i] = row_of[sequence.seq_id] = SamplingRow(
+                    sequence.seq_id,
                     sequence.params,
                     sequence.prompt_token_ids,
                     sequence.output_token_ids,
                     0,
                 )
-            row.position = start + step.number + 1
-            row.in_flight = places.get(seq_id) if token_id is None else None
-            rows.append(row)
-        self._decodes = rows
-        self._index_of = {seq_id: i for i, seq_id in enumerate(run.seq_ids)}
+        known = [row for row in rows if row is not None]  # all of them
+        sampled_at = step.number + 1
+        for row, start, token_id in zip(known, run.starts, step.token_ids(), strict=True):
+            row.position = start + sampled_at
+            row.in_flight = places.get(row.seq_id) if token_id is None else None
+        self._decodes = known
+        self._index_of = dict(zip(run.seq_ids, range(len(known)), strict=True))
 
     def _move_on(self, step: DecodeStep, last: DecodeStep) -> None:
         for row in self._decodes:

@@ -37,6 +37,7 @@ from worker.model.cuda.kernels.scan import (
 _FINITE = tl.constexpr(0x7F7FFFFF)  # the largest key of a token that can be drawn
 _BEYOND = tl.constexpr(0x7FFFFFFF)
 _MANY = tl.constexpr(1 << 30)
+_FAR = tl.constexpr(32.0)  # e**-32 of the likeliest: mostly nothing that stays is further away
 # Sums of a block and of its parts differ by their order: so much more mass is looked for.
 _MARGIN = tl.constexpr(1.00001)
 
@@ -66,31 +67,52 @@ def _tile(
 
 @triton.jit
 def _sums(
-    keys, pivot, source, edited, is_edited, hot, num_hot, best, temperature, vocab,
+    pivot, source, edited, is_edited, hot, num_hot, best, temperature, vocab,
     TILE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Returns how many keys of the hot groups are below the pivot and, float64, their mass.
-
-    `keys` are those of the first TILE groups: mostly all there are.
-    """
-    is_below = keys < pivot
-    count = is_below.to(tl.int32)
-    mass = tl.where(is_below, tl.exp(-_distance(keys)), 0.0)
-    for start in range(TILE, num_hot, TILE):
-        _, these = _tile(
+    """Returns how many keys of the hot groups are below the pivot and, float64, their mass."""
+    count = tl.zeros((TILE * GROUP,), tl.int32)
+    mass = tl.zeros((TILE * GROUP,), tl.float32)
+    for start in range(0, num_hot, TILE):
+        _, keys = _tile(
             source, edited, is_edited, hot, start, num_hot, best, temperature, vocab, TILE, GROUP
         )
-        is_below = these < pivot
+        is_below = keys < pivot
         count += is_below.to(tl.int32)
-        mass += tl.where(is_below, tl.exp(-_distance(these)), 0.0)
+        mass += tl.where(is_below, tl.exp(-_distance(keys)), 0.0)
     return tl.sum(count, axis=0), tl.sum(mass.to(tl.float64), axis=0)
 
 
 @triton.jit
+def _between(
+    low, high, few, source, edited, is_edited, hot, num_hot, best, temperature, vocab,
+    TILE: tl.constexpr, GROUP: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """Returns the keys of the hot groups in [low, high), [FEW] int32, written to `few` first.
+
+    More than FEW of them are of one key, and of no use.
+    """
+    num_found = low * 0
+    for start in range(0, num_hot, TILE):
+        _, keys = _tile(
+            source, edited, is_edited, hot, start, num_hot, best, temperature, vocab, TILE, GROUP
+        )
+        is_in = ((keys >= low) & (keys < high)).to(tl.int32)
+        place = num_found + tl.cumsum(is_in, axis=0) - 1
+        tl.store(few + place, keys, mask=(is_in != 0) & (place < FEW))
+        num_found += tl.sum(is_in, axis=0)
+    tl.debug_barrier()  # what other threads wrote to `few` is read
+    at = tl.arange(0, FEW)
+    keys = tl.load(few + at, mask=at < num_found, other=_BEYOND)
+    tl.debug_barrier()  # before it is written again
+    return keys
+
+
+@triton.jit
 def _last_kept(
-    keys, last, top_k, top_p, mass, knows_mass,
+    last, top_k, top_p, mass, knows_mass, few,
     source, edited, is_edited, hot, num_hot, best, temperature, vocab,
-    TILE: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr, GROUP: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """Returns the last key that stays, and how many of the tokens that have it do.
 
@@ -103,23 +125,52 @@ def _last_kept(
         if is_wanted:
             max_count = tl.where(is_nucleus != 0, _MANY, top_k)
             max_mass = tl.where(is_nucleus != 0, top_p.to(tl.float64) * mass, float("inf"))
-            # The largest pivot with less than that below it: mostly all tokens, or a key.
+            # `low` will be the largest pivot with less than that below it: beyond all tokens, or a
+            # key. Where few keys are left that it may be, they stay in registers.
             low = last * 0
             low_count = last * 0
             low_mass = mass * 0
             high = last + 2
+            high_count = last * 0 + _MANY
             pivot = last + 1
-            while high - low > 1:
+            step = last * 0
+            while (high - low > 1) & (high_count - low_count > FEW):
                 count, below = _sums(
-                    keys, pivot, source, edited, is_edited, hot, num_hot, best, temperature,
-                    vocab, TILE, GROUP,
+                    pivot, source, edited, is_edited, hot, num_hot, best, temperature, vocab,
+                    TILE, GROUP,
                 )  # fmt: skip
                 is_low = (count < max_count) & (below < max_mass)
                 low_count = tl.where(is_low, count, low_count)
                 low_mass = tl.where(is_low, below, low_mass)
+                high_count = tl.where(is_low, high_count, count)
                 low = tl.where(is_low, pivot, low)
                 high = tl.where(is_low, high, pivot)
-                pivot = low + (high - low) // 2
+                # Half the distance; half the bits where that comes to no end.
+                half = (_distance(low) + tl.minimum(_distance(high), _FAR)) * 0.5
+                pivot = tl.where(
+                    step < 12, half.to(tl.int32, bitcast=True), low + (high - low) // 2
+                )
+                pivot = tl.minimum(tl.maximum(pivot, low + 1), high - 1)
+                step += 1
+            if high - low > 1:
+                keys = _between(
+                    low, high, few, source, edited, is_edited, hot, num_hot, best, temperature,
+                    vocab, TILE, GROUP, FEW,
+                )  # fmt: skip
+                masses = tl.exp(-_distance(keys))
+                base_count = low_count
+                base_mass = low_mass
+                while high - low > 1:
+                    pivot = low + (high - low) // 2
+                    is_below = keys < pivot
+                    count = base_count + tl.sum(is_below.to(tl.int32), axis=0)
+                    part = tl.where(is_below, masses, 0.0).to(tl.float64)
+                    below = base_mass + tl.sum(part, axis=0)
+                    is_low = (count < max_count) & (below < max_mass)
+                    low_count = tl.where(is_low, count, low_count)
+                    low_mass = tl.where(is_low, below, low_mass)
+                    low = tl.where(is_low, pivot, low)
+                    high = tl.where(is_low, high, pivot)
             each = tl.exp(-_distance(low)).to(tl.float64)
             share = tl.ceil((max_mass - low_mass) / each)
             share = tl.minimum(tl.maximum(share, 1.0), 1.0 * _MANY).to(tl.int32)
@@ -163,7 +214,9 @@ def _hot_groups(
     group_best, hot, num_groups, best, temperature, last, top_k, wanted, by_mass,
     GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Writes which groups are to be read, ascending, to `hot`; returns how many.
+    """Writes which groups are to be read, ascending, to `hot`.
+
+    Returns how many, and the key up to which tokens may stay: `last` or less.
 
     As many groups as top-k keeps tokens have a token each that is at least as likely as the worst
     of their best; likewise for the mass that is `wanted`. No group whose best is worse has one that
@@ -182,13 +235,41 @@ def _hot_groups(
         within = keys <= pivot
         count = tl.sum(within.to(tl.int32), axis=0)
         amount = tl.sum(tl.where(within, mass, 0.0), axis=0)
-        is_enough = tl.where(by_mass != 0, amount >= wanted, count >= top_k)
+        is_enough = tl.where(by_mass, amount >= wanted, count >= top_k)
         high = tl.where(is_enough, pivot, high)
         low = tl.where(is_enough, low, pivot)
     is_hot = keys <= high
     place = tl.cumsum(is_hot.to(tl.int32), axis=0) - 1
     tl.store(hot + place, groups, mask=is_hot)
-    return tl.sum(is_hot.to(tl.int32), axis=0)
+    return tl.sum(is_hot.to(tl.int32), axis=0), high
+
+
+@triton.jit
+def keep(
+    top_k, top_p, reach, of_blocks, part, group_best, num_groups, hot, few,
+    source, edited, is_edited, best, temperature, vocab,
+    GROUPS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """Returns the last key of a row that stays, how many of its tokens do, and of hot groups.
+
+    `of_blocks` and `part` are the best logits and the masses of the row's blocks.
+    """
+    last = tl.minimum(reach.to(tl.int32, bitcast=True), _FINITE)
+    factor = tl.exp(-tl.div_rn(best - of_blocks, temperature))
+    mass = tl.sum(tl.where(part > 0, part * factor, 0.0).to(tl.float64), axis=0)
+    has_all = (last == _FINITE) & (top_k >= vocab)
+    by_mass = has_all & (top_p < 1)
+    enough = tl.where(top_k < vocab, top_k, _MANY)
+    wanted = (top_p.to(tl.float64) * mass * _MARGIN).to(tl.float32)
+    num_hot, last = _hot_groups(
+        group_best, hot, num_groups, best, temperature, last, enough, wanted, by_mass, GROUPS
+    )
+    tl.debug_barrier()  # what other threads wrote to `hot` is read
+    last, num_level = _last_kept(
+        last, top_k, top_p, mass, has_all.to(tl.int32), few,
+        source, edited, is_edited, hot, num_hot, best, temperature, vocab, TILE, GROUP, FEW,
+    )  # fmt: skip
+    return last, num_level, num_hot
 
 
 @triton.jit(do_not_specialize=["num_blocks", "num_groups"])
@@ -200,7 +281,7 @@ def choose(
     floats,
     edited,
     group_best,
-    hot,  # [rows, groups] int32, to write in
+    scratch,  # [rows, groups + FEW] int32
     found,
     winners,
     token_ids,  # [rows] int64, the result
@@ -213,6 +294,7 @@ def choose(
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     ints += row * NUM_INTS
@@ -236,37 +318,25 @@ def choose(
     token = vocab * 0
     is_filtered = (flags & FILTERED) != 0
     if HAS_FILTERS and is_filtered:
-        top_k = tl.load(ints + TOP_K).to(tl.int32)
-        top_p = tl.load(floats + TOP_P)
-        reach = tl.load(floats + REACH)
-        last = tl.minimum(reach.to(tl.int32, bitcast=True), _FINITE)
-        part = tl.load(found + MASS * num_blocks + blocks, mask=inside, other=0.0)
-        factor = tl.exp(-tl.div_rn(best - of_blocks, temperature))
-        mass = tl.sum(tl.where(part > 0, part * factor, 0.0).to(tl.float64), axis=0)
-        has_top_k = top_k < vocab
-        knows_mass = ((last == _FINITE) & (top_k >= vocab)).to(tl.int32)
-        by_mass = ((top_k >= vocab) & (top_p < 1) & (last == _FINITE)).to(tl.int32)
-        enough = tl.where(has_top_k, top_k, _MANY)
-        wanted = (top_p.to(tl.float64) * mass * _MARGIN).to(tl.float32)
         place = tl.load(ints + EDITED_PLACE)
-        is_edited = (place >= 0).to(tl.int32)
         source = logits + row * row_stride
         edited += tl.maximum(place, 0) * vocab
-        hot += row * num_groups
-        num_hot = _hot_groups(
-            group_best + row * num_groups, hot, num_groups, best, temperature, last, enough,
-            wanted, by_mass, GROUPS,
-        )  # fmt: skip
-        tl.debug_barrier()  # what other threads wrote to `hot` is read
-        _, keys = _tile(
-            source, edited, is_edited, hot, 0, num_hot, best, temperature, vocab, TILE, GROUP
-        )
-        last, num_level = _last_kept(
-            keys, last, top_k, top_p, mass, knows_mass,
-            source, edited, is_edited, hot, num_hot, best, temperature, vocab, TILE, GROUP,
+        is_edited = (place >= 0).to(tl.int32)
+        scratch += row * (num_groups + FEW)
+        last, num_level, num_hot = keep(
+            tl.load(ints + TOP_K).to(tl.int32),
+            tl.load(floats + TOP_P),
+            tl.load(floats + REACH),
+            of_blocks,
+            tl.load(found + MASS * num_blocks + blocks, mask=inside, other=0.0),
+            group_best + row * num_groups,
+            num_groups,
+            scratch,
+            scratch + num_groups,
+            source, edited, is_edited, best, temperature, vocab, GROUPS, TILE, GROUP, FEW,
         )  # fmt: skip
         token = _drawn(
-            last, num_level, noise_key, source, edited, is_edited, hot, num_hot, best,
+            last, num_level, noise_key, source, edited, is_edited, scratch, num_hot, best,
             temperature, vocab, TILE, GROUP,
         )  # fmt: skip
     if not is_filtered:

@@ -43,7 +43,7 @@ WINNER = tl.constexpr(3)  # of another: the logit that won
 NUM_FOUND = tl.constexpr(4)
 
 
-@triton.jit(do_not_specialize=["num_words", "num_blocks", "num_groups"])
+@triton.jit(do_not_specialize=["num_edits", "num_words", "num_blocks", "num_groups"])
 def scan(
     logits,  # [rows, vocab] float32, bfloat16 or float16
     row_stride,
@@ -53,6 +53,7 @@ def scan(
     edit_starts,  # [rows * blocks + 1] int32: where a block's edits begin in the next two
     edit_tokens,  # [edits] int32; ~token where a stop token is suppressed
     edit_values,  # [edits] float32
+    num_edits,
     output_counts,  # [slots, vocab] int32
     in_prompt,  # [slots, vocab] bool
     masks,  # [masks, words] int32
@@ -84,8 +85,11 @@ def scan(
     tl.store(found + RAW_BEST * num_blocks, tl.where(has_nan > 0, float("nan"), raw_best))
 
     if HAS_EDITS:
-        begin = tl.load(edit_starts + row * num_blocks + block)
-        end = tl.load(edit_starts + row * num_blocks + block + 1)
+        begin = block * 0
+        end = begin
+        if num_edits > 0:
+            begin = tl.load(edit_starts + row * num_blocks + block)
+            end = tl.load(edit_starts + row * num_blocks + block + 1)
         holds_back = tl.load(step_ints + HOLDS_BACK) != 0
         for i in range(begin, end):
             token = tl.load(edit_tokens + i)
