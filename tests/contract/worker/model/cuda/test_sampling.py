@@ -170,6 +170,23 @@ def test_wide_nuclei_and_levels_of_equals(scale: float) -> None:
     same(random_logits((len(params), 9001), torch.bfloat16, scale), rows_of(params))
 
 
+def test_any_mix_of_filters_over_few_levels() -> None:
+    """Where a filter ends among equals, the lower token ids stay."""
+    random = np.random.default_rng(1)
+    params = [
+        replace(
+            PLAIN,
+            seed=i,
+            temperature=float(random.choice([0.5, 1.0, 2.0])),
+            top_k=int(random.choice([0, random.integers(1, 65)])),
+            top_p=float(random.choice([1.0, 0.5, random.random()])),
+            min_p=float(random.choice([0.0, random.random()])),
+        )
+        for i in range(60)
+    ]
+    same(random_logits((60, 64), torch.bfloat16, 1.0).round(), rows_of(params))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_without_a_distribution_shows_it_and_harms_no_other(bad: float) -> None:
     """A NaN in the first block and one in the last."""
