@@ -20,6 +20,7 @@ from torch import Tensor
 from shared.messages import SamplingParams
 from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
 from tests.support.torch_device import torch_device
+from worker.model.sampling.noise import gumbel, row_keys, seed_keys
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Sampled, Sampler
 
@@ -127,6 +128,32 @@ def same(
         torch.testing.assert_close(mine.top, its.top, rtol=0, atol=1e-5)
     assert dict(drawn.failed) == dict(expected.failed)
     return drawn
+
+
+def test_noise_is_that_of_the_specification_in_its_upper_tail_too() -> None:
+    """The largest of a million tokens' are there, whose uniform numbers are the smallest."""
+    from tests.support.noise_kernel import noise_of
+
+    keys, positions = seed_keys([0, -1, 2**63 - 1]), np.array([0, 7, 10**6], dtype=np.int64)
+    of_rows = torch.from_numpy(row_keys(keys, positions))[:, None]
+    largest = [
+        gumbel(key, torch.arange(start, start + (1 << 20))).topk(20).indices[0] + start
+        for key, start in zip(of_rows[:, None], (0, 50_000, 1 << 20), strict=True)
+    ]
+    token_ids = torch.cat([torch.arange(1000), *largest])
+    device = torch_device()
+    noise = torch.empty((3, len(token_ids)), device=device)
+    noise_of[(3,)](
+        torch.from_numpy(keys.view(np.int64)).to(device),
+        torch.from_numpy(positions).to(device),
+        token_ids.int().to(device),
+        noise,
+        len(token_ids),
+        BLOCK=2048,
+    )
+    expected = gumbel(of_rows, token_ids)
+    assert expected.max() > 13
+    torch.testing.assert_close(noise.cpu(), expected, rtol=3e-7, atol=2e-7)
 
 
 @pytest.mark.parametrize(
