@@ -43,6 +43,12 @@ _MARGIN = tl.constexpr(1.00001)
 
 
 @triton.jit
+def _key(below, temperature):
+    """Returns int32, from how far a logit is below the best. Zeros have signs, keys do not."""
+    return tl.abs(tl.div_rn(below, temperature)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def _distance(key):
     return key.to(tl.float32, bitcast=True)
 
@@ -60,7 +66,7 @@ def _tile(
     raw = tl.load(source + ids, mask=inside & (is_edited == 0), other=-float("inf"))
     changed = tl.load(edited + ids, mask=inside & (is_edited != 0), other=-float("inf"))
     x = tl.where(is_edited != 0, changed, raw.to(tl.float32))
-    keys = tl.div_rn(best - x, temperature).to(tl.int32, bitcast=True)
+    keys = _key(best - x, temperature)
     keys = tl.where(inside, keys, _BEYOND)
     return tl.reshape(ids, (TILE * GROUP,)), tl.reshape(keys, (TILE * GROUP,))
 
@@ -224,7 +230,7 @@ def _hot_groups(
     """
     groups = tl.arange(0, GROUPS)
     x = tl.load(group_best + groups, mask=groups < num_groups, other=-float("inf"))
-    keys = tl.div_rn(best - x, temperature).to(tl.int32, bitcast=True)
+    keys = _key(best - x, temperature)
     keys = tl.where(x > -float("inf"), keys, _BEYOND)
     mass = tl.exp(-_distance(keys))
     low = last * 0 - 1

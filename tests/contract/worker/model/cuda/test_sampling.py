@@ -20,6 +20,7 @@ from torch import Tensor
 from shared.messages import SamplingParams
 from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
 from tests.support.torch_device import torch_device
+from worker.model.sampling.noise import gumbel, row_keys, seed_keys
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Sampled, Sampler
 
@@ -129,6 +130,32 @@ def same(
     return drawn
 
 
+def test_noise_is_that_of_the_specification_in_its_upper_tail_too() -> None:
+    """The largest of a million tokens' are there, whose uniform numbers are the smallest."""
+    from tests.support.noise_kernel import noise_of
+
+    keys, positions = seed_keys([0, -1, 2**63 - 1]), np.array([0, 7, 10**6], dtype=np.int64)
+    of_rows = torch.from_numpy(row_keys(keys, positions))[:, None]
+    largest = [
+        gumbel(key, torch.arange(start, start + (1 << 20))).topk(20).indices[0] + start
+        for key, start in zip(of_rows[:, None], (0, 50_000, 1 << 20), strict=True)
+    ]
+    token_ids = torch.cat([torch.arange(1000), *largest])
+    device = torch_device()
+    noise = torch.empty((3, len(token_ids)), device=device)
+    noise_of[(3,)](
+        torch.from_numpy(keys.view(np.int64)).to(device),
+        torch.from_numpy(positions).to(device),
+        token_ids.int().to(device),
+        noise,
+        len(token_ids),
+        BLOCK=2048,
+    )
+    expected = gumbel(of_rows, token_ids)
+    assert expected.max() > 13
+    torch.testing.assert_close(noise.cpu(), expected, rtol=3e-7, atol=2e-7)
+
+
 @pytest.mark.parametrize(
     ("vocab", "dtype"),
     [(VOCAB, torch.float32), (WIDE, torch.bfloat16), (2048, torch.float16)],
@@ -168,6 +195,23 @@ def test_wide_nuclei_and_levels_of_equals(scale: float) -> None:
     ]
     params = [replace(PLAIN, seed=i, **change) for i, change in enumerate(changes)]
     same(random_logits((len(params), 9001), torch.bfloat16, scale), rows_of(params))
+
+
+def test_any_mix_of_filters_over_few_levels() -> None:
+    """Where a filter ends among equals, the lower token ids stay."""
+    random = np.random.default_rng(1)
+    params = [
+        replace(
+            PLAIN,
+            seed=i,
+            temperature=float(random.choice([0.5, 1.0, 2.0])),
+            top_k=int(random.choice([0, random.integers(1, 65)])),
+            top_p=float(random.choice([1.0, 0.5, random.random()])),
+            min_p=float(random.choice([0.0, random.random()])),
+        )
+        for i in range(60)
+    ]
+    same(random_logits((60, 64), torch.bfloat16, 1.0).round(), rows_of(params))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

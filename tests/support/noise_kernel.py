@@ -1,0 +1,22 @@
+"""A kernel that only writes the sampling kernels' noise down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from worker.model.cuda.kernels.noise import gumbel, row_key
+
+
+@triton.jit
+def noise_of(
+    seed_keys: Any, positions: Any, token_ids: Any, noise: Any, size: Any, BLOCK: tl.constexpr
+) -> None:
+    """Writes [rows, size] float32, for rows of seed keys and positions, and token ids [size]."""
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    key = row_key(tl.load(seed_keys + row), tl.load(positions + row))
+    ids = tl.load(token_ids + at, mask=at < size, other=0)
+    tl.store(noise + row * size + at, gumbel(key, ids), mask=at < size)

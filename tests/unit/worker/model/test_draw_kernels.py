@@ -1,0 +1,25 @@
+"""A worker without Triton draws by torch's operators, and says so."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import torch
+
+from worker.model.sampling.draw_kernels import find_kernels
+from worker.model.sampling.logits import PenaltyTable
+
+
+def test_where_triton_is_missing_there_are_no_kernels_and_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [name for name in sys.modules if name.startswith("worker.model.cuda")]:
+        monkeypatch.delitem(sys.modules, name)
+    device = torch.device("cpu")
+    with caplog.at_level(logging.WARNING):
+        found = find_kernels(8, frozenset(), device, PenaltyTable(8, 1, device), None)
+    assert found is None
+    assert "Triton cannot be imported" in caplog.text
