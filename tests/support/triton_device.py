@@ -18,6 +18,7 @@ def has_triton() -> bool:
     if IS_INTERPRETED:
         widen_bfloat16_operands()
         patch_once()
+        check_addresses()
         return True
     return torch_device().type == "cuda"
 
@@ -69,3 +70,47 @@ def patch_once() -> None:
 
     patch.is_once = True  # type: ignore[attr-defined]
     interpreter._patch_lang = patch
+
+
+def check_addresses() -> None:
+    """Makes the interpreter raise IndexError where a kernel reads or writes outside of the memory
+    of its arguments: on a GPU that ends the process, or changes what belongs to others."""
+    import numpy as np
+    from triton.runtime import interpreter
+
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    copied_arguments = executor._init_args_hst
+    if getattr(copied_arguments, "records", False):
+        return
+    ranges: list[np.ndarray[Any, Any]] = [np.zeros((0, 2), dtype=np.uint64)]
+
+    def recording(self: Any, *args: Any) -> Any:
+        positional, by_name = copied_arguments(self, *args)
+        tensors = [a for a in (*positional, *by_name.values()) if hasattr(a, "untyped_storage")]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        found = [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages]
+        ranges[0] = np.array(found, dtype=np.uint64).reshape(-1, 2)
+        return positional, by_name
+
+    def check(pointers: Any, mask: Any) -> None:
+        addresses = pointers.data[mask.data.astype(bool)][:, None].astype(np.uint64)
+        size = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
+        starts, ends = ranges[0].T
+        inside = (addresses >= starts) & (addresses + size <= ends)
+        if not inside.any(axis=1).all():
+            raise IndexError("a kernel reads or writes outside of its arguments")
+
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    recording.records = True  # type: ignore[attr-defined]
+    executor._init_args_hst = recording
+    builder.create_masked_load = checked_load
+    builder.create_masked_store = checked_store
