@@ -250,7 +250,8 @@ def test_a_row_whose_every_token_is_suppressed_draws_inside_the_vocabulary(
 def test_penalties_and_min_tokens_follow_a_sequence_and_its_token_in_flight() -> None:
     both = samplers(300)
     changes: tuple[dict[str, Any], ...] = (
-        {"temperature": 0.0, "frequency_penalty": 2.0, "min_tokens": 3, "stop_token_ids": (5,)},
+        {"temperature": 0.0, "frequency_penalty": 2.0, "min_tokens": 3, "stop_token_ids": (5,)}
+        | {"logit_bias": {5: 50.0}},
         {"repetition_penalty": 1.8, "logprobs": 5},
         {"presence_penalty": 1.0, "top_k": 40},
     )
@@ -268,6 +269,7 @@ def test_penalties_and_min_tokens_follow_a_sequence_and_its_token_in_flight() ->
         previous = previous.cpu()
         for known, token in zip(outputs, previous.tolist(), strict=True):
             known.append(token)
+    assert [token == 5 for token in outputs[0]] == [False, False, False, True, True]
 
 
 class Masks:
