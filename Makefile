@@ -66,6 +66,8 @@ MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO
 LEFT_OUT := packages long models images $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
+# Reading all files takes each process 20 seconds, to run a tenth of them.
+marked = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
@@ -79,17 +81,17 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; 15 to 21 minu
 	@$(BIN)/python -m tests.suite run \
 		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,vllm $(LEFT_OUT))" $(COMPUTING)' \
 		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
-		$(if $(NO_VLLM),,'$(WITH_VLLM) -m "vllm and $(call but_not,alone $(LEFT_OUT))"') \
-		'-m "alone and $(call but_not,$(LEFT_OUT))" tests/e2e tests/neighbours'
+		$(if $(NO_VLLM),,'$(WITH_VLLM) -m "vllm and $(call but_not,alone $(LEFT_OUT))" $(call marked,vllm)') \
+		'-m "alone and $(call but_not,$(LEFT_OUT))" $(call marked,alone)'
 
 .PHONY: test-vllm
 test-vllm: $(VENV)/.dev ## the tests with vLLM; makes .venv-vllm for the CPU first
 	$(if $(PENSTOCK_VLLM_PYTHON),,@$(MAKE_VLLM) --device cpu)
-	@$(BIN)/python -m tests.suite run '$(WITH_VLLM) -m "vllm and $(call but_not,gpu long models)"'
+	@$(BIN)/python -m tests.suite run '$(WITH_VLLM) -m "vllm and $(call but_not,gpu long models)" $(call marked,vllm)'
 
 .PHONY: test-models
 test-models: $(VENV)/.dev ## every model type of the list against Transformers; make test has some of them
-	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu"'
+	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu" $(call marked,models)'
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute

@@ -15,7 +15,7 @@ MAX_ACCEPT_WAIT_S = 10.0  # shared.redis.connections has the same
 
 
 class ApiSettings(SharedSettings):
-    """Read once by `api.__main__`."""
+    """Read once by `api.process`."""
 
     host: str = Field(
         default="127.0.0.1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,16 @@ settings.load_profile("penstock")
 # and for those of other test processes: the model's tests take four times the processor time. What
 # several threads compute has tests that say how many: test_thread_pool, test_cpu_tiers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# Until all tests are collected the garbage collector rests: it would take a quarter of that time,
+# in each of many processes. What is there then stays for good and is not looked through again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # The rooms whose files take longest, which begin first: what begins last is not waited for alone.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from worker.main import main
+from shared.collector import resting
 
 if __name__ == "__main__":
+    with resting():
+        from worker.main import main
+
     sys.exit(main())

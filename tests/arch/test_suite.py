@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -239,3 +240,14 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
     if signum is not signal.SIGKILL:
         assert " in 2 runs, " in output
         assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_markers_by_which_make_chooses_files_are_in_these_files_alone() -> None:
+    """The Makefile's `marked` looks for files of tests that name a marker."""
+    elsewhere = [
+        path.relative_to(REPOSITORY).as_posix()
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        if not path.name.startswith("test_")
+        and re.search(r"(mark\.|add_marker\(.)(vllm|alone|models)\b", path.read_text())
+    ]
+    assert not elsewhere

@@ -19,6 +19,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.chaos)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Lets the deployment rest while this process runs the tests of other rooms."""
+    deployment = item.funcargs.get("deployment") if isinstance(item, pytest.Function) else None
+    if deployment is not None and (
+        nextitem is None or Path(__file__).parent not in nextitem.path.parents
+    ):
+        deployment.rest()
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shared.collector import resting
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
@@ -38,7 +39,8 @@ def build_own_engine(
 
             processes = RankProcesses(options)  # they import torch while this process does
         # torch comes in here and nowhere else: an echo engine starts without it.
-        from worker.model.build import build_model
+        with resting():
+            from worker.model.build import build_model
 
         built = build_model(options, report, on_rank_end, processes)
         config, runner = built.engine_config, built.runner

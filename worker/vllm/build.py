@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shared.collector import resting
 from shared.text.checkpoint_text import load_tokenizer_and_eos
 from worker.engine.config import EngineConfig
 from worker.engine_options import EngineOptions
@@ -54,9 +55,10 @@ def build_vllm_engine(
     given = parse_vllm_args(options.vllm_args)
     set_environment(given)
     loading.log_records(logging.getLogger().level)
-    import vllm
-    from vllm import EngineArgs
-    from vllm.platforms import current_platform
+    with resting():
+        import vllm
+        from vllm import EngineArgs
+        from vllm.platforms import current_platform
 
     if not check_version(vllm.__version__):
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
@@ -93,7 +95,8 @@ def build_vllm_engine(
 
 
 def _load(args: Mapping[str, Any], stats: StatsReader, records: loading.Records) -> LLMEngine:
-    from vllm import EngineArgs, LLMEngine
+    with resting():
+        from vllm import EngineArgs, LLMEngine
 
     try:
         with hearing():

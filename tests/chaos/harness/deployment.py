@@ -39,6 +39,7 @@ class Deployment:
         self._worker_changes: dict[str, object] = {}
         self._kinds: Sequence[Mapping[str, object]] = ({},)
         self._frontend_changes: dict[str, object] = {}
+        self._rests = False
         self.server = Server(directory / "redis")
         self.redis_url = self.server.url  # where processes are sent to that are not told otherwise
         self.throttle = Throttle(directory / "throttle")
@@ -131,6 +132,9 @@ class Deployment:
 
     async def heal(self) -> None:
         """As many workers and frontends as usual, with the usual settings, all ready."""
+        if self._rests:
+            self.server.start()
+            self._rests = False
         where = self._where(None)
         of_a_kind = self._num_workers // len(self._kinds)
         surplus: set[Process] = set(self.workers)
@@ -167,7 +171,13 @@ class Deployment:
         self.close()
         shutil.rmtree(self._directory / "redis", ignore_errors=True)
         self.server = Server(self._directory / "redis")
+        self._rests = False
         self.redis_url = self.server.url
+
+    def rest(self) -> None:
+        """Ends all processes until the next `heal`: idle ones take a good part of a core."""
+        self.close()
+        self._rests = True
 
     def close(self) -> None:
         for process in (*self.workers, *self.frontends):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from shared.collector import resting
 from shared.process import die_with_parent
 
 if __name__ == "__main__":
@@ -13,6 +14,7 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)  # rank 0 decides when to end
     die_with_parent(int(sys.argv[2]), signal.SIGKILL)
     # After that, and not above: torch takes seconds, in which rank 0 may be killed.
-    from worker.model.parallel.follower import main
+    with resting():
+        from worker.model.parallel.follower import main
 
     os._exit(main(int(sys.argv[1])))  # libraries that are taken down in order take a second
