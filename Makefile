@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+PIP_INSTALL := $(BIN)/python -m shared.launcher.install
 
 CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "penstock: needs Python 3.11 or newer; $(1) is %s. $(2)" % sys.version.split()[0])
 
