@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shared.process import dying_with_this_process
+from tests.support.launched import descendants_of
 
 ROWS, COLUMNS = 40, 140
 POLL_S = 0.02
@@ -115,6 +116,17 @@ class Terminal:
             for earlier, later in itertools.pairwise(moments)
             if later[0] - earlier[0] > longer_than_s
         ]
+
+    def cpu_s(self) -> float:
+        """Processor time of the command and all that it has started, what has ended too."""
+        ticks = 0
+        for pid in (self.process.pid, *descendants_of(self.process.pid)):
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text()
+            except OSError:  # it has ended, and counts among the children of another
+                continue
+            ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def press_ctrl_c(self) -> None:
         os.write(self._master, b"\x03")

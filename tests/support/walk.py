@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from tests.support.terminal import Terminal
 
 LONG_S = 2.0  # a wait that a person notices
 SHOWN = 70
+SHOWN_CPU_S = 0.05
 MOST_SILENCES = 3  # the longest ones of a step
 _CLOCK = re.compile(r"^\d\d:\d\d:\d\d\.\d+ [A-Z]+ +")
 
@@ -25,6 +27,7 @@ class Step:
     name: str
     seconds: float = 0.0
     waits: list[str] = field(default_factory=list)
+    cpu_s: float = 0.0  # of what ran for it, where that can be told
     load: float = 0.0  # how many processes wanted a core at its end, in the mean of a minute
 
 
@@ -38,9 +41,9 @@ class Walk:
     def step(self, name: str) -> Iterator[Step]:
         """Times the block; what it raises ends the walk."""
         step = Step(name)
-        began_s = time.monotonic()
+        began_s, used_s = time.monotonic(), _used_s()
         yield step
-        step.seconds = time.monotonic() - began_s
+        step.seconds, step.cpu_s = time.monotonic() - began_s, _used_s() - used_s
         self.add(step)
 
     def add(self, step: Step) -> None:
@@ -65,12 +68,19 @@ class Walk:
 
     def table(self) -> str:
         """Returns the steps as a table of Markdown."""
-        rows = ["| step | s | load | waits longer than 2 s |", "| --- | ---: | ---: | --- |"]
-        rows += [
-            f"| {step.name} | {step.seconds:.1f} | {step.load:.0f} | {'; '.join(step.waits)} |"
-            for step in self.steps
-        ]
+        rows = ["| step | s | CPU s | load | waits longer than 2 s |"]
+        rows += ["| --- | ---: | ---: | ---: | --- |"]
+        for step in self.steps:
+            cpu = f"{step.cpu_s:.1f}" if step.cpu_s > SHOWN_CPU_S else ""
+            waits = "; ".join(step.waits)
+            rows.append(f"| {step.name} | {step.seconds:.1f} | {cpu} | {step.load:.0f} | {waits} |")
         return "\n".join(rows)
+
+
+def _used_s() -> float:
+    """Processor time of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _begin(terminal: Terminal, pattern: str) -> float | None:
