@@ -36,16 +36,19 @@ from tests.support.walked_service import (
 
 INSTALL_S = 1800.0
 START_S = 240.0
-# What is waited for from a line on, of `make run` in a fresh clone.
-PHASES = (
-    ("", "an empty virtual environment"),
-    ("installing into", "which build of PyTorch can be had"),
-    ("Collecting torch", "PyTorch is fetched"),
-    ("Installing collected packages: .*(sympy|torch)", "PyTorch is unpacked"),
-    ("Obtaining file:|Processing ", "the other packages are chosen and fetched"),
-    ("Installing collected packages: .*penstock", "the other packages are unpacked"),
+# What is waited for from a line on, of a start and of `make run` in a fresh clone.
+STARTING = (
+    ("", "the launcher and its Redis start"),
     ("private (valkey|redis)", "worker and frontend start"),
-    ("compil", "kernels are compiled, the model is loaded"),
+    ("compiling the CPU kernels", "kernels are compiled, the model is loaded"),
+)
+INSTALLING = (
+    ("installing into", "an empty virtual environment, and which build of PyTorch can be had"),
+    ("Collecting torch|Processing .*/torch-", "PyTorch is fetched"),
+    ("Installing collected packages: .*(sympy|torch)", "PyTorch is unpacked"),
+    ("Obtaining file:", "the other packages are chosen and fetched"),
+    ("Installing collected packages: .*penstock", "the other packages are unpacked"),
+    *STARTING[1:],
 )
 
 
@@ -157,7 +160,8 @@ def started(
     """Yields the service that a command started, once it is ready; then presses Ctrl-C."""
     with Terminal(words, directory, user.env, user.name) as terminal:
         step = Step(name, terminal.until(READY, timeout_s), cpu_s=terminal.cpu_s())
-        walk.phases(step, terminal, PHASES, step.seconds)
+        is_first = terminal.when("installing into") is not None
+        walk.phases(step, terminal, INSTALLING if is_first else STARTING, step.seconds)
         walk.add(step)
         yield WalkedService(terminal, directory, lambda line: user.run(line, directory, 120.0))
         with walk.step("Ctrl-C, until the prompt is back"):
