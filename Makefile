@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+PIP_INSTALL := $(BIN)/python -m shared.launcher.install
 
 CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "penstock: needs Python 3.11 or newer; $(1) is %s. $(2)" % sys.version.split()[0])
 
@@ -16,9 +16,10 @@ help: ## list the targets
 # registry's newest build with gigabytes of CUDA packages. Without an NVIDIA driver it is the build for
 # the CPU; PENSTOCK_DEVICE=cpu or cuda chooses, and TORCH_PIP_ARGS takes the place of pip's words for that.
 $(VENV)/.run: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || { $(PYTHON) -c '$(call CHECK_PYTHON,$(PYTHON),make PYTHON=python3.11 chooses another.)' && $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/python -c '$(call CHECK_PYTHON,that of $(VENV),Remove $(VENV) and run make again.)'
+	@test -x $(BIN)/python || $(PYTHON) -c '$(call CHECK_PYTHON,$(PYTHON),make PYTHON=python3.11 chooses another.)'
 	@echo "penstock: installing into $(VENV), once"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c '$(call CHECK_PYTHON,that of $(VENV),Remove $(VENV) and run make again.)'
 	@$(BIN)/python -m shared.launcher.torch_build $(shell grep '^torch==' constraints.txt)
 	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server]'
 	@touch $@

@@ -141,10 +141,10 @@ def open_tracing(service: str, instance_id: str) -> Tracing:
     `service` and `instance_id` name it where those do not. What keeps spans from being sent is
     logged; it stops no process.
     """
-    if not _is_requested(os.environ):
+    if not is_requested(os.environ):
         return Tracing()
     try:
-        if fault := _fault(os.environ):
+        if fault := fault_of(os.environ):
             raise ValueError(fault)
         return _OpenTelemetry(service, instance_id)
     except ImportError as error:
@@ -155,7 +155,8 @@ def open_tracing(service: str, instance_id: str) -> Tracing:
     return Tracing()
 
 
-def _is_requested(environ: Mapping[str, str]) -> bool:
+def is_requested(environ: Mapping[str, str]) -> bool:
+    """Returns whether the environment says that spans are to be sent."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = environ.get("OTEL_TRACES_EXPORTER", "").strip()
@@ -164,11 +165,18 @@ def _is_requested(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in _ENDPOINTS)
 
 
+def endpoint_of(environ: Mapping[str, str]) -> str:
+    """Returns the URL of the collector."""
+    given = (environ.get(name, "").strip() for name in _ENDPOINTS)
+    return next((url for url in given if url), _DEFAULT_ENDPOINT)
+
+
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_DEFAULT_ENDPOINT = "http://localhost:4318"  # OpenTelemetry's own
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
-def _fault(environ: Mapping[str, str]) -> str:
+def fault_of(environ: Mapping[str, str]) -> str:
     """Returns why traces cannot be sent as the environment has it, or ""."""
     exporters = environ.get("OTEL_TRACES_EXPORTER", "").strip()
     if exporters not in ("", "otlp"):

@@ -16,7 +16,7 @@ from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
 from penstock.cli.output import note
-from penstock.cli.service import chosen_model, client_of, sentence_of
+from penstock.cli.service import chosen_model, client_of
 from penstock.client import Client, PenstockError
 from penstock.client.requests import new_key
 
@@ -64,11 +64,12 @@ def generate(
     each line is one. A request whose connection is lost is sent again with its idempotency key: it
     is computed once. Ends with 1 where one failed.
     """
+    text = _text(file)
     client = client_of(url, key, patience_s=patience, timeout_s=ANSWER_TIMEOUT_S)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     defaults: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     defaults["model"] = chosen_model(client, model)
-    rows = list(_rows(file, defaults))
+    rows = list(_rows(file, text, defaults))
     run = _Run(client, at_once)
     try:
         num_failed = run.write(rows, output)
@@ -116,7 +117,7 @@ class _Run:
         try:
             answer = self._client.call("POST", row.path, row.body, idempotency_key=new_key())
         except PenstockError as error:
-            return {**named, "error": sentence_of(error)}
+            return {**named, "error": str(error)}
         (choice, *_) = answer["choices"]
         message = choice.get("message")
         text = choice.get("text") if message is None else message.get("content")
@@ -127,14 +128,18 @@ class _Run:
         return found
 
 
-def _rows(file: Path, defaults: dict[str, Any]) -> Iterator[Row]:
-    """Yields the requests of a file. Raises CommandError."""
+def _text(file: Path) -> str:
+    """Returns the text of a file, or of stdin. Raises CommandError."""
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{file} cannot be read: {error.strerror}.", ExitCode.UNUSABLE) from None
     except UnicodeDecodeError:
         raise CommandError(f"{file} is no UTF-8 text.", ExitCode.UNUSABLE) from None
+
+
+def _rows(file: Path, text: str, defaults: dict[str, Any]) -> Iterator[Row]:
+    """Yields the requests of a file. Raises CommandError."""
     index = 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():

@@ -38,6 +38,8 @@ def sentence_of(error: CommandError | PenstockError) -> str:
     """Returns what is printed of an error."""
     if isinstance(error, NotPermitted) and error.status == 401:
         return f"{error} Give a key with --key or PENSTOCK_KEY."
+    if isinstance(error, Unreachable) and not error.job_id:
+        return f"{error} `penstock up` starts one here; --url or PENSTOCK_URL names another."
     return str(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypedDict
@@ -79,7 +80,7 @@ def reaching(url: str) -> Iterator[None]:
     try:
         yield
     except httpx2.TransportError as error:
-        reason = str(error) or type(error).__name__
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
         raise Unreachable(f"no service answers at {url} ({reason}).") from error
 
 

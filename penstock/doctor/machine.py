@@ -43,7 +43,7 @@ def check_private_server(data_dir: Path) -> Iterator[Finding]:
         return
     path, version = found
     name = f"{Path(path).name} {'.'.join(map(str, version))}"
-    yield fine("redis", f"{name} will be started, with its data in {data_dir / 'redis'}.")
+    yield fine("redis", f"`penstock up` starts {name}, with its data in {data_dir / 'redis'}.")
 
 
 def check_ports(host: str, first: int, count: int) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ def check_model(model: str) -> Iterator[Finding]:
     yield from trouble
     if not trouble:
         size = weights_bytes(model)
-        yield fine("model", f"{directory} is complete; {size / 1e9:.2f} GB of weights.")
+        yield fine("model", f"{directory} is complete; {size / 1e6:,.0f} MB of weights.")
 
 
 def _check_hub(model: str) -> Iterator[Finding]:

@@ -13,12 +13,13 @@ import ctypes
 import os
 import shlex
 import ssl
-import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+
+from shared.launcher.install import install, say
 
 # Its builds have the versions of the default index with `+cpu` behind them, which pip prefers.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -94,13 +95,8 @@ def _look(url: str, certificates: str | None, faults: list[str]) -> None:
 def main(arguments: list[str]) -> int:
     """Returns pip's exit status."""
 
-    def say(sentence: str) -> None:
-        sys.stderr.write(f"penstock: {sentence}\n")
-        sys.stderr.flush()
-
     words = index_words(wanted_device(os.environ), os.environ, say)
-    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-    return subprocess.run([*pip, *arguments, *words], check=False).returncode
+    return install([*arguments, *words])
 
 
 if __name__ == "__main__":

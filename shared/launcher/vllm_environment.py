@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.launcher.install import drop_half_installed
 from shared.launcher.torch_build import has_nvidia_driver, index_words, loads, wanted_device
 from shared.process import dying_with_this_process
 
@@ -236,7 +237,7 @@ class _Making:
         what = " ".join(self._build.key().split()[:2])
         is_ours = mark.exists() and mark.read_text(encoding="utf-8") == what
         if is_ours and self._runs([str(python_of(self._directory)), "-m", "pip", "--version"]):
-            _drop_half_installed(self._packages())
+            drop_half_installed(self._packages())
             return
         mark.write_text("", encoding="utf-8")  # what a stop leaves is known as an environment
         for entry in self._directory.iterdir():
@@ -343,13 +344,6 @@ def required(packages: Path, names: Sequence[str]) -> list[str]:
 
 def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _drop_half_installed(packages: Path) -> None:
-    """Removes the metadata of packages whose install was interrupted: pip writes RECORD last."""
-    for metadata in packages.glob("*.dist-info"):
-        if not (metadata / "RECORD").exists():
-            shutil.rmtree(metadata)
 
 
 def _environment() -> dict[str, str]:

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.cli.application import main
 from penstock.cli.exits import ExitCode
+from penstock.client import Client
 from shared.process import dying_with_this_process
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.launched import REPOSITORY, free_port
@@ -92,6 +93,8 @@ def test_what_is_not_there_ends_with_its_own_code(penstock: Any, free: str) -> N
     away = penstock("jobs", "list", url=free)
     assert (away.code, away.out) == (ExitCode.NO_SERVICE, "")
     assert away.err.count("\n") == 1
+    assert "(Connection refused). `penstock up` starts one here" in away.err
+    assert penstock("generate", "none", url=free).code == ExitCode.UNUSABLE, "the file comes first"
     assert penstock("status", url="gopher://x").code == ExitCode.UNUSABLE
     assert penstock("jobs", "nonsense").code == ExitCode.UNUSABLE
 
@@ -266,6 +269,47 @@ def test_bench_says_rates_and_waits(penstock: Any) -> None:
     assert (figures["requests"], figures["output_tokens"]) == (6, 24)
     assert 0 < figures["ttft_p50_ms"] <= figures["ttft_p99_ms"]
     assert "output_tokens_per_s" in penstock(*words).out
+
+
+def test_with_json_stdout_has_objects_alone(
+    penstock: Any, service: RunningService, job: str, tmp_path: Path
+) -> None:
+    """Each of the commands that a service answers, or a file."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text(penstock("keys", "new").out)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n")
+    short = ("--max-tokens", "3")
+    for words in (
+        ("status",),
+        ("workers",),
+        ("jobs", "list"),
+        ("jobs", "show", job),
+        ("jobs", "follow", job),
+        ("jobs", "cancel", job),
+        ("chat", "a gate", *short),
+        ("generate", str(prompts), *short),
+        ("bench", "-n", "2", *short),
+        ("keys", "new"),
+        ("keys", "list", str(keys)),
+    ):
+        shown = penstock(*words, "--json")
+        assert shown.code == ExitCode.OK, (words, shown.err)
+        assert shown.objects, words
+        assert all(isinstance(found, dict) for found in shown.objects), words
+
+
+def test_a_service_that_accepts_nothing_is_a_failure_of_status(
+    penstock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(self: Client, method: str, path: str, **_: Any) -> Any:
+        return {"ready": False, "status": "draining", "closed": "it stops", "models": []}
+
+    monkeypatch.setattr(Client, "call", answer)
+    shown = penstock("status", "--json")
+    assert shown.code == ExitCode.FAILED
+    assert shown.objects[0]["ready"] is False
+    assert "it stops" in shown.err
 
 
 def test_a_key_is_made_used_and_asked_for(

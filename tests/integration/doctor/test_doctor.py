@@ -18,9 +18,10 @@ import pytest
 import redis
 
 import penstock.doctor.machine as machine
+import penstock.doctor.traces as looking_at_traces
 from penstock.cli.application import main
 from penstock.cli.exits import ExitCode
-from penstock.doctor.finding import Finding, Level
+from penstock.doctor.finding import Finding, Level, fine
 from penstock.doctor.machine import (
     check_compiler,
     check_disk,
@@ -31,6 +32,7 @@ from penstock.doctor.machine import (
 )
 from penstock.doctor.model import check_model
 from penstock.doctor.server import check_redis
+from penstock.doctor.traces import check_traces
 from shared.launcher.redis_server import PrivateServer
 from tests.support.launched import free_port
 from worker.settings import DEMO_CHECKPOINT
@@ -285,6 +287,41 @@ def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     the(Level.ERROR, check_model("acme/tiny"), "HF_HUB_OFFLINE")
     (tmp_path / "hub/models--acme--tiny").mkdir(parents=True)
     the(Level.OK, check_model("acme/tiny"), "in the cache")
+
+
+def traces(**environ: str) -> Finding | None:
+    names = {f"OTEL_{name}": value for name, value in environ.items()}
+    return next(check_traces(names), None)
+
+
+def test_traces_that_nobody_asked_for() -> None:
+    assert traces() is None
+    assert traces(SDK_DISABLED="true", EXPORTER_OTLP_ENDPOINT="http://x") is None
+
+
+def test_a_collector_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        url = f"http://127.0.0.1:{collector.getsockname()[1]}"
+        found = traces(EXPORTER_OTLP_ENDPOINT=url)
+        assert found == fine("traces", f"They are sent to {url}.")
+        found = traces(EXPORTER_OTLP_ENDPOINT=url, EXPORTER_OTLP_PROTOCOL="grpc")
+        assert found is not None
+        assert (found.level, "http/protobuf" in found.sentence) == (Level.WARNING, True)
+        monkeypatch.setattr(looking_at_traces, "PACKAGES", ("no_such_package.sdk",))
+        found = traces(EXPORTER_OTLP_ENDPOINT=url)
+        assert found is not None
+        assert "pip install 'penstock[otel]'" in found.sentence
+
+
+def test_a_collector_that_is_not_there() -> None:
+    for url, words in (
+        (f"http://127.0.0.1:{free_port()}", "Connection refused"),
+        ("collector:4318", "no URL of a collector"),
+        ("http://[::1", "no URL"),
+    ):
+        found = traces(EXPORTER_OTLP_ENDPOINT=url)
+        assert found is not None
+        assert (found.level, words in found.sentence) == (Level.WARNING, True), found
 
 
 @pytest.fixture

@@ -7,14 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from api.settings import ApiSettings
 from penstock.cli import start
-from penstock.cli.application import main
+from penstock.cli.application import application, main
 from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.service import client_of
 from penstock.client import Client
@@ -54,6 +56,32 @@ def test_every_setting_has_a_flag_with_its_variable(
                 continue
             assert re.search(rf"--{name.replace('_', '-')}\b", shown), name
             assert f"({variable_of(name)})" in shown, name
+
+
+def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
+def test_every_command_has_json() -> None:
+    found = dict(commands(typer.main.get_command(application())))
+    asked = ["up", "api", "worker", "status", "workers", "chat", "generate", "bench", "doctor"]
+    listed = [("jobs", name) for name in ("list", "show", "follow", "cancel", "requeue")]
+    assert {*((name,) for name in asked), *listed, ("keys", "new"), ("keys", "list")} == set(found)
+    for words, command in found.items():
+        assert any("--json" in parameter.opts for parameter in command.params), words
+        assert command.help, words
+
+
+def test_ctrl_c_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "call", interrupted)
+    assert main(["status"]) == ExitCode.INTERRUPTED
 
 
 def test_flags_become_variables_of_what_is_started(started: list[list[str]]) -> None:

@@ -252,6 +252,7 @@ def build(flags: tuple[str, ...]) -> Path:
     handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=directory)
     os.close(handle)
     partial = Path(name)
+    logger.info("compiling the CPU kernels for this processor, once: some ten seconds")
     try:
         _run([compiler, *_FLAGS, *flags, str(SOURCE), "-o", str(partial)])
         partial.replace(library)
