@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
@@ -199,6 +200,32 @@ def test_a_waiting_job_shows_its_place_and_how_long_at_this_pace(playground: Pag
     assert "Waiting: 9 jobs ahead in the queue." in said(playground)
     playground.unroute_all()
     expect_whole(last_answer(playground))
+
+
+def test_the_choices_of_a_linked_job_are_kept_apart(tab: Tab, service: Launched) -> None:
+    model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "gates and wheels ", "max_tokens": 8, "n": 2}
+    reply = httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=60).json()
+    tab.page.goto(f"/#job={reply['id']}")
+    answer = last_answer(tab.page)
+    expect_whole(answer)
+    expect(answer.locator("strong")).to_have_text(["Choice 1", "Choice 2"])
+    shown = text_of(answer).inner_text()
+    for number, choice in enumerate(reply["choices"], 1):
+        part = shown.split(f"Choice {number}")[1].split("Choice")[0]
+        assert " ".join(part.split()) == " ".join(choice["text"].split())
+
+
+def test_an_answer_under_way_can_be_stopped_in_a_chat_that_is_opened_again(
+    playground: Page,
+) -> None:
+    expect(text_of(ask(playground, "Go on."))).not_to_be_empty(timeout=PATIENCE_MS)
+    playground.get_by_role("button", name="New chat").click()
+    expect(playground.get_by_role("button", name="Stop")).to_be_hidden()
+    playground.locator("#chat-list button").click()
+    playground.get_by_role("button", name="Stop").click()
+    expect_whole(last_answer(playground))
+    expect(playground.locator("#status")).to_contain_text("Stopped: the job is cancelled")
 
 
 def test_the_playground_works_by_keyboard_alone(playground: Page) -> None:
