@@ -53,8 +53,9 @@ export class AnswerTurn {
       action("Job", "Show the job", actions.showJob),
     );
     this.#error.setAttribute("role", "alert");
+    this.node.append(this.#who);
     if (answer.isJob) this.node.append(element("p", "note", OF_JOB));
-    this.node.append(this.#who, this.#reasoning, this.#body, this.#calls.node);
+    this.node.append(this.#reasoning, this.#body, this.#calls.node);
     this.node.append(this.#error, this.#facts, this.#actions, this.#events.node);
     this.show();
   }

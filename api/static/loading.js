@@ -22,7 +22,8 @@ export function showLoading(list, workers) {
       const item = element("li");
       const bar = element("progress");
       bar.max = 100;
-      if (percent > 0) bar.value = percent;
+      bar.value = percent;
+      bar.hidden = percent === 0; // not known of many a stage
       bar.setAttribute("aria-label", sentence);
       item.append(element("span", "", sentence), bar);
       return item;

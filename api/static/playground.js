@@ -137,7 +137,11 @@ function openAgain() {
 }
 
 function submit(text) {
-  if (!picker.isReady || text.trim() === "") return;
+  if (text.trim() === "") return;
+  if (!picker.isReady) {
+    message.value = text; // it waits there for a model
+    return;
+  }
   if (!session.ask(text)) return;
   message.value = "";
   tabStore.remove(DRAFT);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import httpx
@@ -114,6 +115,22 @@ def test_a_thinking_model_shows_its_reasoning_folded_counted_and_out_of_the_hist
         {"role": "assistant", "content": "A gate lets water in."},
         {"role": "user", "content": "And then?"},
     ]
+
+
+def test_the_events_of_an_answer_can_be_read_as_they_came(playground: Page) -> None:
+    set_settings(playground, max_tokens="4")
+    answer = ask(playground, "How?")
+    expect_whole(answer)
+    events = answer.locator("details.events")
+    expect(events.locator("pre")).to_be_hidden()
+    summary = events.locator("summary")
+    summary.click()
+    shown = [json.loads(line) for line in events.locator("pre").inner_text().splitlines()]
+    expect(summary).to_have_text(f"Events ({len(shown)})")
+    assert [event["sequence_number"] for event in shown] == list(range(len(shown)))
+    assert (shown[0]["type"], shown[-1]["type"]) == ("response.created", "response.incomplete")
+    deltas = [event["delta"] for event in shown if event["type"] == "response.output_text.delta"]
+    assert "".join(deltas).split() == text_of(answer).inner_text().split()
 
 
 def test_an_answer_that_is_all_reasoning_is_not_an_empty_bubble(playground: Page) -> None:
