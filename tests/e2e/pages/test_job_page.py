@@ -97,7 +97,7 @@ def held(service: RunningService) -> str:
     """The id of a job that the worker has taken and does nothing with."""
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
-    name = begun(service)
+    name = begun(service, max_tokens=20)
     service.call(service.transport.queue.pull(service.worker.worker_id, 1, 0))
     return name
 
