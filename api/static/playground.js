@@ -1,9 +1,9 @@
 /** The playground: chats with the served models. Each answer is a job that outlives this page. */
 
 import { ChatList } from "./chat_list.js";
-import { chatsOfFile } from "./chat_file.js";
+import { wireImport } from "./chat_file.js";
 import { wireChatMenu } from "./chat_menu.js";
-import { Chats, StorageFull } from "./chats.js";
+import { Chats } from "./chats.js";
 import { Conversation } from "./conversation.js";
 import { showText } from "./dialogs.js";
 import { Drawer } from "./drawer.js";
@@ -18,7 +18,6 @@ import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { browserStore, tabStore } from "./storage.js";
 import { isOver } from "./answer.js";
-import { plural } from "./units.js";
 
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
 const DRAFT = "penstock-draft"; // of this tab
@@ -171,17 +170,9 @@ byId("suggestions").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button) submit(button.textContent);
 });
-byId("import").addEventListener("change", async ({ target }) => {
-  try {
-    const brought = await chatsOfFile(target.files[0]);
-    for (const chat of brought) chats.save(chat);
-    say(`${plural(brought.length, "chat")} brought in.`);
-    list.show();
-  } catch (error) {
-    if (!(error instanceof RangeError || error instanceof StorageFull)) throw error;
-    say(error.message);
-  }
-  target.value = "";
+wireImport(byId("import"), chats, (sentence) => {
+  say(sentence);
+  list.show();
 });
 wireChatMenu(byId("chat-menu"), session, {
   renamed: (title) => {

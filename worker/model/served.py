@@ -58,6 +58,7 @@ class ServedModel(Protocol):
         ...
 
 
+Report = Callable[[float], None]  # gets the share that is done, 0 to 1
 # Gets what is being done while a model loads, and the share of it that is done, 0 to 1.
 Progress = Callable[[str, float], None]
 WEIGHTS, KERNELS, LAYOUT = "loading weights", "compiling kernels", "laying out weights"
