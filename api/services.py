@@ -105,7 +105,7 @@ class Services:
         self.generation = GenerationService(
             self.catalog, self.pool, settings.max_answer_bytes, job_defaults(settings)
         )
-        self.health = HealthMonitor(store, transport.registry)
+        self.health = HealthMonitor(store, transport.registry, transport.deployment)
         self.stream_tokens = StreamTokens(store, settings.stream_token_s)
         self.files = FileService(
             transport.files,

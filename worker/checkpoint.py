@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from shared.text.model_card import ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
+from worker.hub_bar import reporting_bar
 from worker.model.context_length import ContextLength
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
 from worker.tokenizer_conversion import (
@@ -173,10 +174,14 @@ class Checkpoint:
         return 0 if context is None else context.default
 
 
-def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
+def find_checkpoint(
+    model: str,
+    served_model_name: str,
+    on_download: Callable[[float], None] = lambda share: None,
+) -> Checkpoint:
     """Returns the checkpoint; downloads a hub model, with a progress bar, unless it is cached.
 
-    Raises CheckpointNotFound.
+    `on_download` gets the share that is there, in any thread. Raises CheckpointNotFound.
     """
     name = served_name(model, served_model_name)
     if not model:
@@ -186,7 +191,7 @@ def find_checkpoint(model: str, served_model_name: str) -> Checkpoint:
         return Checkpoint(_with_files(path, f"PENSTOCK_MODEL={model!r}"), name)
     if not _HUB_ID.fullmatch(model):
         raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r} is neither a directory nor a hub id.")
-    return Checkpoint(_from_hub(model), name)
+    return Checkpoint(_from_hub(model, on_download), name)
 
 
 def _with_files(path: Path, what: str) -> Path:
@@ -210,7 +215,7 @@ def _with_files(path: Path, what: str) -> Path:
         ) from None
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
     # Here and not above: it takes most of a second, and a local directory does not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -218,7 +223,10 @@ def _from_hub(model: str) -> Path:
     try:
         path = Path(
             snapshot_download(
-                model, allow_patterns=list(HUB_FILES), ignore_patterns=list(NOT_HUB_FILES)
+                model,
+                allow_patterns=list(HUB_FILES),
+                ignore_patterns=list(NOT_HUB_FILES),
+                tqdm_class=reporting_bar(on_download),
             )
         )
     except GatedRepoError:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+from functools import partial
 
 import uvloop
 
@@ -16,9 +17,10 @@ from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_name_warnings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
+from worker.loading import DownloadReport
 from worker.metrics import metrics_listener
-from worker.service import WorkerService
-from worker.settings import WorkerSettings
+from worker.service import WorkerService, new_worker_id
+from worker.settings import WorkerSettings, served_name
 
 EXIT_UNEXPECTED = 70
 
@@ -30,7 +32,8 @@ def main() -> int:
     that cannot be used, 70 after an unexpected error or when the engine kept dying."""
     try:
         settings = load_settings(WorkerSettings)
-        checkpoint = find_checkpoint(settings.model, settings.served_model_name)
+        worker_id = new_worker_id()
+        checkpoint = _find_checkpoint(settings, worker_id)
     except (SettingsError, CheckpointNotFound) as error:
         return _refuse(error)
     except KeyboardInterrupt:
@@ -38,7 +41,7 @@ def main() -> int:
     logs = start_logs(settings.log_level, settings.log_format, process="worker")
     log_name_warnings()
     try:
-        return uvloop.run(_run(settings, checkpoint, logs))
+        return uvloop.run(_run(settings, checkpoint, worker_id, logs))
     except (UnsupportedUrl, UnsafeServer, SettingsError) as error:
         logs.stop()
         return _refuse(error)
@@ -49,11 +52,24 @@ def main() -> int:
         logs.stop()
 
 
-async def _run(settings: WorkerSettings, checkpoint: Checkpoint, logs: Logs) -> int:
+def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
+    """Returns the model's files; the store is told of their download."""
+    name = served_name(settings.model, settings.served_model_name)
+    connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
+    with DownloadReport(worker_id, name, connect) as report:
+        return find_checkpoint(settings.model, settings.served_model_name, report)
+
+
+async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str, logs: Logs) -> int:
     transport = await open_transport(settings.redis_url, namespace=settings.namespace)
     try:
         service = WorkerService(
-            settings, checkpoint, transport.queue, transport.check, transport.deployment
+            settings,
+            checkpoint,
+            transport.queue,
+            transport.check,
+            transport.deployment,
+            worker_id,
         )
         logs.identity.is_worker(service.worker_id)
         loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.tracing import open_tracing
-from shared.transport.ports.deployment import Deployment, ProcessKind
+from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
 from worker.checkpoint import Checkpoint, LoadedModel
@@ -37,6 +37,7 @@ from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
+from worker.loading import tell_loading
 from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.outbox import FlushPolicy
 from worker.probes import WorkerProbes
@@ -50,7 +51,6 @@ EXIT_BAD_MODEL = 2
 EXIT_GAVE_UP = 70
 
 ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the model again
-PROGRESS_S = 1.0  # between reports of a model that is being loaded
 HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
@@ -69,9 +69,11 @@ class WorkerService:
         queue: JobQueue,
         check: Check,
         deployment: Deployment,
+        worker_id: str = "",
     ) -> None:
         """`check` examines the store: it returns warnings, raises TransportError to be retried, or
-        another exception to give up. `deployment` is told how far the model is loaded."""
+        another exception to give up. `deployment` is told how far the model is loaded.
+        `worker_id`: by which the worker is known already; else it gets a new one."""
         self._settings = settings
         self._checkpoint = checkpoint
         self._queue = queue
@@ -82,7 +84,7 @@ class WorkerService:
         self._jobs = RunningJobs(settings.max_num_seqs)
         # (job id, attempt) of jobs whose engine died, with its cause, until the store has both.
         self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
-        self.worker_id = _new_worker_id()
+        self.worker_id = worker_id or new_worker_id()
         self._tracing = open_tracing("penstock-worker", self.worker_id)
         self.metrics = WorkerMetrics(checkpoint.name, self.worker_id, settings.metrics_names)
         self._supervisor = EngineSupervisor(
@@ -174,7 +176,15 @@ class WorkerService:
     async def _start(self) -> None:
         """Loads the model while the store may still be unreachable."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._connect())]
-        telling = asyncio.create_task(self._tell_progress(), name="progress")
+        telling = asyncio.create_task(
+            tell_loading(
+                self._deployment,
+                self.worker_id,
+                self._checkpoint.name,
+                lambda: self._supervisor.progress,
+            ),
+            name="loading",
+        )
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -222,21 +232,6 @@ class WorkerService:
                 "an output that is cut goes on with other tokens than without the cut",
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
-
-    async def _tell_progress(self) -> None:
-        """Reports, until cancelled, how far the model is loaded, for people to look at."""
-        while True:
-            stage, share = self._supervisor.progress
-            stats: dict[str, str | int] = {
-                "model": self._checkpoint.name,
-                "stage": stage,
-                "percent": int(100 * share),
-            }
-            try:
-                await self._deployment.report(ProcessKind.LOADING, self.worker_id, stats)
-            except TransportError as error:  # `_connect` says it aloud
-                log.debug("the progress could not be reported", extra={"error": str(error)})
-            await asyncio.sleep(PROGRESS_S)
 
     async def _connect(self) -> None:
         for warning in await self._retrying("reaching the store", self._check):
@@ -437,6 +432,6 @@ def _raise_the_first(*tasks: asyncio.Task[None]) -> None:
             task.result()
 
 
-def _new_worker_id() -> str:
+def new_worker_id() -> str:
     """Returns a new id: a second consumer of the same name would inherit the first one's jobs."""
     return f"{host_name()}-{uuid.uuid4().hex[:12]}"

@@ -14,6 +14,7 @@ from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
 from api.jobs.protocol import DeadLetterObject, JobObject
 from api.system.health import HealthMonitor, worker_object
+from api.system.protocol import LoadingWorker
 from shared.messages import JobState
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.deployment import Deployment, ProcessKind, TenantLoad
@@ -107,7 +108,7 @@ class DeploymentReader:
         jobs = await self._store.list_jobs(key.state, MAX_JOBS, scope)
         known = self._catalog.known
         lists: dict[str, Rows] = {
-            "workers": await self._worker_rows(),
+            "workers": self._worker_rows(),
             "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs],
         }
         slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
@@ -121,11 +122,11 @@ class DeploymentReader:
             lists[name] = await self._slowly((name, of), read)
         return Content({"service": self.service(is_read=True)}, lists)
 
-    async def _worker_rows(self) -> Rows:
+    def _worker_rows(self) -> Rows:
+        """Returns the workers that serve, and in their shape those that cannot yet."""
         serving = [(worker.worker_id, _worker(worker)) for worker in self._health.workers]
-        names = {name for name, _ in serving}
-        loading = await self._slowly(("loading", None), self._loading_rows)
-        return [*serving, *(row for row in loading if row[0] not in names)][:MAX_WORKERS]
+        loading = [(worker.id, _loading(worker)) for worker in self._health.loading]
+        return [*serving, *loading][:MAX_WORKERS]
 
     async def _slowly(self, key: tuple[str, Any], read: Callable[[], Awaitable[Rows]]) -> Rows:
         kept = self._read.get(key)
@@ -192,23 +193,16 @@ class DeploymentReader:
             for report in found
         ]
 
-    async def _loading_rows(self) -> Rows:
-        """Returns workers whose models are not loaded yet, in the shape of those that serve."""
-        found = await self._deployment.reports(ProcessKind.LOADING, MAX_WORKERS)
-        return [
-            (
-                report.process_id,
-                {
-                    "id": report.process_id,
-                    "status": "loading",
-                    "models": [report.stats.get("model", "")],
-                    "stage": report.stats.get("stage", ""),
-                    "percent": int(report.stats.get("percent", "0")),
-                    "beat_age_ms": round(report.age_s * 1000),
-                },
-            )
-            for report in found
-        ]
+
+def _loading(worker: LoadingWorker) -> dict[str, Any]:
+    return {
+        "id": worker.id,
+        "status": "loading",
+        "models": [worker.model],
+        "stage": worker.stage,
+        "percent": worker.percent,
+        "beat_age_ms": worker.report_age_ms,
+    }
 
 
 def _worker(worker: WorkerStatus) -> dict[str, Any]:

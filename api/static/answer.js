@@ -43,6 +43,17 @@ export const answerOf = (id) => ({
   id,
 });
 
+/** The answer that is a job's text; `last` is the id of the last event. */
+export const answerOfJob = (job) => ({
+  ...newAnswer({ model: job.model }),
+  status: "queued",
+  body: null,
+  id: job.id,
+  isJob: true,
+  last: null,
+  texts: [], // of the choices
+});
+
 export const isOver = (answer) => OVER.has(answer.status);
 
 /** Whether there is output to send back to the model as history. */
@@ -66,6 +77,22 @@ function end(answer, response) {
     answer.error = sentence(response.error.message);
     answer.code = response.error.type ?? response.error.code;
   }
+}
+
+/** Adds a text of a job, which may have several choices. */
+function addChoice(answer, { index, delta, num_tokens: numTokens }) {
+  while (answer.texts.length <= index) answer.texts.push("");
+  answer.texts[index] += delta;
+  answer.numTokens += numTokens;
+  const titled = (text, number) => `**Choice ${number + 1}**\n\n${text}`;
+  answer.text = answer.texts.length > 1 ? answer.texts.map(titled).join("\n\n") : answer.texts[0];
+}
+
+function endJob(answer, event) {
+  answer.status = event.status;
+  answer.isCut = event.is_cut;
+  answer.numTokens = event.num_tokens;
+  answer.error = event.message;
 }
 
 /** Adds an event. A delta is one token's text most of the time; the end corrects the counts. */
@@ -95,6 +122,16 @@ export function applyEvent(answer, event) {
     case "response.function_call_arguments.delta":
       answer.calls.find(({ item }) => item === event.item_id).arguments += event.delta;
       answer.numTokens += 1;
+      break;
+    case "job.found":
+      answer.model = event.model;
+      answer.status = event.status;
+      break;
+    case "job.delta":
+      addChoice(answer, event);
+      break;
+    case "job.ended":
+      endJob(answer, event);
       break;
     case "response.completed":
     case "response.incomplete":

@@ -9,6 +9,7 @@ import { ToolCalls } from "./tool_calls.js";
 import { action } from "./turn.js";
 import { plural } from "./units.js";
 
+const OF_JOB = "The text of a job, as the model wrote it. What it was asked is not kept as text.";
 const MIN_SHOW_MS = 30;
 const SHOW_SHARE = 5; // showing takes at most one part in so many of the time
 
@@ -52,7 +53,9 @@ export class AnswerTurn {
       action("Job", "Show the job", actions.showJob),
     );
     this.#error.setAttribute("role", "alert");
-    this.node.append(this.#who, this.#reasoning, this.#body, this.#calls.node);
+    this.node.append(this.#who);
+    if (answer.isJob) this.node.append(element("p", "note", OF_JOB));
+    this.node.append(this.#reasoning, this.#body, this.#calls.node);
     this.node.append(this.#error, this.#facts, this.#actions, this.#events.node);
     this.show();
   }
@@ -111,7 +114,7 @@ export class AnswerTurn {
   #showActions(isBusy) {
     const [copy, regenerate, share, job] = this.#actions.children;
     copy.hidden = this.#answer.text === "";
-    regenerate.hidden = isBusy;
+    regenerate.hidden = isBusy || this.#answer.isJob === true; // its question is not known
     share.hidden = this.#answer.id === null || this.#answer.status === "lost";
     job.hidden = share.hidden;
     if (isBusy || this.#isDone) return;

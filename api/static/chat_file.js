@@ -1,8 +1,9 @@
 /** Chats as files: JSON, which can be brought in again, and Markdown. */
 
 import { isOver, newId } from "./answer.js";
-import { isChat } from "./chats.js";
+import { StorageFull, isChat } from "./chats.js";
 import { element } from "./element.js";
+import { plural } from "./units.js";
 
 const VERSION = 1;
 const MAX_FILE_BYTES = 16 * 1024 * 1024;
@@ -43,7 +44,7 @@ export function downloadMarkdown(chat) {
 }
 
 /** The chats of a file, with new ids. Throws RangeError with a sentence for any other file. */
-export async function chatsOfFile(file) {
+async function chatsOfFile(file) {
   if (file.size > MAX_FILE_BYTES) throw new RangeError("The file is too large for chats.");
   let content = null;
   try {
@@ -61,4 +62,19 @@ export async function chatsOfFile(file) {
     for (const { answer } of chat.turns) if (answer && !isOver(answer)) answer.status = "lost";
   }
   return chats;
+}
+
+/** Brings in the chats of the file that is chosen; `told(sentence)` gets what came of it. */
+export function wireImport(input, chats, told) {
+  input.addEventListener("change", async () => {
+    try {
+      const brought = await chatsOfFile(input.files[0]);
+      for (const chat of brought) chats.save(chat);
+      told(`${plural(brought.length, "chat")} brought in.`);
+    } catch (error) {
+      if (!(error instanceof RangeError || error instanceof StorageFull)) throw error;
+      told(error.message);
+    }
+    input.value = "";
+  });
 }

@@ -7,6 +7,7 @@
  */
 
 import { isOver } from "./answer.js";
+import { browserStore } from "./storage.js";
 
 const PREFIX = "penstock-chat-";
 const MAX_CHATS = 200;
@@ -56,7 +57,7 @@ export class Chats {
   /** `onChange(id)`: another tab saved or deleted that chat; null: all of them. */
   constructor(onChange) {
     this.#onChange = onChange;
-    for (const key of Object.keys(localStorage)) this.#read(key, localStorage.getItem(key));
+    for (const key of browserStore.keys) this.#read(key, browserStore.get(key));
     addEventListener("storage", ({ key, newValue }) => {
       if (key !== null && !key.startsWith(PREFIX)) return;
       if (key === null) this.#chats.clear();
@@ -89,16 +90,16 @@ export class Chats {
 
   /** Whether an answer of that chat is under way, also when another tab asked a moment ago. */
   isAnswering(id) {
-    const text = localStorage.getItem(PREFIX + id);
+    const text = browserStore.get(PREFIX + id);
     const last = text === null ? undefined : parsed(text)?.turns.at(-1)?.answer;
     if (last === undefined || isOver(last)) return false;
     this.#read(PREFIX + id, text);
     return true;
   }
 
-  /** The chat that has this response's answer, or null. */
-  withResponse(responseId) {
-    const has = ({ turns }) => turns.some((turn) => turn.answer?.id === responseId);
+  /** The chat that has the answer with this id, or null. */
+  withAnswer(id) {
+    const has = ({ turns }) => turns.some((turn) => turn.answer?.id === id);
     return [...this.#chats.values()].find(has) ?? null;
   }
 
@@ -111,10 +112,7 @@ export class Chats {
     if (text.length > MAX_CHAT_CHARS) {
       throw new StorageFull("This chat is too long to be kept any further.");
     }
-    try {
-      localStorage.setItem(PREFIX + chat.id, text);
-    } catch (error) {
-      if (error.name !== "QuotaExceededError") throw error;
+    if (!browserStore.keep(PREFIX + chat.id, text)) {
       throw new StorageFull("This browser's storage is full: delete a chat to keep this one.");
     }
     this.#chats.set(chat.id, JSON.parse(text)); // the caller's goes on changing
@@ -122,6 +120,6 @@ export class Chats {
 
   delete(id) {
     this.#chats.delete(id);
-    localStorage.removeItem(PREFIX + id);
+    browserStore.remove(PREFIX + id);
   }
 }

@@ -51,6 +51,7 @@ const jobPage = new JobPage({
   reason: byId("job-reason"),
   cancel: byId("job-cancel"),
   requeue: byId("job-requeue"),
+  text: byId("job-text"),
   successor: byId("job-successor"),
   timeline: byId("job-timeline"),
   attempts: byId("job-attempts"),
@@ -97,9 +98,15 @@ function showTotals(totals) {
   }
 }
 
+function healthOf({ status }, workers) {
+  const isComing = workers?.some((worker) => worker.status === "loading");
+  if (status === "no_workers" && isComing) return "No worker serves yet: one is loading.";
+  return HEALTH[status] ?? `The service is ${status}.`;
+}
+
 function show(state) {
   const { service } = state;
-  setStatus(HEALTH[service.status] ?? `The service is ${service.status}.`, service.status !== "ok");
+  setStatus(healthOf(service, rowsOf(state, "workers")), service.status !== "ok");
   if (state.job !== undefined) jobPage.show(state);
   if (linkedJob() !== null) return;
   showTotals(totalsOf(service));

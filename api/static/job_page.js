@@ -108,6 +108,7 @@ export class JobPage {
     this.#job = job;
     parts.known.hidden = false;
     setText(parts.title, `Job ${job.id}`);
+    parts.text.href = `./${jobLink(job.id)}`;
     setJobState(this.#badge, job);
     if (wasLive && !isLive(job)) this.#say(`The job is ${job.status}.`);
     setText(parts.reason, job.error?.message ?? (job.finish_reason ? `Ended: ${job.finish_reason}.` : ""));

@@ -1,6 +1,7 @@
 /** The API key, where the service asks for one. It lives in this tab's session alone. */
 
 import { element } from "./element.js";
+import { tabStore } from "./storage.js";
 
 const NAME = "penstock-key";
 
@@ -8,7 +9,7 @@ let form = null;
 let waiting = []; // called when a key was given
 
 export function keyHeaders() {
-  const key = sessionStorage.getItem(NAME);
+  const key = tabStore.get(NAME);
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
@@ -23,7 +24,7 @@ export function askForKey() {
   form.append(label, element("button", "primary", "Use this key"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    sessionStorage.setItem(NAME, input.value);
+    tabStore.set(NAME, input.value);
     form.remove();
     form = null;
     for (const resolve of waiting) resolve();

@@ -1,7 +1,8 @@
 /** Links to an answer: `#job=ID` behind the page's own address, which any frontend serves. */
 
-import { listInputItems } from "./responses.js";
-import { sharedChat } from "./session.js";
+import { isResponseId, listInputItems } from "./responses.js";
+import { getJob } from "./service.js";
+import { jobChat, sharedChat } from "./session.js";
 
 const DISCLOSED =
   "Whoever can reach this server can read the conversation up to this answer, its system prompt " +
@@ -9,18 +10,25 @@ const DISCLOSED =
   "after its end, unless set otherwise). Where the server asks for keys, one of the same tenant is " +
   "needed; the link holds none.";
 
-export const linkOf = (responseId) =>
-  new URL(`./#job=${encodeURIComponent(responseId)}`, document.baseURI).href;
+export const linkOf = (id) =>
+  new URL(`./#job=${encodeURIComponent(id)}`, document.baseURI).href;
 
 export const disclosed = DISCLOSED;
 
-/** The response that the page's address names, or null. */
-export const linkedResponse = () => new URLSearchParams(location.hash.slice(1)).get("job");
+/** The job, by its id or its response's, that the page's address names, or null. */
+export const linkedJob = () => new URLSearchParams(location.hash.slice(1)).get("job");
 
-/** Leaves the address without a response. */
+/** Leaves the address without a job. */
 export const clearLink = () => history.replaceState(null, "", location.pathname + location.search);
 
-/** The chat of a linked response: this browser's own, or one made of what the service has. */
-export async function linkedChat(chats, responseId) {
-  return chats.withResponse(responseId) ?? sharedChat(responseId, await listInputItems(responseId));
+/**
+ * The chat of a linked job: this browser's own, or one made of what the service has: of a response
+ * all of it, of another job its text. Throws ServiceError.
+ */
+export async function linkedChat(chats, id) {
+  const own = chats.withAnswer(id);
+  if (own !== null) return own;
+  if (isResponseId(id)) return sharedChat(id, await listInputItems(id));
+  const job = await getJob(id); // its own id may be another one: that of a response
+  return chats.withAnswer(job.id) ?? (isResponseId(job.id) ? linkedChat(chats, job.id) : jobChat(job));
 }

@@ -6,12 +6,19 @@
 
 import { abandon, applyEvent, isOver } from "./answer.js";
 import { keyGiven } from "./key.js";
+import { followJob } from "./job_stream.js";
 import { cancelResponse, createResponse, followResponse } from "./responses.js";
-import { ServiceError } from "./service.js";
+import { ServiceError, cancelJob } from "./service.js";
 
 const FIRST_RETRY_MS = 250;
 const MAX_RETRY_MS = 5000;
 const GONE = "The server does not keep this answer any more.";
+
+const follow = ({ isJob, id, last }, signal) =>
+  isJob ? followJob(id, last, signal) : followResponse(id, last, signal);
+
+/** Cancels the job of an answer. Throws ServiceError. */
+export const cancelAnswer = ({ isJob, id }) => (isJob ? cancelJob(id) : cancelResponse(id));
 
 /** Resolves after `ms`, when the network is back, or when `signal` aborts. */
 function pause(ms, signal) {
@@ -68,7 +75,7 @@ export class LiveAnswer {
     if (answer.id === null) return;
     this.#reader.say("Stopping…");
     try {
-      await cancelResponse(answer.id);
+      await cancelAnswer(answer);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       this.#reader.say(error.message); // asked for again when the connection is back
@@ -86,8 +93,8 @@ export class LiveAnswer {
       answer.body = null;
       this.#reader.created();
     }
-    if (this.#wantsStop) await cancelResponse(answer.id);
-    for await (const event of followResponse(answer.id, answer.last, signal)) {
+    if (this.#wantsStop) await cancelAnswer(answer);
+    for await (const event of follow(answer, signal)) {
       this.#isAway = false;
       this.#retryMs = FIRST_RETRY_MS;
       applyEvent(answer, event);

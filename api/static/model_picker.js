@@ -1,22 +1,32 @@
-/** The list of models to choose from; the choice is kept in this browser. */
+/**
+ * The list of models to choose from; the choice is kept in this browser. Until a worker serves one,
+ * it asks again and again, and shows how far the workers are.
+ */
 
+import { listLoading } from "./loading.js";
 import { ServiceError, listModels } from "./service.js";
+import { browserStore, tabStore } from "./storage.js";
 
 const NAME = "penstock-model";
 const RETRY_MS = 2000;
+const NONE = "No worker serves a model yet. Waiting for one…";
+const LOADING = "A model is loading. Questions can be asked once it is there.";
+const AWAY = "No worker is alive. Questions wait until one comes.";
+const COMING = "A worker is loading. Questions wait until it serves.";
 
 export class ModelPicker {
   #select;
-  #say;
-  #onReady;
+  #page;
+  #said = "";
 
-  /** `onReady()`: there are models now. */
-  constructor(select, say, onReady) {
+  /** `page` has `say(sentence)`, `loading(workers)`, and `ready()`: there are models now. */
+  constructor(select, page) {
     this.#select = select;
-    this.#say = say;
-    this.#onReady = onReady;
-    select.addEventListener("change", () => sessionStorage.setItem(NAME, select.value));
-    select.addEventListener("change", () => localStorage.setItem(NAME, select.value));
+    this.#page = page;
+    select.addEventListener("change", () => {
+      tabStore.set(NAME, select.value);
+      browserStore.set(NAME, select.value);
+    });
     addEventListener("visibilitychange", () => {
       if (!document.hidden && this.isReady) void this.#refresh();
     });
@@ -30,27 +40,37 @@ export class ModelPicker {
     return this.#select.value;
   }
 
-  /** Asks until there is a model. */
+  /** Asks until a worker serves a model. */
   async load() {
     for (;;) {
       try {
-        const models = await listModels();
-        if (models.length > 0) {
-          this.#show(models);
-          const name = models.length === 1 ? models[0].id : `${models.length} models`;
-          const isServed = models.some((model) => model.is_served);
-          const none = "No worker is alive. Questions wait until one comes.";
-          this.#onReady();
-          this.#say(isServed ? `Ready: ${name}.` : none);
-          return;
-        }
-        this.#say("No worker serves a model yet. Waiting for one…");
+        if (await this.#look()) return;
       } catch (error) {
         if (!(error instanceof ServiceError)) throw error;
         this.#say(`${error.message} Trying again…`);
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
+  }
+
+  /** Returns whether a worker serves a model. */
+  async #look() {
+    const models = await listModels();
+    const isServed = models.some((model) => model.is_served);
+    const loading = isServed ? [] : await listLoading();
+    if (models.length > 0) this.#show(models);
+    this.#page.loading(loading);
+    const name = models.length === 1 ? models[0].id : `${models.length} models`;
+    if (isServed) this.#say(`Ready: ${name}.`);
+    else if (models.length > 0) this.#say(loading.length > 0 ? COMING : AWAY);
+    else this.#say(loading.length > 0 ? LOADING : NONE);
+    return isServed;
+  }
+
+  /** Says what is new: it is read aloud. */
+  #say(sentence) {
+    if (sentence !== this.#said) this.#page.say(sentence);
+    this.#said = sentence;
   }
 
   async #refresh() {
@@ -64,12 +84,14 @@ export class ModelPicker {
 
   #show(models) {
     const select = this.#select;
-    const chosen = select.value || sessionStorage.getItem(NAME) || localStorage.getItem(NAME);
+    const wasReady = this.isReady;
+    const chosen = select.value || tabStore.get(NAME) || browserStore.get(NAME);
     const ids = models.map(({ id }) => id);
     if ([...select.options].map(({ value }) => value).join("\n") !== ids.join("\n")) {
       select.replaceChildren(...ids.map((id) => new Option(id, id)));
     }
     if (ids.includes(chosen)) select.value = chosen;
     select.disabled = ids.length < 2;
+    if (!wasReady) this.#page.ready();
   }
 }

@@ -1,24 +1,27 @@
 /** The playground: chats with the served models. Each answer is a job that outlives this page. */
 
 import { ChatList } from "./chat_list.js";
-import { chatsOfFile } from "./chat_file.js";
+import { wireImport } from "./chat_file.js";
 import { wireChatMenu } from "./chat_menu.js";
-import { Chats, StorageFull } from "./chats.js";
+import { Chats } from "./chats.js";
 import { Conversation } from "./conversation.js";
 import { showText } from "./dialogs.js";
 import { Drawer } from "./drawer.js";
+import { setText } from "./element.js";
 import { keyGiven } from "./key.js";
-import { clearLink, disclosed, linkOf, linkedChat, linkedResponse } from "./link.js";
+import { clearLink, disclosed, linkOf, linkedChat, linkedJob } from "./link.js";
+import { cancelAnswer } from "./live_answer.js";
+import { showLoading } from "./loading.js";
 import { ModelPicker } from "./model_picker.js";
-import { cancelResponse } from "./responses.js";
 import { ServiceError, getJob } from "./service.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
+import { browserStore, tabStore } from "./storage.js";
 import { isOver } from "./answer.js";
-import { plural } from "./units.js";
 
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
 const DRAFT = "penstock-draft"; // of this tab
+const NOT_KEPT = "This browser keeps nothing for this page: chats are gone with this tab.";
 const MAX_SPOKEN_CHARS = 2000;
 
 const byId = (id) => document.getElementById(id);
@@ -28,22 +31,29 @@ const stop = byId("stop");
 const dialog = byId("settings");
 
 const say = (text) => (byId("status").textContent = text);
+const warn = (text) => {
+  setText(byId("warning"), text); // what stays is not read aloud again
+  byId("warning").hidden = text === "";
+};
 
 const chats = new Chats((id) => {
   if (id === null || id === session.chat.id) session.reload();
   list.show();
 });
 const settings = new Settings(byId("settings-form"), showSettingsCount);
-const picker = new ModelPicker(byId("model"), say, setControls);
+const picker = new ModelPicker(byId("model"), {
+  say: (text) => {
+    if (!session.isBusy) say(text);
+  },
+  loading: (workers) => showLoading(byId("loading"), workers),
+  ready: setControls,
+});
 const session = new Session({
   chats,
   conversation: new Conversation(byId("conversation"), byId("welcome")),
   bodyOf,
   say,
-  warn: (text) => {
-    byId("warning").textContent = text;
-    byId("warning").hidden = text === "";
-  },
+  warn,
   changed: setControls,
   giveBack: (question) => {
     if (message.value === "") message.value = question;
@@ -66,7 +76,7 @@ function setControls() {
   send.disabled = !picker.isReady;
   byId("chat-menu").hidden = session.isEmpty;
   byId("chat-title").textContent = session.chat.title;
-  sessionStorage.setItem(OPEN, session.isEmpty ? "" : session.chat.id);
+  tabStore.set(OPEN, session.isEmpty ? "" : session.chat.id);
   list.show(session.chat.id);
 }
 
@@ -105,31 +115,35 @@ function openChat(chat) {
 }
 
 /** Opens the answer that the address names; asks again once a key is given. */
-async function openLink(responseId) {
+async function openLink(id) {
   say("Looking for the shared answer…");
   try {
-    session.open(await linkedChat(chats, responseId));
+    session.open(await linkedChat(chats, id));
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
     say(error.status === 404 ? "The server does not keep the linked answer." : error.message);
     if (error.status !== 401) return;
     await keyGiven();
-    await openLink(responseId);
+    await openLink(id);
   }
 }
 
 /** Opens what this tab had open, else the newest chat whose answer is under way. */
 function openAgain() {
   const isRunning = ({ turns }) => turns.at(-1)?.answer && !isOver(turns.at(-1).answer);
-  const open = sessionStorage.getItem(OPEN);
+  const open = tabStore.get(OPEN);
   session.open(open === null ? chats.find().find(isRunning) : (chats.get(open) ?? undefined));
 }
 
 function submit(text) {
-  if (!picker.isReady || text.trim() === "") return;
+  if (text.trim() === "") return;
+  if (!picker.isReady) {
+    message.value = text; // it waits there for a model
+    return;
+  }
   if (!session.ask(text)) return;
   message.value = "";
-  sessionStorage.removeItem(DRAFT);
+  tabStore.remove(DRAFT);
   message.focus();
 }
 
@@ -137,7 +151,7 @@ byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   submit(message.value);
 });
-message.addEventListener("input", () => sessionStorage.setItem(DRAFT, message.value));
+message.addEventListener("input", () => tabStore.set(DRAFT, message.value));
 message.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -156,17 +170,9 @@ byId("suggestions").addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button) submit(button.textContent);
 });
-byId("import").addEventListener("change", async ({ target }) => {
-  try {
-    const brought = await chatsOfFile(target.files[0]);
-    for (const chat of brought) chats.save(chat);
-    say(`${plural(brought.length, "chat")} brought in.`);
-    list.show();
-  } catch (error) {
-    if (!(error instanceof RangeError || error instanceof StorageFull)) throw error;
-    say(error.message);
-  }
-  target.value = "";
+wireImport(byId("import"), chats, (sentence) => {
+  say(sentence);
+  list.show();
 });
 wireChatMenu(byId("chat-menu"), session, {
   renamed: (title) => {
@@ -176,7 +182,7 @@ wireChatMenu(byId("chat-menu"), session, {
   },
   deleted: () => {
     const last = session.chat.turns.at(-1)?.answer;
-    if (last?.id && !isOver(last)) void cancelResponse(last.id).catch(({ message: text }) => say(text));
+    if (last?.id && !isOver(last)) void cancelAnswer(last).catch(({ message: text }) => say(text));
     chats.delete(session.chat.id);
     openChat();
     say("The chat is deleted.");
@@ -186,12 +192,16 @@ addEventListener("pagehide", () => {
   if (session.isBusy) session.keep();
 });
 addEventListener("hashchange", () => {
-  if (linkedResponse() !== null) void openLink(linkedResponse());
+  if (linkedJob() !== null) void openLink(linkedJob());
 });
 
-message.value = sessionStorage.getItem(DRAFT) ?? "";
+message.value = tabStore.get(DRAFT) ?? "";
 showSettingsCount();
-if (linkedResponse() === null) openAgain();
-else void openLink(linkedResponse());
+if (linkedJob() === null) openAgain();
+else void openLink(linkedJob());
 setControls();
+if (browserStore.isBlocked) {
+  byId("kept").textContent = NOT_KEPT;
+  warn(NOT_KEPT);
+}
 void picker.load();

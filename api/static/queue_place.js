@@ -1,14 +1,21 @@
 /** Says where a waiting job stands in the queue, and for about how long, by its own pace. */
 
+import { listLoading, loadingSentence } from "./loading.js";
 import { getJob, listModels, ServiceError } from "./service.js";
 import { duration, plural } from "./units.js";
 
 const FIRST_LOOK_MS = 700; // most jobs have begun by then
 const MAX_LOOK_MS = 5000;
 
+/** The sentence for a job whose model nobody serves. */
+async function unservedSentence(model) {
+  const loading = (await listLoading()).find((worker) => worker.model === model);
+  if (loading) return `Waiting for a worker. ${loadingSentence(loading)}.`;
+  return "Waiting: no worker is alive. The next one takes the job.";
+}
+
 /** The sentence for a job with so many others ahead of it. `pace`: jobs a millisecond; 0: unknown. */
-function sentence(ahead, pace, isServed) {
-  if (!isServed) return "Waiting: no worker is alive. The next one takes the job.";
+function sentence(ahead, pace) {
   if (ahead === 0) return "Waiting: the next in the queue.";
   const place = `Waiting: ${plural(ahead, "job")} ahead in the queue`;
   return pace > 0 ? `${place}, about ${duration((ahead + 1) / pace)} at this pace.` : `${place}.`;
@@ -49,7 +56,8 @@ export class QueuePlace {
       this.#first ??= { ahead, ms: nowMs };
       const pace = (this.#first.ahead - ahead) / (nowMs - this.#first.ms || 1);
       const isServed = models.find(({ id }) => id === model)?.is_served ?? true;
-      this.#say(sentence(ahead, pace, isServed));
+      const told = isServed ? sentence(ahead, pace) : await unservedSentence(model);
+      if (this.#timer !== null) this.#say(told);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error; // the stream says that it is away
     }

@@ -4,22 +4,11 @@
  */
 
 import { ServiceError, look, request, sentence } from "./service.js";
-import { readEvents } from "./sse.js";
+import { broken, streamOf } from "./stream.js";
 
-// A stream sends a keep-alive every 15 s at the latest: a longer silence is a dead connection.
-const SILENCE_MS = 45_000;
 const NO_RETRY = new Set(["job_lost", "stream_diverged"]);
 
 const path = (id) => `v1/responses/${encodeURIComponent(id)}`;
-
-/** What broke off a fetch or a body, as a ServiceError; an AbortError stays one. */
-function broken(error) {
-  if (error.name === "AbortError" || error instanceof ServiceError) return error;
-  const isGarbled = error instanceof SyntaxError || error instanceof RangeError;
-  return isGarbled
-    ? new ServiceError("The server sent an answer that cannot be read.", { isPassing: false })
-    : new ServiceError("The connection was lost.");
-}
 
 /**
  * Creates a response and returns its id. The same `key` with the same body is the same response,
@@ -40,40 +29,22 @@ export async function createResponse(body, key, signal) {
 }
 
 /**
- * Yields the events of a response behind number `after` (-1: all) to its end. Throws AbortError
- * when `signal` aborts, and ServiceError for a refusal, an error event and a lost connection.
+ * Yields the events of a response behind number `after` (-1: all) to its end. Throws as `streamOf`
+ * does, and ServiceError for an error event.
  */
 export async function* followResponse(id, after, signal) {
   const query = new URLSearchParams({ stream: "true" });
   if (after >= 0) query.set("starting_after", after);
-  const silence = new AbortController();
-  let timer = null;
-  const restartTimer = () => {
-    clearTimeout(timer);
-    timer = setTimeout(() => silence.abort(), SILENCE_MS);
-  };
-  restartTimer();
-  try {
-    const response = await request(`${path(id)}?${query}`, {
-      headers: { accept: "text/event-stream" },
-      signal: AbortSignal.any([signal, silence.signal]),
-    });
-    for await (const { data } of readEvents(response.body, restartTimer)) {
-      const event = JSON.parse(data);
-      if (event.type === "error") {
-        const isPassing = !NO_RETRY.has(event.code);
-        throw new ServiceError(sentence(event.message), { code: event.code, isPassing });
-      }
-      yield event;
+  for await (const { payload: event } of streamOf(`${path(id)}?${query}`, signal)) {
+    if (event.type === "error") {
+      const isPassing = !NO_RETRY.has(event.code);
+      throw new ServiceError(sentence(event.message), { code: event.code, isPassing });
     }
-  } catch (error) {
-    const isSilence = error.name === "AbortError" && !signal.aborted;
-    throw isSilence ? new ServiceError("The server does not answer.") : broken(error);
-  } finally {
-    clearTimeout(timer);
+    yield event;
   }
 }
 
+export const isResponseId = (id) => id.startsWith("resp_");
 export const getResponse = (id) => look(path(id));
 export const cancelResponse = (id) => look(`${path(id)}/cancel`, "POST");
 

@@ -1,6 +1,6 @@
 /** The chat that is open: asks, follows the answer, keeps both. One answer is followed at a time. */
 
-import { answerOf, hasOutput, isOver, newAnswer, newId } from "./answer.js";
+import { answerOf, answerOfJob, hasOutput, isOver, newAnswer, newId } from "./answer.js";
 import { StorageFull, titleOf } from "./chats.js";
 import { factsOf, timingOf } from "./facts.js";
 import { itemsOf } from "./history.js";
@@ -60,8 +60,8 @@ export class Session {
       if (answer) this.#page.conversation.at(index).facts = factsOf(answer);
     });
     const last = this.chat.turns.at(-1)?.answer;
-    this.#page.changed();
     if (last && !isOver(last)) void this.#follow(last, null);
+    this.#page.changed(); // it may be busy now
   }
 
   /** Another tab saved or deleted chats: shows what it made of this one. */
@@ -139,7 +139,7 @@ export class Session {
     const { say, conversation, announce } = this.#page;
     const view = conversation.at(-1);
     const place = new QueuePlace(say);
-    const meter = new Meter(answer.last < 0 && answer.id === null);
+    const meter = new Meter(answer.id === null);
     const chat = this.chat;
     let said = null;
     const live = new LiveAnswer(answer, {
@@ -184,6 +184,14 @@ export class Session {
     this.keep();
     this.#page.changed();
   }
+}
+
+/** A chat of a job's text; what the job was asked is not kept as text. */
+export function jobChat(job) {
+  const chat = newChat();
+  chat.title = titleOf(`Job ${job.id}`);
+  chat.turns.push({ role: "assistant", answer: answerOfJob(job) });
+  return chat;
 }
 
 /** A chat of a response that somebody else asked for: `items` are what it was made from. */

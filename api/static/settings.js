@@ -3,6 +3,8 @@
  * model's own recommendation holds, or the service's default.
  */
 
+import { browserStore } from "./storage.js";
+
 const NAME = "penstock-settings";
 const NUMBERS = {
   temperature: "temperature",
@@ -57,7 +59,7 @@ export class Settings {
   #restore() {
     let kept = {};
     try {
-      kept = JSON.parse(localStorage.getItem(NAME)) ?? {};
+      kept = JSON.parse(browserStore.get(NAME)) ?? {};
     } catch {
       // Not of this page: the fields stay empty.
     }
@@ -72,11 +74,7 @@ export class Settings {
   #changed() {
     this.#check();
     const set = this.#fields.filter(({ value }) => value !== "");
-    try {
-      localStorage.setItem(NAME, JSON.stringify(Object.fromEntries(set.map((f) => [f.id, f.value]))));
-    } catch (error) {
-      if (error.name !== "QuotaExceededError") throw error; // then they hold until a reload
-    }
+    browserStore.set(NAME, JSON.stringify(Object.fromEntries(set.map((f) => [f.id, f.value]))));
     this.#onChange();
   }
 

@@ -19,7 +19,15 @@ from api.http.caller import CallerDep
 from api.http.json_response import json_response
 from api.http.open_requests import OpenRequestsDep
 from api.http.openapi import FREE, KEYED, errors, statuses
-from api.system.protocol import Health, HealthStatus, ModelLoad, Readiness, Version
+from api.system.protocol import (
+    Health,
+    HealthStatus,
+    LoadingWorker,
+    ModelLoad,
+    Readiness,
+    Version,
+)
+from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport
 from shared.transport.ports.jobs import JobStore, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
 
@@ -29,15 +37,19 @@ _NOT_READY = "Requests are not accepted here now."
 _VERSION = version("penstock")
 
 MAX_AGE_S = 5.0  # a frontend with an older state is not ready
+MAX_LOADING = 100  # workers
+MAX_WORD_CHARS = 200
 
 
 class HealthMonitor:
     """Keeps the last state of workers, queue and store. Empty until `refresh` has succeeded."""
 
-    def __init__(self, store: JobStore, registry: WorkerRegistry) -> None:
+    def __init__(self, store: JobStore, registry: WorkerRegistry, deployment: Deployment) -> None:
         self._store = store
         self._registry = registry
+        self._deployment = deployment
         self.workers: Sequence[WorkerStatus] = ()
+        self.loading: Sequence[LoadingWorker] = ()  # that cannot serve yet
         self.queue: QueueStats | None = None
         self.redis_latency_s: float | None = None
         self.reachable = False
@@ -49,10 +61,13 @@ class HealthMonitor:
             latency_s = await self._store.ping()
             workers = await self._registry.workers()
             queue = await self._registry.queue_stats()
+            reports = await self._deployment.reports(ProcessKind.LOADING, MAX_LOADING)
         except TransportError:
             self.reachable = False
             raise
         self.redis_latency_s, self.workers, self.queue = latency_s, workers, queue
+        serving = {worker.worker_id for worker in workers}  # a last report outlives the loading
+        self.loading = [loading_worker(r) for r in reports if r.process_id not in serving]
         self.reachable = True
         self._taken_s = time.monotonic()
 
@@ -123,6 +138,7 @@ class HealthMonitor:
             },
             age_ms=_milliseconds(self.age_s),
             workers=[worker_object(worker) for worker in self.workers],
+            loading=list(self.loading),
         )
 
 
@@ -141,6 +157,18 @@ def worker_object(worker: WorkerStatus) -> dict[str, Any]:
         **others,
         "beat_age_ms": _milliseconds(worker.heartbeat_age_s),
     }
+
+
+def loading_worker(report: ProcessReport) -> LoadingWorker:
+    """Returns what a worker says that loads its model; another release's words are cut short."""
+    percent = report.stats.get("percent", "")[:3]
+    return LoadingWorker(
+        id=report.process_id[:MAX_WORD_CHARS],
+        model=report.stats.get("model", "")[:MAX_WORD_CHARS],
+        stage=report.stats.get("stage", "")[:MAX_WORD_CHARS],
+        percent=min(int(percent), 100) if percent.isascii() and percent.isdigit() else 0,
+        report_age_ms=round(report.age_s * 1000),
+    )
 
 
 def _count(worker: WorkerStatus, name: str) -> int:

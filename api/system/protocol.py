@@ -113,6 +113,17 @@ class ModelLoad(ResponseModel):
     workers: int
 
 
+class LoadingWorker(ResponseModel):
+    """A worker that cannot serve yet: what it does (`downloading`, `loading weights`, ...), and the
+    share of this that is done."""
+
+    id: str
+    model: str
+    stage: str
+    percent: int
+    report_age_ms: int
+
+
 class Version(ResponseModel):
     """The release of this frontend."""
 
@@ -134,6 +145,7 @@ class Health(ResponseModel):
     redis: dict[str, Any] | Absent = None
     age_ms: float | None = None
     workers: list[dict[str, Any]] | Absent = None
+    loading: list[LoadingWorker] | Absent = None
 
 
 class Readiness(ResponseModel):

@@ -39,6 +39,7 @@ def _print_status(url: str, ready: dict[str, Any], health: dict[str, Any]) -> No
         ("queued prompt tokens", health.get("queued_tokens")),
         ("Redis", milliseconds(redis.get("latency_ms"))),
     ]
+    facts += [("loading", loading_sentence(worker)) for worker in health.get("loading") or ()]
     print_facts(facts)
     loads = health.get("models") or {}
     rows = [
@@ -61,15 +62,27 @@ def _why_not(ready: dict[str, Any]) -> str:
     return f"requests are not accepted now: the service is {ready.get('status')}."
 
 
+def loading_sentence(worker: dict[str, Any]) -> str:
+    """Returns how far a worker is that cannot serve yet, e.g. "m: loading weights, 43 %"."""
+    return f"{worker['model']}: {_stage(worker)}"
+
+
+def _stage(worker: dict[str, Any]) -> str:
+    return f"{worker['stage']}, {worker['percent']} %" if worker["percent"] else worker["stage"]
+
+
 def workers(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
-    """Lists the live workers with what they serve and hold."""
+    """Lists the live workers with what they serve and hold, and those that load their model."""
     health = client_of(url, key).call("GET", "/health")
     found = health.get("workers")
     if found is None:
         raise CommandError("workers are shown to callers with a key.", ExitCode.REFUSED)
+    loading = health.get("loading") or ()
     if json:
         for worker in found:
             print_json(worker)
+        for worker in loading:
+            print_json({"status": "loading", **worker})
         return
     rows = [
         (
@@ -82,6 +95,18 @@ def workers(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None
             milliseconds(worker["beat_age_ms"]),
         )
         for worker in found
+    ]
+    rows += [
+        (
+            worker["id"],
+            _stage(worker),
+            worker["model"],
+            None,
+            None,
+            None,
+            milliseconds(worker["report_age_ms"]),
+        )
+        for worker in loading
     ]
     columns = ("worker", "status", "models", "running", "waiting", "steps", "last heartbeat")
     print_table(columns, rows, "no worker is alive.")

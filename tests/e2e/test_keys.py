@@ -82,6 +82,7 @@ def test_the_dashboard_asks_for_a_key_and_then_shows_the_workers(penstock: Launc
         field.fill(KEY)
         tab.page.get_by_role("button", name="Use this key").click()
         expect(tab.page.locator("#workers tr")).to_have_count(1)
+        expect(tab.page.locator("#tenants td").first).to_have_text("acme")
         expect(tab.page.get_by_text("All is well.")).to_be_visible()
         tab.expect_complaint("401")
         tab.close()

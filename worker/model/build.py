@@ -36,6 +36,7 @@ from worker.model.served import (
     CapturingStack,
     ModelSource,
     OtherRanks,
+    Progress,
     ServedConfig,
 )
 
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[str, float], None]
 
 # Shares of what is free after the weights that the KV cache takes by itself.
 _HOST_SHARE = 0.5
@@ -142,15 +141,13 @@ def load_part(
     longest = _longest(options, source.config)
     dtype = choose_dtype(options.dtype, source.config.dtype, device)
     block_size = options.block_size or (32 if device.type == "cuda" else 16)
-    report("loading weights", 0.0)
     built = source.load(
         options,
         Placement(device, dtype, group),
         longest,
         block_size,
-        lambda share: report("loading weights", share),
+        report,
     )
-    report("loading weights", 1.0)
     if built.has_own_threads:
         torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
     report("allocating KV cache", 0.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
 from worker.model.loader import fill_with_noise, load_weights
 from worker.model.parallel.plan import check_divisible, rank_config
-from worker.model.served import BuiltStack, Report
+from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
 
 
 class NativeSource:
@@ -41,22 +43,27 @@ class NativeSource:
         placement: Placement,
         max_model_len: int,
         block_size: int,
-        report: Report,
+        report: Progress,
     ) -> BuiltStack:
         """Loads the weights and gives them to the tier's products. Raises ModelError."""
+        report(WEIGHTS, 0.0)
         try:
             model = CausalLM(self.config, max_model_len, placement)
             if options.load_format == "dummy":
                 fill_with_noise(model)
             else:
-                load_weights(model, self._directory, report)
+                load_weights(model, self._directory, partial(report, WEIGHTS))
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the weights do not fit in the memory of {placement.device}"
             ) from error
+        report(WEIGHTS, 1.0)
         config = rank_config(self.config, placement.group)
-        tier = _tier(options, config, placement, max_model_len, block_size)
+        compiling = partial(report, KERNELS)
+        tier = _tier(options, config, placement, max_model_len, block_size, compiling)
+        report(LAYOUT, 0.0)
         model.use(tier.ops)
+        report(LAYOUT, 1.0)
         return BuiltStack(
             model=model,
             keeps=config,
@@ -72,6 +79,7 @@ def _tier(
     placement: Placement,
     max_model_len: int,
     block_size: int,
+    compiling: Callable[[float], None],
 ) -> Tier:
     request = TierRequest(
         config=config,
@@ -82,6 +90,7 @@ def _tier(
         num_ranks=placement.group.size,
         weight_copies=options.cpu_weight_copies,
         memory_share=options.memory_share,
+        compiling=compiling,
     )
     if placement.device.type == "cpu":
         return choose_tier(options.cpu_tier, request)

@@ -59,6 +59,9 @@ class ServedModel(Protocol):
 
 
 Report = Callable[[float], None]  # gets the share that is done, 0 to 1
+# Gets what is being done while a model loads, and the share of it that is done, 0 to 1.
+Progress = Callable[[str, float], None]
+WEIGHTS, KERNELS, LAYOUT = "loading weights", "compiling kernels", "laying out weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,7 @@ class ModelSource(Protocol):
         placement: Placement,
         max_model_len: int,
         block_size: int,
-        report: Report,
+        report: Progress,
     ) -> BuiltStack:
         """Loads the weights, for positions below `max_model_len`. Raises ModelError."""
         ...

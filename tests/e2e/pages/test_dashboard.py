@@ -113,9 +113,9 @@ SERVICE_STATE = {
 }
 
 
-def snapshot_of(worker: dict[str, object], status: str) -> str:
-    """A stream that says this once, and ends."""
-    lists = {"workers": {"ids": ["w1"], "rows": {"w1": worker}}}
+def snapshot_of(worker: dict[str, object], status: str, **others: object) -> str:
+    """A stream that says this once, and ends. `others`: further lists."""
+    lists = {"workers": {"ids": ["w1"], "rows": {"w1": worker}}, **others}
     data = json.dumps({"service": {**SERVICE_STATE, "status": status}, "lists": lists})
     return f"event: snapshot\ndata: {data}\n\n"
 
@@ -163,6 +163,50 @@ def test_the_dashboard_shows_a_worker_s_state(tab: Tab, status: str, shown: str)
     expect(tab.page.locator("#workers tr")).to_contain_text("12,345")
     expect(tab.page.locator("#workers tr")).to_contain_text("m")
     expect(tab.page.locator("#status.bad")).to_have_count(1 if status == "stalled" else 0)
+
+
+def test_the_last_hour_is_three_curves_with_words_for_each(tab: Tab) -> None:
+    worker: dict[str, object] = {"id": "w1", "status": "ok", "models": ["m"], "running": 0}
+    figures = [(7, 2.0, 40, 900), (None, None, None, None), (3, 1.5, 35, 80)]
+    names = ("queued", "requests_per_s", "ttft_p50_ms", "ttft_p95_ms")
+    rows = {
+        str(slot): {"at": 30 * slot, "running": 0, **dict(zip(names, told, strict=True))}
+        for slot, told in enumerate(figures, 100)
+    }
+    told = snapshot_of(worker, "ok", history={"ids": list(rows), "rows": rows})
+    tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
+    tab.page.goto("/dashboard")
+    for label, num_lines in (
+        ("Queue depth in the last hour: now 3; at most 7", 1),
+        ("Requests per second in the last hour: now 1.5; at most 2.0", 1),
+        ("Time to first token in the last hour: now p50 35 ms, p95 80 ms; at most 900 ms", 2),
+    ):
+        curve = tab.page.get_by_role("img", name=label, exact=True)
+        expect(curve).to_be_visible(timeout=PATIENCE_MS)
+        lines = [path.get_attribute("d") or "" for path in curve.locator("path").all()]
+        assert len(lines) == num_lines
+        assert all(line.count("M") == 2 for line in lines)  # the unknown slot interrupts it
+
+
+def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
+    model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "Hello.", "max_tokens": 2}
+    line = {"custom_id": "r", "method": "POST", "url": "/v1/completions", "body": body}
+    lines = "".join(json.dumps({**line, "custom_id": f"r{n}"}) + "\n" for n in range(2))
+    made = httpx.post(
+        f"{service.base_url}/v1/files", files={"file": lines.encode()}, data={"purpose": "batch"}
+    ).json()
+    asked = {"input_file_id": made["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = httpx.post(f"{service.base_url}/v1/batches", json=asked).json()
+    tab.page.goto("/dashboard")
+    row = tab.page.locator("#batches tr", has_text=batch["id"])
+    expect(row.locator(".badge")).to_have_text("completed", timeout=PATIENCE_MS)
+    expect(row).to_contain_text("2 of 2")
+    expect(row).to_contain_text("/v1/completions")
+    expect(row.get_by_role("progressbar", name="Rows that are done")).to_have_attribute(
+        "value", "2"
+    )
+    expect(tab.page.locator("#no-batches")).to_be_hidden()
 
 
 @pytest.mark.parametrize(("used", "cached", "free"), [(1, 1, 998), (500, 250, 250), (1000, 0, 0)])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,59 +11,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
+from tests.e2e.pages.scripted_service import *  # noqa: F403
+from tests.e2e.pages.scripted_service import begun, generated, job_of
 from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.playground import poll
-from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import (
-    RunningService,
-    make_tiny_checkpoint,
-    running_service,
-    wait_until,
-)
-from tests.support.scripted_worker import Script
+from tests.support.running_service import RunningService, wait_until
 
 pytestmark = pytest.mark.browser
-
-PROMPT = {"prompt": "a gate and a wheel ", "ignore_eos": True, "queue_timeout": 300}
-KEPT = {**PROMPT, "on_disconnect": "continue"}
-
-
-@pytest.fixture(scope="module")
-def service(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[RunningService]:
-    directory: Path = tmp_path_factory.mktemp("job-page")
-    checkpoint = make_tiny_checkpoint(directory)
-    with running_service(redis_url, new_namespace(), checkpoint) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _untouched_script(service: RunningService) -> Iterator[None]:
-    service.worker.script = Script()
-    yield
-    service.worker.script = Script()
-
-
-def generated(service: RunningService, **more: Any) -> dict[str, Any]:
-    body = {**PROMPT, "max_tokens": 20, "stream": False, **more}
-    answer = httpx.post(f"{service.base_url}/generate", json=body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
-
-
-def begun(service: RunningService, **more: Any) -> str:
-    """The id of a job that nobody reads any more."""
-    body = {**KEPT, "max_tokens": 400, **more}
-    with httpx.stream("POST", f"{service.base_url}/generate", json=body, timeout=60) as answer:
-        return str(answer.headers["x-request-id"])
-
-
-def job_of(service: RunningService, name: str) -> dict[str, Any]:
-    job: dict[str, Any] = httpx.get(f"{service.base_url}/v1/jobs/{name}").json()
-    return job
 
 
 def fact(page: Page, name: str) -> Locator:
@@ -145,7 +97,7 @@ def held(service: RunningService) -> str:
     """The id of a job that the worker has taken and does nothing with."""
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
-    name = begun(service)
+    name = begun(service, max_tokens=20)
     service.call(service.transport.queue.pull(service.worker.worker_id, 1, 0))
     return name
 

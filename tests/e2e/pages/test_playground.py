@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
@@ -115,6 +117,22 @@ def test_a_thinking_model_shows_its_reasoning_folded_counted_and_out_of_the_hist
     ]
 
 
+def test_the_events_of_an_answer_can_be_read_as_they_came(playground: Page) -> None:
+    set_settings(playground, max_tokens="4")
+    answer = ask(playground, "How?")
+    expect_whole(answer)
+    events = answer.locator("details.events")
+    expect(events.locator("pre")).to_be_hidden()
+    summary = events.locator("summary")
+    summary.click()
+    shown = [json.loads(line) for line in events.locator("pre").inner_text().splitlines()]
+    expect(summary).to_have_text(f"Events ({len(shown)})")
+    assert [event["sequence_number"] for event in shown] == list(range(len(shown)))
+    assert (shown[0]["type"], shown[-1]["type"]) == ("response.created", "response.incomplete")
+    deltas = [event["delta"] for event in shown if event["type"] == "response.output_text.delta"]
+    assert "".join(deltas).split() == text_of(answer).inner_text().split()
+
+
 def test_an_answer_that_is_all_reasoning_is_not_an_empty_bubble(playground: Page) -> None:
     answer = say(playground, "<think>I never come to an end.", max_tokens=6)
     expect_whole(answer)
@@ -199,6 +217,32 @@ def test_a_waiting_job_shows_its_place_and_how_long_at_this_pace(playground: Pag
     assert "Waiting: 9 jobs ahead in the queue." in said(playground)
     playground.unroute_all()
     expect_whole(last_answer(playground))
+
+
+def test_the_choices_of_a_linked_job_are_kept_apart(tab: Tab, service: Launched) -> None:
+    model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": "gates and wheels ", "max_tokens": 8, "n": 2}
+    reply = httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=60).json()
+    tab.page.goto(f"/#job={reply['id']}")
+    answer = last_answer(tab.page)
+    expect_whole(answer)
+    expect(answer.locator("strong")).to_have_text(["Choice 1", "Choice 2"])
+    shown = text_of(answer).inner_text()
+    for number, choice in enumerate(reply["choices"], 1):
+        part = shown.split(f"Choice {number}")[1].split("Choice")[0]
+        assert " ".join(part.split()) == " ".join(choice["text"].split())
+
+
+def test_an_answer_under_way_can_be_stopped_in_a_chat_that_is_opened_again(
+    playground: Page,
+) -> None:
+    expect(text_of(ask(playground, "Go on."))).not_to_be_empty(timeout=PATIENCE_MS)
+    playground.get_by_role("button", name="New chat").click()
+    expect(playground.get_by_role("button", name="Stop")).to_be_hidden()
+    playground.locator("#chat-list button").click()
+    playground.get_by_role("button", name="Stop").click()
+    expect_whole(last_answer(playground))
+    expect(playground.locator("#status")).to_contain_text("Stopped: the job is cancelled")
 
 
 def test_the_playground_works_by_keyboard_alone(playground: Page) -> None:

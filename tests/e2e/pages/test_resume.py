@@ -161,7 +161,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(tab: Tab, service: Launched
 def test_a_link_shows_the_answer_at_any_frontend_while_it_runs_and_after(
     tab: Tab, browser: Browser, service: Launched
 ) -> None:
-    begin(ready(tab.page))
+    begin(ready(tab.page), max_tokens=320)  # it runs while another page is opened
     answer = last_answer(tab.page)
     tab.page.get_by_role("button", name="Share this answer").click()
     dialog = tab.page.get_by_role("dialog")

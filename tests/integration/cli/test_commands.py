@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from penstock.cli.application import main
 from penstock.cli.exits import ExitCode
 from penstock.client import Client
 from shared.process import dying_with_this_process
+from shared.transport.ports.deployment import ProcessKind
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.launched import REPOSITORY, free_port
 from tests.support.redis_server import new_namespace
@@ -71,6 +73,22 @@ def test_workers_are_listed(penstock: Any) -> None:
     assert "w-scripted" in penstock("workers").out
     (worker,) = penstock("workers", "--json").objects
     assert (worker["id"], worker["models"]) == ("w-scripted", [MODEL])
+
+
+def test_a_worker_that_loads_its_model_is_shown_with_its_stage(
+    penstock: Any, service: RunningService, client: httpx.Client
+) -> None:
+    stats = {"model": "m2", "stage": "loading weights", "percent": 43}
+    service.call(service.transport.deployment.report(ProcessKind.LOADING, "w-loads", stats))
+    wait_until(lambda: client.get("/health").json()["loading"], "a look at the store")
+    assert re.search(r"w-loads +loading weights, 43 % +m2 ", penstock("workers").out)
+    _, worker = penstock("workers", "--json").objects
+    assert (worker["status"], worker["stage"], worker["percent"]) == (
+        "loading",
+        "loading weights",
+        43,
+    )
+    assert re.search(r"loading +m2: loading weights, 43 %\n", penstock("status").out)
 
 
 def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:

@@ -10,6 +10,8 @@ from tests.contract.shared.transport.steps import until
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
 from tests.support.service_processes import MODEL, worker_process
+from tests.support.tiny_hub import MODEL as TINY
+from tests.support.tiny_hub import tiny_hub
 
 
 async def test_a_worker_reports_its_loading_until_it_serves(
@@ -29,6 +31,31 @@ async def test_a_worker_reports_its_loading_until_it_serves(
         (worker,) = await until(transport.registry.workers, timeout_s=60)
         assert worker.worker_id == loading.process_id
         await until(lambda: _has_stopped(transport.deployment), timeout_s=60)
+    await transport.aclose()
+
+
+async def test_a_worker_reports_its_download_under_the_id_that_it_serves_with(
+    redis_url: str,  # noqa: F811
+    namespace: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    transport = await open_transport(redis_url, namespace=namespace)
+    checkpoint = make_checkpoint(tmp_path / "model")
+    files = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+    with tiny_hub(files, held=frozenset({"model.safetensors"})) as hub:
+        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "MODEL": TINY}
+        log = tmp_path / "log"
+        with worker_process(redis_url, namespace, checkpoint, log, **settings):
+            deployment = transport.deployment
+            (loading,) = await until(
+                lambda: deployment.reports(ProcessKind.LOADING, 10), timeout_s=60
+            )
+            stats = loading.stats
+            assert (stats["model"], stats["stage"]) == (MODEL, "downloading"), log.read_text()
+            assert 0 <= int(stats["percent"]) < 100
+            hub.release.set()
+            (worker,) = await until(transport.registry.workers, timeout_s=60)
+            assert worker.worker_id == loading.process_id
     await transport.aclose()
 
 

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import http.server
-import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +13,7 @@ import pytest
 from shared.logs import LogLevel
 from shared.settings import SettingsError, load_settings
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from tests.support.tiny_hub import tiny_hub
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine_options import EngineOptions
 from worker.intake import max_waiting
@@ -28,7 +26,6 @@ from worker.settings import (
 )
 
 ROOT = Path(__file__).parents[3]
-SHA = "a" * 40
 
 
 @pytest.fixture(autouse=True)
@@ -247,35 +244,6 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path), "")
 
 
-class TinyHub(http.server.BaseHTTPRequestHandler):
-    """A hub with one model of one file."""
-
-    files: tuple[str, ...] = ("config.json",)
-
-    def do_GET(self) -> None:
-        content = b"{}"
-        if self.path.startswith("/api/models/"):
-            siblings = [{"rfilename": name} for name in self.files]
-            content = json.dumps(
-                {"id": "acme/tiny", "modelId": "acme/tiny", "sha": SHA, "siblings": siblings}
-            ).encode()
-            if "/tree/" in self.path:
-                file = {"type": "file", "size": 2, "oid": SHA}
-                content = json.dumps([file | {"path": name} for name in self.files]).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(content)))
-        self.send_header("etag", '"e"')
-        self.send_header("x-repo-commit", SHA)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        return
-
-
 def hub_sentence(hub_url: str, home: str) -> str:
     """What a worker prints that finds no checkpoint: its hub and the hub's directory are given."""
     script = (
@@ -297,11 +265,8 @@ def hub_sentence(hub_url: str, home: str) -> str:
 
 
 def test_a_cache_that_cannot_be_written_is_named_and_the_hub_is_not_blamed() -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), TinyHub) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        sentence = hub_sentence(url, "/dev/null/hub")  # root may write everywhere else
-        server.shutdown()
+    with tiny_hub({"config.json": b"{}"}) as hub:
+        sentence = hub_sentence(hub.url, "/dev/null/hub")  # root may write everywhere else
     assert "/dev/null/hub" in sentence
     assert "HF_HOME" in sentence
     assert "reached" not in sentence
@@ -329,11 +294,8 @@ def test_a_tokenizer_of_any_form_is_downloaded_and_weights_once(tmp_path: Path) 
         "original/tokenizer.model",
         "pytorch_model.bin",
     }
-    hub = type("Hub", (TinyHub,), {"files": (*sorted(wanted), *sorted(other))})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), hub) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        found = hub_sentence(f"http://127.0.0.1:{server.server_address[1]}", str(tmp_path))
-        server.shutdown()
+    with tiny_hub(dict.fromkeys(sorted(wanted | other), b"{}")) as hub:
+        found = hub_sentence(hub.url, str(tmp_path))
     snapshot = Path(found.strip())
     assert {str(f.relative_to(snapshot)) for f in snapshot.rglob("*") if f.is_file()} == wanted
 

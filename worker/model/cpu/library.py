@@ -218,22 +218,25 @@ def cpu_flags(features: frozenset[str]) -> tuple[str, ...]:
     return flags
 
 
-def build_for(features: frozenset[str]) -> Path:
+def build_for(
+    features: frozenset[str], compiling: Callable[[float], None] = lambda share: None
+) -> Path:
     """Returns the library for a CPU with these features; without AMX where the compiler does not
-    know it, as GCC before 11. Raises TierUnavailable."""
+    know it, as GCC before 11. `compiling` as `build` has it. Raises TierUnavailable."""
     try:
-        return build(cpu_flags(features))
+        return build(cpu_flags(features), compiling)
     except TierUnavailable:
         if not features >= _AMX:
             raise
-    return build(cpu_flags(features - _AMX))
+    return build(cpu_flags(features - _AMX), compiling)
 
 
-def build(flags: tuple[str, ...]) -> Path:
+def build(flags: tuple[str, ...], compiling: Callable[[float], None] = lambda share: None) -> Path:
     """Returns the shared library for these CPU flags, from the cache or compiled into it (seconds).
 
     Safe for several processes at once: each writes a file of its own, and the last rename wins
-    with the same contents. Raises TierUnavailable without a compiler or when it fails.
+    with the same contents. `compiling` gets 0 before the compiler runs and 1 after it. Raises
+    TierUnavailable without a compiler or when it fails.
     """
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
@@ -253,11 +256,13 @@ def build(flags: tuple[str, ...]) -> Path:
     os.close(handle)
     partial = Path(name)
     logger.info("compiling the CPU kernels for this processor, once: some ten seconds")
+    compiling(0.0)
     try:
         _run([compiler, *_FLAGS, *flags, str(SOURCE), "-o", str(partial)])
         partial.replace(library)
     finally:
         partial.unlink(missing_ok=True)
+    compiling(1.0)
     logger.info("built the CPU kernels: library=%s flags=%s", library, " ".join(flags))
     return library
 

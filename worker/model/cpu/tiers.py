@@ -65,6 +65,7 @@ class TierRequest:
     num_ranks: int = 1  # among which the layers are divided; they add up after products
     weight_copies: WeightCopies = "auto"  # the native tier's
     memory_share: float = 1.0  # of the free memory; the rest is other workers'
+    compiling: Callable[[float], None] = lambda share: None  # as kernels are compiled
 
 
 def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
@@ -136,7 +137,7 @@ def _native_ops(
     """Returns the compiled kernels and the operations over them. Raises TierUnavailable."""
     if request.dtype is not torch.bfloat16:
         raise TierUnavailable(f"the kernels compute in bfloat16, the model is {request.dtype}")
-    library = build_for(cpu_features())
+    library = build_for(cpu_features(), request.compiling)
     kernels = NativeKernels(library)
     kernels.set_num_threads(request.num_threads)
     is_int8 = request.quantization == "int8"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -17,7 +19,7 @@ from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import DecoderStack
 from worker.model.layers.linear import Placement
 from worker.model.layers.ops import TorchOps
-from worker.model.served import BuiltStack, Report
+from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
 from worker.model.transformers.attention import PagedAttention
 from worker.model.transformers.config import TransformersConfig, read_config
 from worker.model.transformers.gates import replace_gated
@@ -65,12 +67,14 @@ class TransformersSource:
         placement: Placement,
         max_model_len: int,
         block_size: int,
-        report: Report,
+        report: Progress,
     ) -> BuiltStack:
         """Loads the weights. Raises ModelError."""
+        report(WEIGHTS, 0.0)
         group = placement.group
         attention = PagedAttention(self._probe.calls)
         network = self._network(options, placement, attention, report)
+        report(WEIGHTS, 1.0)
         keeps = self.config
         if group.size > 1:
             calls = rank_calls(network, attention, self._probe.calls)
@@ -78,7 +82,8 @@ class TransformersSource:
             keeps = replace(keeps, kv_layers=tuple(call.kept for call in calls))
         model = TransformersModel(self.config, network, attention, placement)
 
-        products = _products(options, placement, block_size)
+        products = _products(options, placement, block_size, partial(report, KERNELS))
+        report(LAYOUT, 0.0)
         # int8 rounds by more than what this comparison allows.
         is_compared = products.name != "reference" and options.quantization == "none"
         expected = logits_alone(model) if is_compared else None
@@ -97,6 +102,7 @@ class TransformersSource:
                 model.network = None  # type: ignore[assignment]  # its memory goes first
                 network = self._network(options, placement, attention, report)
                 model = TransformersModel(self.config, network, attention, placement)
+        report(LAYOUT, 1.0)
         if products.kernels is not None and attention.is_native(block_size, placement.dtype):
             shorten(network, attention, products.ops, products.kernels, max_model_len)
 
@@ -122,11 +128,13 @@ class TransformersSource:
         options: EngineOptions,
         placement: Placement,
         attention: PagedAttention,
-        report: Report,
+        report: Progress,
     ) -> PreTrainedModel:
         """Returns transformers' model with its weights. Raises ModelError."""
         if options.load_format != "dummy":
-            return load_model(self.config, self._directory, placement, attention.name, report)
+            return load_model(
+                self.config, self._directory, placement, attention.name, partial(report, WEIGHTS)
+            )
         if placement.group.size > 1:
             raise ModelError(
                 f"load_format 'dummy' with PENSTOCK_TENSOR_PARALLEL_SIZE={placement.group.size} is "
@@ -161,7 +169,12 @@ def _matrices(network: PreTrainedModel) -> list[str]:
     ]
 
 
-def _products(options: EngineOptions, placement: Placement, block_size: int) -> Products:
+def _products(
+    options: EngineOptions,
+    placement: Placement,
+    block_size: int,
+    compiling: Callable[[float], None],
+) -> Products:
     """Returns the products of the device's tier. Raises ModelError for options that it lacks."""
     if placement.group.size > 1:  # transformers' plan divides the modules, and sums between them
         for name, value, known in (
@@ -184,6 +197,7 @@ def _products(options: EngineOptions, placement: Placement, block_size: int) -> 
             num_threads=options.num_threads or default_threads(),
             weight_copies=options.cpu_weight_copies,
             memory_share=options.memory_share,
+            compiling=compiling,
         )
         return choose_products(options.cpu_tier, request)
     for name, value, neutral in (

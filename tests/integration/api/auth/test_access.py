@@ -146,7 +146,8 @@ def test_health_without_a_key_is_for_probes_alone(
 ) -> None:
     assert anonymous.request(method, "/health").status_code == 200
     assert acme.request(method, "/health").status_code == 200
-    assert anonymous.get("/health").json() == {"status": "ok"}
+    assert anonymous.get("/health").json() == {"status": "ok"}  # not even what loads
+    assert acme.get("/health").json()["loading"] == []
     assert acme.get("/health").json()["workers"][0]["id"] == "w-scripted"
     for headers in ({"x-api-key": "wrong"}, {"authorization": f"Bearer {METRICS_KEY}"}):
         assert anonymous.request(method, "/health", headers=headers).status_code == 401

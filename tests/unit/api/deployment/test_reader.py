@@ -7,6 +7,7 @@ from typing import Any
 
 from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
 from api.deployment.view import ViewKey
+from api.system.protocol import LoadingWorker
 from shared.messages import JobState
 from shared.transport.ports.deployment import (
     History,
@@ -51,8 +52,7 @@ class Fakes:
 
     async def reports(self, kind: ProcessKind, limit: int) -> list[ProcessReport]:
         self.reads.append(kind)
-        stats = {"model": "m", "stage": "loading weights", "percent": "43"}
-        return [ProcessReport(name, 0.5, stats) for name in ("w1", "w2")]
+        return []
 
     async def history(self, num_slots: int) -> History:
         self.reads.append("history")
@@ -62,7 +62,9 @@ class Fakes:
 def reader_of(fakes: Fakes) -> DeploymentReader:
     worker = WorkerStatus("w1", ("m",), 0.1, draining=False, stalled=False, stats={"tok_s": 2.5})
     report = SimpleNamespace(status="ok", running=0, waiting=0, queued_tokens=0, redis={})
-    health = SimpleNamespace(workers=[worker], queue=None, report=lambda: report)
+    loading = LoadingWorker(id="w2", model="m", stage="warming up", percent=43, report_age_ms=9)
+    parts_of_health = {"workers": [worker], "loading": [loading], "queue": None}
+    health = SimpleNamespace(**parts_of_health, report=lambda: report)
     letters = SimpleNamespace(list=fakes.list, get=lambda job_id: fakes.get("letter"))
     ring = SimpleNamespace(tenants=[f"t{number}" for number in range(80)])
     parts: Any = (fakes, letters, fakes, fakes, health, SimpleNamespace(known={}), ring)
@@ -72,7 +74,7 @@ def reader_of(fakes: Fakes) -> DeploymentReader:
 ALL = ViewKey(None, "default")
 
 
-async def test_a_worker_that_loads_is_shown_until_it_serves() -> None:
+async def test_a_worker_that_loads_is_shown_beside_those_that_serve() -> None:
     content = await reader_of(Fakes()).content(ALL)
     told = [(name, worker["status"]) for name, worker in content.lists["workers"]]
     assert told == [("w1", "ok"), ("w2", "loading")]
@@ -80,7 +82,7 @@ async def test_a_worker_that_loads_is_shown_until_it_serves() -> None:
     assert (loading["models"], loading["percent"], loading["stage"]) == (
         ["m"],
         43,
-        "loading weights",
+        "warming up",
     )
 
 
@@ -91,7 +93,7 @@ async def test_views_share_what_is_read_and_what_changes_seldom_is_read_seldom()
     for state in (None, JobState.RUNNING, JobState.FAILED):
         await reader.content(ViewKey(None, "default", state))
     assert fakes.reads.count("jobs") == 3
-    for name in ("tenants", "history", "list_open", ProcessKind.FRONTEND, ProcessKind.LOADING):
+    for name in ("tenants", "history", "list_open", ProcessKind.FRONTEND):
         assert fakes.reads.count(name) == 1, name
     reader.begin_round()  # at once: two seconds have not passed
     await reader.content(ALL)

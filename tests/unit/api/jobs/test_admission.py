@@ -18,6 +18,7 @@ from shared.messages import (
     OnDisconnect,
     SamplingParams,
 )
+from shared.transport.ports.deployment import ProcessReport
 from shared.transport.ports.jobs import (
     AdmissionLimits,
     QueueFull,
@@ -36,6 +37,7 @@ class Store:
         self.failures = 0
         self.refusal: QueueFull | None = None
         self.found: list[WorkerStatus] = []
+        self.loading: list[ProcessReport] = []
 
     async def _called(self, *call: Any) -> None:
         self.calls.append(call)
@@ -65,6 +67,9 @@ class Store:
 
     async def workers(self) -> list[WorkerStatus]:
         return self.found
+
+    async def reports(self, kind: str, limit: int) -> list[ProcessReport]:
+        return self.loading[:limit]
 
     async def queue_stats(self) -> QueueStats:
         return QueueStats(queued=3, running=2, queued_tokens=70, totals={"finished": 4})

@@ -39,7 +39,12 @@ def test_by_itself_it_fits_every_sequence_and_says_how_much(options: EngineOptio
     assert config.max_model_len == 512
     assert config.num_blocks * config.block_size == config.capacity_tokens == 2 * 32 * 512
     assert config.eos_token_ids == {383, 381}
-    assert list(stages) == ["loading weights", "allocating KV cache", "warming up"]
+    assert list(stages) == [
+        "loading weights",
+        "laying out weights",
+        "allocating KV cache",
+        "warming up",
+    ]
     assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
 
 

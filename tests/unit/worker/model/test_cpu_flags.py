@@ -32,7 +32,11 @@ def test_a_compiler_that_does_not_know_amx_compiles_without_it(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert build_for(frozenset(AVX512 | AMX)) == build_for(frozenset(AVX512))
+    shares: list[float] = []
+    library = build_for(frozenset(AVX512 | AMX), shares.append)
+    assert shares == [0.0, 0.0, 1.0]  # the compiler is run twice
+    assert library == build_for(frozenset(AVX512), shares.append)
+    assert len(shares) == 3  # what is there is not compiled
 
 
 def test_arm_is_compiled_for_what_it_has() -> None:

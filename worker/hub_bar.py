@@ -1,0 +1,41 @@
+"""The hub's progress bars, which also tell the worker how much of a model is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def reporting_bar(report: Callable[[float], None]) -> type[Any]:
+    """Returns a class of bars for `snapshot_download`: they look as ever, and `report` gets the
+    share that is done, 0 to 1, in any thread; nothing where all is in the cache.
+
+    Of bytes there are two bars, received and written; the one that is further counts. Releases of
+    the hub's package that give this class no bar of bytes have one of files.
+    """
+    # Here and not above: it takes most of a second, and a local directory does not need it.
+    from huggingface_hub.utils.tqdm import tqdm
+
+    shares: dict[int, float] = {}  # of the bars of bytes, by their ids
+    num_bars_of_bytes = 0
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal num_bars_of_bytes
+            self._is_of_bytes = kwargs.get("unit") == "B"
+            self._num_done = kwargs.get("initial") or 0
+            num_bars_of_bytes += self._is_of_bytes
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            # `self.n` stays where it is while bars are not shown, as where there is no terminal.
+            self._num_done += n or 0
+            if self.total and self._is_of_bytes:
+                shares[id(self)] = min(1.0, max(0.0, self._num_done / self.total))
+                report(max(shares.values()))
+            elif self.total and not num_bars_of_bytes:
+                report(min(1.0, self._num_done / self.total))
+            shown: bool | None = super().update(n)
+            return shown
+
+    return Bar
