@@ -267,7 +267,7 @@ class _OpenTelemetry(Tracing):
 
         words = _LastWords()
         logger = logging.getLogger(OTLPSpanExporter.__module__)
-        exporter = OTLPSpanExporter(timeout=timeout_s)
+        exporter: Any = OTLPSpanExporter(timeout=timeout_s)
         logger.addHandler(words)
         try:
             is_taken = exporter.export([]).name == "SUCCESS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import os
@@ -33,6 +34,7 @@ from penstock.doctor.model import check_model
 from penstock.doctor.server import check_redis
 from shared.launcher.redis_server import PrivateServer
 from tests.support.launched import free_port
+from tests.support.redis_topologies import Server
 from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -43,6 +45,11 @@ def the(level: Level, found: Any, words: str) -> Finding:
     (one,) = (finding for finding in found if finding.level == level)
     assert words in one.sentence, one
     return one
+
+
+@pytest.fixture(autouse=True)
+def _a_busy_machine_is_no_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.doctor.server.SLOW_MS", 1000.0)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +140,24 @@ def test_a_clock_that_is_off(server: PrivateServer, monkeypatch: pytest.MonkeyPa
     the(Level.WARNING, seen(server.url), "60 s behind")
 
 
+def test_a_server_that_is_slow(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.doctor.server as module
+
+    async def latency_ms(_: object) -> float:
+        return 4000.0
+
+    monkeypatch.setattr(module, "_latency_ms", latency_ms)
+    the(Level.WARNING, seen(server.url), "after 4000 ms")
+
+
+def test_a_server_of_another_kind_than_the_address_says(tmp_path: Path) -> None:
+    with contextlib.closing(Server(tmp_path, "single", free_port())) as single:
+        single.start()
+        address = f"127.0.0.1:{single.port}"
+        the(Level.ERROR, seen(f"redis+cluster://{address}"), "not in cluster mode")
+        the(Level.ERROR, seen(f"redis+sentinel://{address}/mymaster/0"), "no sentinel")
+
+
 def test_an_old_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = list(check_private_server(tmp_path))
     assert [finding.level for finding in found] == [Level.OK]
@@ -218,6 +243,9 @@ def test_no_device_and_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     the(Level.OK, check_engine("penstock", "auto", ""), "CUDA devices: 2")
     says("echo 'ImportError: libcudnn.so.9' >&2; exit 1")
     the(Level.ERROR, check_engine("penstock", "auto", ""), "libcudnn.so.9")
+    says("sleep 60")
+    monkeypatch.setattr(machine, "TORCH_TIMEOUT_S", 0.1)
+    the(Level.ERROR, check_engine("penstock", "auto", ""), "could not be imported within")
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda _: None)
     the(Level.ERROR, check_engine("penstock", "auto", ""), "penstock[worker]")
 
@@ -249,6 +277,8 @@ def test_a_model_that_is_not_there_or_none(model: Path, tmp_path: Path) -> None:
     the(Level.ERROR, check_model(str(model)), "no JSON")
     (model / "config.json").unlink()
     the(Level.ERROR, check_model(str(model)), "no config.json")
+    (model / "config.json").mkdir()
+    the(Level.ERROR, check_model(str(model)), "config.json cannot be read")
 
 
 def test_a_model_without_its_tokenizer_or_weights(model: Path) -> None:
@@ -276,6 +306,13 @@ def test_a_shard_that_is_missing(model: Path) -> None:
     index = {"weight_map": {"a": weights.name, "b": "model-00002-of-00002.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     the(Level.ERROR, check_model(str(model)), "lacks model-00002-of-00002.safetensors")
+    (model / "model.safetensors.index.json").write_text("{}")
+    the(Level.ERROR, check_model(str(model)), "index.json cannot be read")
+
+
+def test_weights_of_another_user(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    the(Level.WARNING, check_model(str(model)), "cannot be read by this user")
 
 
 def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,3 +357,28 @@ def test_the_command_refuses_an_open_address_without_keys(
 ) -> None:
     assert main(["doctor", "--host", "0.0.0.0", "--port", str(free_port())]) == ExitCode.FAILED
     assert "ALLOW_WITHOUT_KEYS" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("clear")
+def test_the_command_names_packages_and_settings_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import penstock.cli.doctor as command
+    import worker.cache
+
+    real = command.importlib.util.find_spec
+    monkeypatch.setattr(
+        command.importlib.util, "find_spec", lambda name: None if name == "fastapi" else real(name)
+    )
+    monkeypatch.setattr(worker.cache, "cache_directory", lambda: None)
+    monkeypatch.setenv("PENSTOCK_PROT", "8001")
+    assert main(["doctor", "--json", "--port", str(free_port())]) == ExitCode.FAILED
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    sentences = {row["check"]: (row["level"], row["sentence"]) for row in found}
+    assert sentences["packages"] == (
+        "error",
+        "fastapi is not installed: pip install 'penstock[worker]'",
+    )
+    assert sentences["settings"][0] == "warning"
+    assert "PENSTOCK_PROT" in sentences["settings"][1]
+    assert sentences["cache"][0] == "error"
