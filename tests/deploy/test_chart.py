@@ -11,18 +11,22 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 
 from api.metrics import DEPLOYMENT_METRICS
 from api.settings import ApiSettings
+from api.system import health
 from shared.environment import variable_of
 from tests.support.kubernetes_api import KubernetesApi
 from tests.support.pinned_environment import pinned_environment
 from worker.metrics import METRICS as WORKER_METRICS
+from worker.probes import WorkerProbes
 from worker.settings import WorkerSettings
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(300)]
@@ -217,6 +221,21 @@ def test_a_pod_that_stops_has_longer_than_it_drains(everything: Installed) -> No
         assert probe["failureThreshold"] * probe["periodSeconds"] >= loading
     disruptions = {n for kind, n in everything.objects if kind == "PodDisruptionBudget"}
     assert disruptions == set(pod) - {"rel-penstock-redis"}
+
+
+def test_probes_ask_what_the_processes_answer(everything: Installed) -> None:
+    answered = {route.path for route in health.router.routes if isinstance(route, APIRoute)}
+    for name in ("rel-penstock-frontend", "rel-penstock-demo", "rel-penstock-big"):
+        container = everything.container(name)
+        ports = {port["name"] for port in container["ports"]}
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = container[kind]["httpGet"]
+            assert asked["port"] in ports
+            if name == "rel-penstock-frontend":
+                assert asked["path"] in answered
+            else:
+                with suppress(AttributeError):  # it looks at a worker, which is not there
+                    assert WorkerProbes(None, None).by_path(asked["path"]) is not None  # type: ignore[arg-type]
 
 
 def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> None:

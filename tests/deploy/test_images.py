@@ -299,6 +299,7 @@ def _layer_of_code(images: ImageStore) -> str:
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(3600)
 def test_the_worker_with_vllm_is_built_and_serves(
     images: ImageStore, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -23,7 +23,7 @@ STORE = REPOSITORY / ".penstock" / "images"
 BASE = "docker.io/library/python:3.11-slim"
 BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
-BUILD_TIMEOUT_S = 900
+BUILD_TIMEOUT_S = 1800  # of vLLM, beside what else a machine does
 
 
 @dataclass(frozen=True)
