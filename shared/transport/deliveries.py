@@ -131,12 +131,14 @@ def _times(
     if attempt == 1:
         return {"waited_s": since_s(names.get(b"sub_ms", b"0"))}
     if lost_owner:
+        # A claim by an older release leaves the times of the one before.
+        has_logged = bool(first_delta_ms) and int(first_delta_ms) >= int(lost_ms or b"0")
         before = (c for c in decode_claims(names.get(b"claims", b"")) if c.attempt == attempt - 1)
         lost = LostClaim(
             lost_owner.decode(),
             since_s(lost_ms or b"0"),
-            since_s(first_delta_ms) if first_delta_ms else None,
-            since_s(last_delta_ms) if last_delta_ms else None,
+            since_s(first_delta_ms) if has_logged else None,
+            since_s(last_delta_ms) if has_logged else None,
             next((claim.num_tokens for claim in before), None),
         )
         return {"lost_claim": lost}
