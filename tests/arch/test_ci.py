@@ -27,7 +27,8 @@ def test_a_lint_that_fails_ends_the_install_and_all_that_it_started(tmp_path: Pa
     for folder in (programs, pids, tmp_path / ".ci"):
         folder.mkdir()
     shutil.copy(SCRIPT, tmp_path / ".ci" / "run")
-    for name, text in {"make": MAKE, "apt-get": "#!/bin/sh\n"}.items():
+    allowed = {"unshare": "#!/bin/sh\n", "apt-get": "#!/bin/sh\n"}
+    for name, text in {"make": MAKE, **allowed}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     ended = subprocess.run(
