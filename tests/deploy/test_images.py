@@ -25,7 +25,8 @@ from tests.support.compose_file import ComposeFile, Service
 from tests.support.containers import Container, Project
 from tests.support.image_store import REPOSITORY, ImageStore
 
-pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
+# The first test makes all images; on a machine that is busy with other things, slowly.
+pytestmark = [pytest.mark.images, pytest.mark.timeout(1800)]
 
 MODEL = "penstock-demo"
 USER = "10001"
