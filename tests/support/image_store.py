@@ -48,8 +48,7 @@ class ImageStore:
         folder.mkdir(parents=True, exist_ok=True)
         # One run at a time. What one that was killed has left goes; its mounts have gone with it.
         self.lock = folder / "lock"
-        self._locked = self.lock.open("w")
-        fcntl.flock(self._locked, fcntl.LOCK_EX)
+        fcntl.flock(os.open(self.lock, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)  # of this process
         self.buildah("rm", "--all")
 
     def buildah(self, *arguments: str, timeout_s: float = 120) -> str:
