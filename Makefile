@@ -107,14 +107,17 @@ test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node
 
 package_redis-cli := redis-tools
 package_setpriv := util-linux
+package_unshare := util-linux
 package_ip := iproute2
+# Mounts and processes of a run end with make, however it ends.
+ITS_OWN := setpriv --pdeathsig=KILL -- unshare --mount --pid --fork --kill-child --mount-proc --
 # `vllm` for the image with vLLM, whose environment takes minutes.
 IMAGES ?= not vllm
 .PHONY: images-check
 images-check: $(VENV)/.dev ## build the images and start the services of compose, without Docker; needs root
 	@test "$$(id -u)" = 0 || { echo "penstock: images-check needs root"; exit 1; }
-	$(if $(call missing,buildah mmdebstrap ip setpriv haproxy redis-cli prometheus),@echo "penstock: not installed: $(call missing,buildah mmdebstrap ip setpriv haproxy redis-cli prometheus)"; exit 1)
-	@$(BIN)/python -m tests.suite run '-s -m "images and $(IMAGES)" tests/deploy/test_images.py'
+	$(if $(call missing,buildah mmdebstrap ip setpriv unshare haproxy redis-cli prometheus),@echo "penstock: not installed: $(call missing,buildah mmdebstrap ip setpriv unshare haproxy redis-cli prometheus)"; exit 1)
+	@$(ITS_OWN) $(BIN)/python -m tests.suite run '-s -m "images and $(IMAGES)" tests/deploy/test_images.py'
 
 .PHONY: test-failed
 test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more

@@ -18,10 +18,14 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from shared.outages import RateLimitedOutageLog
+from shared.tracing_environment import collector_of, fault_of, is_requested
 
 MAX_TRACESTATE_CHARS = 512
 MAX_TRACESTATE_MEMBERS = 32
 CLOSE_S = 3.0  # for the last spans of a process
+# Between two exports, where OTEL_BSP_SCHEDULE_DELAY says nothing: what a process that is killed has
+# not sent is lost. The SDK's own default are five seconds.
+EXPORT_DELAY_MS = 1000
 SCOPE = "penstock"
 
 AttributeValue = str | bool | int | float | Sequence[str]
@@ -155,36 +159,32 @@ def open_tracing(service: str, instance_id: str) -> Tracing:
     return Tracing()
 
 
-def is_requested(environ: Mapping[str, str]) -> bool:
-    """Returns whether the environment says that spans are to be sent."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    exporters = environ.get("OTEL_TRACES_EXPORTER", "").strip()
-    if exporters:
-        return exporters != "none"
-    return any(environ.get(name) for name in _ENDPOINTS)
+def find_faults(timeout_s: float) -> list[str] | None:
+    """Returns why spans of a process with this environment would be lost, or otherwise than its
+    variables say; None where none are asked for.
 
-
-def endpoint_of(environ: Mapping[str, str]) -> str:
-    """Returns the URL of the collector."""
-    given = (environ.get(name, "").strip() for name in _ENDPOINTS)
-    return next((url for url in given if url), _DEFAULT_ENDPOINT)
-
-
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_DEFAULT_ENDPOINT = "http://localhost:4318"  # OpenTelemetry's own
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-
-
-def fault_of(environ: Mapping[str, str]) -> str:
-    """Returns why traces cannot be sent as the environment has it, or ""."""
-    exporters = environ.get("OTEL_TRACES_EXPORTER", "").strip()
-    if exporters not in ("", "otlp"):
-        return f"OTEL_TRACES_EXPORTER={exporters!r}: otlp and none are known"
-    name = next((name for name in _PROTOCOLS if environ.get(name)), "")
-    if name and environ[name] != "http/protobuf":
-        return f"{name}={environ[name]!r}: http/protobuf is known"
-    return ""
+    Sends the collector a request without spans, and waits for its answer for so long. Blocks.
+    """
+    if not is_requested(os.environ):
+        return None
+    if fault := fault_of(os.environ):
+        return [fault]
+    heard = _LastWords(logging.WARNING)
+    logger = logging.getLogger("opentelemetry")  # the SDK logs what it leaves out
+    logger.addHandler(heard)
+    propagated, logger.propagate = logger.propagate, False
+    try:
+        tracing = _OpenTelemetry("penstock", "doctor")
+        refused = tracing.refused(timeout_s)
+        tracing.close()
+    except ImportError as error:
+        return [f"{error}: pip install 'penstock[otel]'"]
+    except ValueError as error:
+        return [str(error)]
+    finally:
+        logger.removeHandler(heard)
+        logger.propagate = propagated
+    return [sentence for sentence in (heard.last, refused) if sentence]
 
 
 class _OpenTelemetry(Tracing):
@@ -218,7 +218,10 @@ class _OpenTelemetry(Tracing):
             id_generator=ids,
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        delay_ms = None if os.environ.get("OTEL_BSP_SCHEDULE_DELAY") else EXPORT_DELAY_MS
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms)
+        )
         self._tracer = self._provider.get_tracer(SCOPE, version("penstock"))
         self._trace = trace
         self._nothing = Context()  # around a span that begins a trace
@@ -257,6 +260,26 @@ class _OpenTelemetry(Tracing):
         if not span.is_recording():
             return Span(context)
         return _RecordedSpan(context, span, trace.Status(trace.StatusCode.ERROR))
+
+    def refused(self, timeout_s: float) -> str:
+        """Sends a request without spans. Returns why it is not accepted, or ""."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        words = _LastWords()
+        logger = logging.getLogger(OTLPSpanExporter.__module__)
+        exporter: Any = OTLPSpanExporter(timeout=timeout_s)
+        logger.addHandler(words)
+        try:
+            is_taken = exporter.export([]).name == "SUCCESS"
+        finally:
+            logger.removeHandler(words)
+            exporter.shutdown()
+        if is_taken:
+            return ""
+        # The SDK's first sentence has the cause, its last one only that it has given up.
+        reason = re.search(r"\[Errno -?\d+\] ([\w ]+)|code: (.+)", words.first)
+        said = (reason[1] or reason[2]) if reason else f"no answer within {timeout_s:g} s"
+        return f"{collector_of(os.environ)} does not take spans ({said})"
 
     def close(self) -> None:
         # In a thread: a collector that does not answer would hold the process for half a minute.
@@ -355,9 +378,10 @@ class _ReportingExporter:
 
 
 class _LastWords(logging.Handler):
-    """Keeps the last message of a logger."""
+    """Keeps the first and the last message of a logger."""
 
-    last = ""
+    first = last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage()[:300]
+        self.first = self.first or record.getMessage()

@@ -16,11 +16,12 @@ from typing import Protocol
 
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import JobQueue, WorkerReport
+from shared.transport.ports.queue import AppendStatus, JobQueue, WorkerReport
 from worker.engine_process.supervisor import EngineSupervisor
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs
 from worker.settings import WorkerSettings
+from worker.traces import DROPPED
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,11 @@ class Heartbeat:
         lease_ms: int,
         interval_s: float,
         stats: Callable[[], Mapping[str, float | str]],
-        on_drop: Callable[[str, int], None],
+        on_drop: Callable[[str, int, str], None],
         on_trouble: Callable[[], None],
     ) -> None:
-        """`on_drop(job_id, attempt)`: the attempt is not this worker's any more.
+        """`on_drop(job_id, attempt, why)`: the attempt is not this worker's any more; FENCED where
+        there is a later one.
 
         The publisher learns which jobs the server has, and which it has lost.
         """
@@ -118,7 +120,8 @@ class Heartbeat:
         self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:
-                self._on_drop(job_id, attempts[job_id])
+                why = AppendStatus.FENCED.value if job_id in reply.taken else DROPPED
+                self._on_drop(job_id, attempts[job_id], why)
         for job_id in reply.lost:
             if job_id in attempts:
                 self._publisher.lost(job_id, attempts[job_id])

@@ -124,7 +124,7 @@ class WorkerService:
             lease_ms=settings.lease_ms,
             interval_s=settings.beat_interval_ms / 1000,
             stats=load,
-            on_drop=lambda job_id, attempt: self._runner.cancel(job_id, attempt, "dropped"),
+            on_drop=lambda job_id, attempt, why: self._runner.cancel(job_id, attempt, why),
             on_trouble=lambda: self._intake.suspect(),
         )
         self._intake = Intake(

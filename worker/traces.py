@@ -8,7 +8,8 @@
 
 A worker that is killed sends nothing of its attempt but what it sent before. So the span of an
 attempt has an id that follows from job and attempt: its parts refer to it before it is sent, and
-the worker that takes the job over sends it where the other one could not.
+the worker that takes the job over sends it where the other one could not, with a `decode` of what
+the log had from it. A worker that was only taken for dead sends neither: its successor has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import xxhash
 
 from shared.messages import FinishReason
 from shared.tracing import Attributes, Span, SpanKind, TraceContext, Tracing
-from shared.transport.ports.queue import AppendStatus, Delivery
+from shared.transport.ports.queue import AppendStatus, Delivery, LostClaim
 from worker.engine.request import RequestTimes
 from worker.running_jobs import RunningJob
 
@@ -103,10 +104,10 @@ class JobTraces:
     def ended(self, running: RunningJob, outcome: str) -> None:
         """Ends the span of an attempt, by whatever has become of it.
 
-        That of one whose job another worker has is the other one's to send.
+        That of one whose job another worker has is the other one's to send, with its decode.
         """
         attempt = self._attempts.pop((running.job.job_id, running.attempt), None)
-        if attempt is None:
+        if attempt is None or outcome == AppendStatus.FENCED:
             return
         now_s = time.monotonic()
         num_tokens = running.num_tokens - running.num_resumed
@@ -119,8 +120,6 @@ class JobTraces:
                 last_s,
                 {"penstock.tokens.output": num_tokens},
             )
-        if outcome == AppendStatus.FENCED:
-            return
         attempt.span.set({"penstock.outcome": outcome, "penstock.tokens.output": num_tokens})
         if outcome not in _NO_FAULTS:
             attempt.span.fail(outcome)
@@ -146,11 +145,8 @@ class JobTraces:
         claimed_s: float,
         attributes: Attributes,
     ) -> None:
-        """Sends the span of the time in the queue, or of the attempt that the job was taken from.
-
-        What lies between the death of a worker and the next claim belongs to its attempt: nobody
-        knows when it died.
-        """
+        """Sends the span of the time in the queue, or those of the attempt that the job was taken
+        from."""
         lost, attempt = delivery.lost_claim, delivery.attempt
         if lost is None:
             waited_s = delivery.waited_s if attempt == 1 else delivery.requeued_s
@@ -162,22 +158,54 @@ class JobTraces:
                     attributes={**attributes, "penstock.attempt": attempt},
                 ).end(claimed_s)
         elif lost.worker_id != self._worker_id:
-            span = self._tracing.begin(
-                "attempt",
-                parent,
-                kind=SpanKind.CONSUMER,
-                start_s=claimed_s - lost.age_s,
-                attributes={
-                    **attributes,
-                    "penstock.attempt": attempt - 1,
-                    "penstock.worker.id": lost.worker_id,
-                    "penstock.outcome": WORKER_LOST,
-                    "penstock.reported_by": self._worker_id,
-                },
-                span_id=_attempt_span_id(delivery.job.job_id, attempt - 1),
+            self._lost(delivery, lost, parent, claimed_s, attributes)
+
+    def _lost(
+        self,
+        delivery: Delivery,
+        lost: LostClaim,
+        parent: TraceContext,
+        claimed_s: float,
+        attributes: Attributes,
+    ) -> None:
+        """Sends what the log says of an attempt whose worker was taken for dead.
+
+        What lies between its last tokens and the next claim belongs to its attempt: nobody knows
+        when it died.
+        """
+        attempt = delivery.attempt - 1
+        counts = {"penstock.tokens.input": len(delivery.job.prompt_token_ids)}
+        if lost.num_resumed is not None:
+            counts["penstock.tokens.resumed"] = lost.num_resumed
+            counts["penstock.tokens.output"] = delivery.end.num_tokens - lost.num_resumed
+        reported = {"penstock.reported_by": self._worker_id}
+        span = self._tracing.begin(
+            "attempt",
+            parent,
+            kind=SpanKind.CONSUMER,
+            start_s=claimed_s - lost.age_s,
+            attributes={
+                **attributes,
+                **counts,
+                **reported,
+                "penstock.attempt": attempt,
+                "penstock.worker.id": lost.worker_id,
+                "penstock.outcome": WORKER_LOST,
+            },
+            span_id=_attempt_span_id(delivery.job.job_id, attempt),
+        )
+        if lost.first_delta_age_s is not None and lost.last_delta_age_s is not None:
+            output = {k: v for k, v in counts.items() if k == "penstock.tokens.output"}
+            decode = self._tracing.begin(
+                "decode",
+                span.context,
+                start_s=claimed_s - lost.first_delta_age_s,
+                attributes={**reported, **output},
             )
-            span.fail(WORKER_LOST)
-            span.end(claimed_s)
+            decode.fail(WORKER_LOST)
+            decode.end(claimed_s - lost.last_delta_age_s)
+        span.fail(WORKER_LOST)
+        span.end(claimed_s)
 
 
 class _Attempt:

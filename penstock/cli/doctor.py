@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def doctor(json: Json = False) -> None:
-    """Checks settings, Redis, ports, disk, memory, compiler, PyTorch, model and traces.
+    """Checks settings, Redis, ports, disk, memory, compiler, PyTorch, the model and tracing.
 
     It looks at what `penstock up` would start with the same flags and variables, and starts
-    nothing. Ends with 1 where something is wrong; warnings do not count.
+    nothing. A collector of traces gets a request without spans. Ends with 1 where something is
+    wrong; warnings do not count.
     """
     reach_rooms()
     found = []
@@ -60,7 +61,6 @@ def _findings() -> Iterator[Finding]:
         check_private_server,
     )
     from penstock.doctor.server import check_redis
-    from penstock.doctor.traces import check_traces
 
     if launcher is not None:
         if launcher.redis_url:
@@ -81,7 +81,9 @@ def _findings() -> Iterator[Finding]:
             if cache_directory() is None:
                 yield wrong("cache", "There is no directory for compiled kernels: XDG_CACHE_HOME.")
         yield from check_engine(worker.engine, worker.device, worker.engine_python)
-    yield from check_traces(os.environ)
+    from penstock.doctor.tracing import check_tracing
+
+    yield from check_tracing()
 
 
 def _settings() -> tuple[Any, Any, list[Finding]]:

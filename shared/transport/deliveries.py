@@ -9,6 +9,7 @@ from typing import Any
 from shared.keys import Keys
 from shared.messages import Cursor, Delta, ErrorCode, JobState, PromptSlice, Segment, TokenLogprob
 from shared.redis.connections import Connections
+from shared.transport.job_records import decode_claims
 from shared.transport.ports.queue import Delivery, JobSnapshot, LostClaim
 from shared.transport.scripts import Scripts
 from shared.transport.wire import PayloadInvalid, decode_entry, decode_job
@@ -76,7 +77,7 @@ class DeliveryReader:
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
-            **_times(int(attempt), fields, *before[:2]),
+            **_times(int(attempt), fields, *before[:4]),
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
@@ -112,7 +113,12 @@ class DeliveryReader:
 
 
 def _times(
-    attempt: int, fields: Sequence[bytes], lost_owner: bytes = b"", lost_ms: bytes = b""
+    attempt: int,
+    fields: Sequence[bytes],
+    lost_owner: bytes = b"",
+    lost_ms: bytes = b"",
+    first_delta_ms: bytes = b"",
+    last_delta_ms: bytes = b"",
 ) -> dict[str, Any]:
     """Returns the members of a delivery that say what was before the claim, by the fields of the
     job's hash, and the claim that it was taken from."""
@@ -125,7 +131,17 @@ def _times(
     if attempt == 1:
         return {"waited_s": since_s(names.get(b"sub_ms", b"0"))}
     if lost_owner:
-        return {"lost_claim": LostClaim(lost_owner.decode(), since_s(lost_ms or b"0"))}
+        # A claim by an older release leaves the times of the one before.
+        has_logged = bool(first_delta_ms) and int(first_delta_ms) >= int(lost_ms or b"0")
+        before = (c for c in decode_claims(names.get(b"claims", b"")) if c.attempt == attempt - 1)
+        lost = LostClaim(
+            lost_owner.decode(),
+            since_s(lost_ms or b"0"),
+            since_s(first_delta_ms) if has_logged else None,
+            since_s(last_delta_ms) if has_logged else None,
+            next((claim.num_tokens for claim in before), None),
+        )
+        return {"lost_claim": lost}
     return {"requeued_s": since_s(names[b"free_ms"])} if b"free_ms" in names else {}
 
 

@@ -126,8 +126,7 @@ class RedisJobQueue:
                 self._connections.heartbeat, "heartbeat", *arguments
             )
         clock.answered(begun_s, seen)
-        dropped, lost = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
-        return HeartbeatReply(dropped, lost)
+        return HeartbeatReply(*([job_id.decode() for job_id in job_ids] for job_ids in reply))
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         if count < 1:

@@ -30,9 +30,9 @@ LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 # Everything that this release writes; what else a hash holds is shown as `extra`.
 _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths losses n b h prompt_tokens "
-    b"cached_tokens q qid sub_ms claim_ms start_ms first_ms end_ms deadline_ms queue_deadline_ms "
-    b"orphan_ms reason stop_reason message by fe og crid retain_ms choices lane work reserved "
-    b"idem durability sampling ps claims".split()
+    b"cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms end_ms "
+    b"deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid retain_ms "
+    b"choices lane work reserved idem durability sampling ps claims".split()
 )
 
 Fields = Mapping[bytes, bytes]
@@ -186,7 +186,7 @@ def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -
             durability=_durability(fields.get(b"durability", b"")),
             sampling=_sampling(fields.get(b"sampling", b"")),
             deaths=int(fields.get(b"deaths", 0)),
-            claims=_claims(fields.get(b"claims", b"")),
+            claims=decode_claims(fields.get(b"claims", b"")),
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error
@@ -232,7 +232,7 @@ def _sampling(text: bytes) -> dict[str, float] | None:
     return value if isinstance(value, dict) else None
 
 
-def _claims(text: bytes) -> tuple[JobClaim, ...]:
+def decode_claims(text: bytes) -> tuple[JobClaim, ...]:
     """Decodes the lines that `with_claim` wrote. Raises ValueError for malformed ones."""
     found = []
     for line in text.decode().split("\n") if text else ():

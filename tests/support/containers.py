@@ -8,6 +8,7 @@ seccomp, ports published on the host. Needs root.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -27,20 +28,29 @@ from tests.support.image_store import ImageConfig, ImageStore
 
 NODES = ("null", "zero", "full", "random", "urandom", "tty")
 POLL_S = 0.1
+DEVICES = Path("/sys/class/net")
 
 
 class Network:
     """A bridge with an address for each container, and a name server that knows all of them."""
 
-    def __init__(self) -> None:
-        # Not one of another run, nor of one that was killed.
-        number = next(n for n in range(64, 255) if not Path(f"/sys/class/net/pstk{n}").exists())
+    def __init__(self, lock: Path) -> None:
+        """`lock`: a file that this process holds, and that is the bridge's other name."""
+        for device in DEVICES.glob("pstk*"):
+            other = Path((device / "ifalias").read_text().strip())
+            if other == lock or (other.name == lock.name and not _is_held(other)):
+                # Of a run that was killed: the namespaces are gone, their names are not.
+                for name in Path("/run/netns").glob(f"{device.name}-*"):
+                    _ip("netns", "delete", name.name)
+                _ip("link", "delete", device.name)
+        number = next(n for n in range(64, 255) if not (DEVICES / f"pstk{n}").exists())
         self._bridge = f"pstk{number}"
         self._prefix = f"10.213.{number}"
         self._names: dict[str, list[str]] = {}
         self._num_given = 1
         self._spaces: list[str] = []
         _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("link", "set", self._bridge, "alias", str(lock))
         _ip("address", "add", f"{self.server}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -105,6 +115,17 @@ class Network:
             for address in given
         )
         return header + query[12:end] + b"".join(answers)
+
+
+def _is_held(lock: Path) -> bool:
+    if not lock.exists():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _ip(*arguments: str) -> None:
@@ -222,7 +243,7 @@ class Project:
         self._compose = compose
         self._store = store
         self._folder = folder
-        self._network = Network()
+        self._network = Network(store.lock)
         self.containers: list[Container] = []
 
     def start(self, service: Service, further: Mapping[str, str] | None = None) -> Container:

@@ -7,12 +7,14 @@ mmdebstrap, servers of others are this machine's programs in it. The store stays
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ STORE = REPOSITORY / ".penstock" / "images"
 BASE = "docker.io/library/python:3.11-slim"
 BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
-BUILD_TIMEOUT_S = 900
+BUILD_TIMEOUT_S = 1800  # of vLLM, beside what else a machine does
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class ImageStore:
     def __init__(self, folder: Path = STORE) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        # One run at a time. What one that was killed has left goes; its mounts have gone with it.
+        self.lock = folder / "lock"
+        fcntl.flock(os.open(self.lock, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)  # of this process
+        self.buildah("rm", "--all")
 
     def buildah(self, *arguments: str, timeout_s: float = 120) -> str:
         """Returns what one call printed. Raises RuntimeError with the end of its messages."""
@@ -72,25 +78,23 @@ class ImageStore:
         """Makes the stand-in for the Dockerfiles' base, where there is none."""
         if self.has(BASE):
             return
-        root = self._folder / "rootfs"
-        shutil.rmtree(root, ignore_errors=True)
         release = re.search(r"VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text())
         assert release is not None
-        subprocess.run(
-            [
-                *("mmdebstrap", "--quiet", "--variant=minbase"),
-                *(f"--include={','.join(BASE_PACKAGES)}", release[1], str(root)),
-            ],
-            check=True,
-            timeout=400,
-        )
-        for managed in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
-            managed.unlink()
-        (root / "usr/local/bin/python").symlink_to("../../bin/python3")
-        authorities = "etc/ssl/certs/ca-certificates.crt"
-        shutil.copy(Path("/") / authorities, root / authorities)
-        self._commit(BASE, "scratch", [(str(root), "/")], ["python3"])
-        shutil.rmtree(root)
+        with self._made(BASE, "scratch", ["python3"]) as (_, root):
+            subprocess.run(
+                [
+                    # Nothing here has to survive a power failure.
+                    *("mmdebstrap", "--quiet", "--variant=minbase", "--dpkgopt=force-unsafe-io"),
+                    *(f"--include={','.join(BASE_PACKAGES)}", release[1], str(root)),
+                ],
+                check=True,
+                timeout=BUILD_TIMEOUT_S,
+            )
+            for managed in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
+                managed.unlink()
+            (root / "usr/local/bin/python").symlink_to("../../bin/python3")
+            authorities = "etc/ssl/certs/ca-certificates.crt"
+            shutil.copy(Path("/") / authorities, root / authorities)
 
     def make_stand_in(
         self,
@@ -105,36 +109,35 @@ class ImageStore:
         there, with the libraries that they load. `prepare` is a line of shell that runs in it."""
         if self.has(image):
             return
-        copies = [(str(path), f"/usr/local/bin/{name}") for name, path in programs.items()]
+        copies = {f"/usr/local/bin/{name}": path for name, path in programs.items()}
         for path in programs.values():
             loaded = subprocess.run(["ldd", str(path)], capture_output=True, text=True).stdout
             libraries = re.findall(r"=> (/\S+)", loaded)
-            copies += [(library, library) for library in libraries if "/libc.so" not in library]
-        self._commit(image, BASE, copies, command, prepare=prepare, directory=directory)
-
-    def _commit(
-        self,
-        image: str,
-        source: str,
-        copies: Sequence[tuple[str, str]],
-        command: Sequence[str],
-        *,
-        prepare: str = "",
-        directory: str = "/",
-    ) -> None:
-        container = self.buildah("from", "--pull-never", source)
-        try:
-            for origin, goal in copies:
-                self.buildah("add", "--quiet", container, origin, goal)
+            copies |= {library: Path(library) for library in libraries if "/libc.so" not in library}
+        with self._made(image, BASE, command, directory) as (container, root):
+            for goal, origin in copies.items():
+                inside = root / goal.lstrip("/")
+                inside.parent.mkdir(parents=True, exist_ok=True)
+                inside.unlink(missing_ok=True)  # a link in there may lead out
+                shutil.copy(origin, inside)
             if prepare:
                 run = ("run", "--isolation", "chroot", "--network", "host", container)
                 self.buildah(*run, "--", "sh", "-c", prepare)
+
+    @contextmanager
+    def _made(
+        self, image: str, source: str, command: Sequence[str], directory: str = "/"
+    ) -> Iterator[tuple[str, Path]]:
+        """A container of `source` and where its files are, which becomes `image`."""
+        container, root = self.mounted(source)
+        try:
+            yield container, root
             words = json.dumps(list(command))
             config = ("config", "--env", f"PATH={PATH}", "--workingdir", directory)
             self.buildah(*config, "--cmd", words, container)
             self.buildah("commit", "--quiet", container, image)
         finally:
-            self.buildah("rm", container)
+            self.remove(container)
 
     def build(
         self, image: str, dockerfile: str, args: Mapping[str, str], context: Path = REPOSITORY

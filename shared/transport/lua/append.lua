@@ -37,6 +37,7 @@ local function check(job, item)
   if not job.state then return 'gone' end
   if TERMINAL[job.state] then
     if ended_by_us(job, item) then return 'ok' end
+    if tonumber(job.attempt) > tonumber(item.attempt) then return 'fenced' end
     return 'ended:' .. job.state .. ':' .. job.reason
   end
   -- Attempts only grow: the server has lost the claim, and the worker may have it back (restore.lua).
@@ -92,8 +93,10 @@ local function log_delta(job, item)
   end
   local added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text, unpack(more))
   if type(added) == 'table' and added.err then return 'error:' .. added.err end
-  redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1)
-  if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', whole(now_ms())) == 1 then
+  local now = whole(now_ms())
+  redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1, 'last_ms', now)
+  if not job.out then redis.call('HSET', job_key, 'out_ms', now) end
+  if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', now) == 1 then
     note_first_token(item.id, job_key)
   end
   keep_log(job, log_key)
@@ -112,10 +115,10 @@ end
 
 local function apply(item)
   local got = redis.call('HMGET', P .. 'job:' .. item.id, 'state', 'owner', 'attempt', 'n', 'b', 'h',
-    'crashes', 'reason', 'by', 'deadline_ms', 'losses', 'ps')
+    'crashes', 'reason', 'by', 'deadline_ms', 'losses', 'ps', 'out_ms')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
     h = got[6] or '', crashes = got[7] or '0', reason = got[8] or '', by = got[9] or '',
-    deadline = got[10] or '0', losses = got[11], ps = got[12] or '0'}
+    deadline = got[10] or '0', losses = got[11], ps = got[12] or '0', out = got[13]}
   local verdict, logged = check(job, item)
   if verdict then return verdict end
   if not logged then

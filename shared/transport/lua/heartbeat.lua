@@ -1,8 +1,9 @@
 -- heartbeat: renew a worker's lease, store its report, and return which of its jobs to drop.
 -- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 testimony (lib/pulse.lua), 7 number of fields f,
 --   then f names and values, then id and attempt of each job it runs
--- Returns {what `pulse` returns, ids to drop, ids that the server has lost}. To drop: ended, taken by
---   another worker, orphaned or past the deadline (these two are ended here). A job that this worker has
+-- Returns {what `pulse` returns, ids to drop, ids that the server has lost, ids to drop that have a later
+--   attempt}. To drop: ended, taken by another worker, orphaned or past the deadline (these two are ended
+--   here). A job that this worker has
 --   meanwhile claimed again is not among them: a heartbeat that is older than the claim must not undo it.
 --   Lost: there is no such job, or the claim is missing; restore.lua decides whether that worker may put
 --   it back.
@@ -20,7 +21,7 @@ for i = 8, 7 + 2 * num_fields, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 
 redis.call('HSET', lease, 'beat_ms', whole(server_ms()), 'lease_ms', lease_ms, 'models', ARGV[5])
 redis.call('PEXPIRE', lease, lease_ms)
 redis.call('HSET', P .. 'workers', wid, ARGV[5])
-local drop, lost = {}, {}
+local drop, lost, taken = {}, {}, {}
 for i = 8 + 2 * num_fields, #ARGV, 2 do
   local id, attempt = ARGV[i], ARGV[i + 1]
   local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'fe', 'orphan_ms',
@@ -29,6 +30,7 @@ for i = 8 + 2 * num_fields, #ARGV, 2 do
     lost[#lost + 1] = id
   elseif job[1] ~= 'running' or job[2] ~= wid then
     drop[#drop + 1] = id
+    if tonumber(job[3]) > tonumber(attempt) then taken[#taken + 1] = id end
   elseif job[3] == attempt then
     if now_ms() >= tonumber(job[7]) then
       latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
@@ -39,4 +41,4 @@ for i = 8 + 2 * num_fields, #ARGV, 2 do
     end
   end
 end
-return {seen, drop, lost}
+return {seen, drop, lost, taken}

@@ -28,7 +28,7 @@ class AppendStatus(StrEnum):
     OK = "ok"
     GAP = "gap"  # the log is shorter than the worker assumed: append again from there
     DIVERGED = "diverged"  # same length, other tokens: reload from the log
-    FENCED = "fenced"  # another attempt owns the job
+    FENCED = "fenced"  # another attempt owns the job, or has ended it
     GONE = "gone"  # no such job, or not this claim of it: it ended long ago, or was lost
     ENDED = "ended"  # latched already (cancelled, expired, ...)
     REJECTED = "rejected"  # malformed range or a server error for this item; see detail
@@ -125,6 +125,9 @@ class LostClaim:
 
     worker_id: str
     age_s: float  # from it to the present claim
+    first_delta_age_s: float | None = None  # None: it logged nothing
+    last_delta_age_s: float | None = None
+    num_resumed: int | None = None  # tokens that were logged before it; None: not known any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +190,14 @@ class CrashCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore)."""
+    """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore).
+
+    `taken` are those of `dropped` that were claimed again: this worker was taken for dead.
+    """
 
     dropped: Sequence[str] = ()
     lost: Sequence[str] = ()
+    taken: Sequence[str] = ()
 
 
 class JobQueue(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import os
@@ -18,10 +19,7 @@ import pytest
 import redis
 
 import penstock.doctor.machine as machine
-import penstock.doctor.traces as looking_at_traces
-from penstock.cli.application import main
-from penstock.cli.exits import ExitCode
-from penstock.doctor.finding import Finding, Level, fine
+from penstock.doctor.finding import Finding, Level
 from penstock.doctor.machine import (
     check_compiler,
     check_disk,
@@ -32,9 +30,9 @@ from penstock.doctor.machine import (
 )
 from penstock.doctor.model import check_model
 from penstock.doctor.server import check_redis
-from penstock.doctor.traces import check_traces
 from shared.launcher.redis_server import PrivateServer
 from tests.support.launched import free_port
+from tests.support.redis_topologies import Server
 from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -45,6 +43,11 @@ def the(level: Level, found: Any, words: str) -> Finding:
     (one,) = (finding for finding in found if finding.level == level)
     assert words in one.sentence, one
     return one
+
+
+@pytest.fixture(autouse=True)
+def _a_busy_machine_is_no_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.doctor.server.SLOW_MS", 1000.0)
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,24 @@ def test_a_clock_that_is_off(server: PrivateServer, monkeypatch: pytest.MonkeyPa
     the(Level.WARNING, seen(server.url), "60 s behind")
 
 
+def test_a_server_that_is_slow(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.doctor.server as module
+
+    async def latency_ms(_: object) -> float:
+        return 4000.0
+
+    monkeypatch.setattr(module, "_latency_ms", latency_ms)
+    the(Level.WARNING, seen(server.url), "after 4000 ms")
+
+
+def test_a_server_of_another_kind_than_the_address_says(tmp_path: Path) -> None:
+    with contextlib.closing(Server(tmp_path, "single", free_port())) as single:
+        single.start()
+        address = f"127.0.0.1:{single.port}"
+        the(Level.ERROR, seen(f"redis+cluster://{address}"), "not in cluster mode")
+        the(Level.ERROR, seen(f"redis+sentinel://{address}/mymaster/0"), "no sentinel")
+
+
 def test_an_old_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = list(check_private_server(tmp_path))
     assert [finding.level for finding in found] == [Level.OK]
@@ -220,6 +241,9 @@ def test_no_device_and_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     the(Level.OK, check_engine("penstock", "auto", ""), "CUDA devices: 2")
     says("echo 'ImportError: libcudnn.so.9' >&2; exit 1")
     the(Level.ERROR, check_engine("penstock", "auto", ""), "libcudnn.so.9")
+    says("sleep 60")
+    monkeypatch.setattr(machine, "TORCH_TIMEOUT_S", 0.1)
+    the(Level.ERROR, check_engine("penstock", "auto", ""), "could not be imported within")
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda _: None)
     the(Level.ERROR, check_engine("penstock", "auto", ""), "penstock[worker]")
 
@@ -251,6 +275,8 @@ def test_a_model_that_is_not_there_or_none(model: Path, tmp_path: Path) -> None:
     the(Level.ERROR, check_model(str(model)), "no JSON")
     (model / "config.json").unlink()
     the(Level.ERROR, check_model(str(model)), "no config.json")
+    (model / "config.json").mkdir()
+    the(Level.ERROR, check_model(str(model)), "config.json cannot be read")
 
 
 def test_a_model_without_its_tokenizer_or_weights(model: Path) -> None:
@@ -278,6 +304,13 @@ def test_a_shard_that_is_missing(model: Path) -> None:
     index = {"weight_map": {"a": weights.name, "b": "model-00002-of-00002.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     the(Level.ERROR, check_model(str(model)), "lacks model-00002-of-00002.safetensors")
+    (model / "model.safetensors.index.json").write_text("{}")
+    the(Level.ERROR, check_model(str(model)), "index.json cannot be read")
+
+
+def test_weights_of_another_user(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    the(Level.WARNING, check_model(str(model)), "cannot be read by this user")
 
 
 def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,73 +320,3 @@ def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     the(Level.ERROR, check_model("acme/tiny"), "HF_HUB_OFFLINE")
     (tmp_path / "hub/models--acme--tiny").mkdir(parents=True)
     the(Level.OK, check_model("acme/tiny"), "in the cache")
-
-
-def traces(**environ: str) -> Finding | None:
-    names = {f"OTEL_{name}": value for name, value in environ.items()}
-    return next(check_traces(names), None)
-
-
-def test_traces_that_nobody_asked_for() -> None:
-    assert traces() is None
-    assert traces(SDK_DISABLED="true", EXPORTER_OTLP_ENDPOINT="http://x") is None
-
-
-def test_a_collector_of_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as collector:
-        url = f"http://127.0.0.1:{collector.getsockname()[1]}"
-        found = traces(EXPORTER_OTLP_ENDPOINT=url)
-        assert found == fine("traces", f"They are sent to {url}.")
-        found = traces(EXPORTER_OTLP_ENDPOINT=url, EXPORTER_OTLP_PROTOCOL="grpc")
-        assert found is not None
-        assert (found.level, "http/protobuf" in found.sentence) == (Level.WARNING, True)
-        monkeypatch.setattr(looking_at_traces, "PACKAGES", ("no_such_package.sdk",))
-        found = traces(EXPORTER_OTLP_ENDPOINT=url)
-        assert found is not None
-        assert "pip install 'penstock[otel]'" in found.sentence
-
-
-def test_a_collector_that_is_not_there() -> None:
-    for url, words in (
-        (f"http://127.0.0.1:{free_port()}", "Connection refused"),
-        ("collector:4318", "no URL of a collector"),
-        ("http://[::1", "no URL"),
-    ):
-        found = traces(EXPORTER_OTLP_ENDPOINT=url)
-        assert found is not None
-        assert (found.level, words in found.sentence) == (Level.WARNING, True), found
-
-
-@pytest.fixture
-def clear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An environment without settings, in an empty directory."""
-    monkeypatch.setattr(os, "environ", {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")})
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("clear")
-def test_the_command_ends_with_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
-    port = str(free_port())
-    assert main(["doctor", "--json", "--port", port]) == ExitCode.OK
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert {row["level"] for row in found} <= {"ok", "warning"}
-    assert {"settings", "redis", "port", "data", "model", "memory", "engine"} <= {
-        row["check"] for row in found
-    }
-
-
-@pytest.mark.usefixtures("clear")
-def test_the_command_says_each_setting_that_is_bad(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--port", "0", "--block-size", "x", "--max-queued-jobs", "none"]
-    assert main(["doctor", *words]) == ExitCode.FAILED
-    printed = capsys.readouterr().out
-    for name in ("PORT", "BLOCK_SIZE", "MAX_QUEUED_JOBS"):
-        assert name in printed
-
-
-@pytest.mark.usefixtures("clear")
-def test_the_command_refuses_an_open_address_without_keys(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["doctor", "--host", "0.0.0.0", "--port", str(free_port())]) == ExitCode.FAILED
-    assert "ALLOW_WITHOUT_KEYS" in capsys.readouterr().out

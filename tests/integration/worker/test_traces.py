@@ -27,6 +27,8 @@ TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 CLIENT_SPAN_ID = "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CLIENT_SPAN_ID}-01"
 NUM_TOKENS = 60
+PARTS = ("wait", "prefill", "decode")  # of an attempt
+OF_A_JOB = ("queue", "attempt", *PARTS)
 # Between clocks of processes that say when one thing was: a busy machine holds one of them up.
 SLACK_S = 0.5
 QUESTION = "how much water is in the lake behind the dam"
@@ -116,7 +118,7 @@ async def migrate(
     async for chunk in chat(client, model, headers):
         found.text += "".join(c["delta"].get("content") or "" for c in chunk["choices"])
         num_chunks += 1
-        if num_chunks == 5:
+        if num_chunks == 8:  # more than the throttle lets through at once
             found.job_id = chunk["id"].removeprefix("chatcmpl-")
             record = (await client.get(f"/v1/jobs/{chunk['id']}")).json()
             found.first_id = record["worker"]
@@ -138,22 +140,32 @@ async def taken_up(worker: WorkerProcess, job_id: str) -> None:
     await until(lambda: f"job_id={job_id} attempt=2" in worker.log, "the second attempt")
 
 
-async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_worker_was_killed(
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_worker_was_lost(
+    stop: signal.Signals,
     start_worker: StartWorker,
     throttle: Throttle,
     collector: Collector,
     redis_url: str,
     namespace: str,
 ) -> None:
+    """SIGKILL, or SIGSTOP and SIGCONT: one that was only taken for dead sends nothing twice."""
     workers = [start_worker(**collector.settings) for _ in range(2)]
     for worker in workers:
         await worker.ready()
     async with serving(redis_url, namespace, collector.settings) as (client, _):
-        migrated = await migrate(client, workers, throttle, collector, signal.SIGKILL)
-        names = ["queue", "attempt", "wait", "prefill", "attempt", "wait", "prefill", "decode"]
+        migrated = await migrate(client, workers, throttle, collector, stop)
+        if stop is signal.SIGSTOP:
+            (first,) = (w for w in workers if worker_id_of(w) == migrated.first_id)
+            first.signal(signal.SIGCONT)
+            ended = f"job ended job_id={migrated.job_id} attempt=1"
+            await until(lambda: ended in first.log, "the end of the attempt that was taken away")
+            assert "reason=fenced" in first.log.partition(ended)[2].splitlines()[0]
+        names = ["queue", *("attempt", *PARTS) * 2]
         (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
         root_name = f"chat {model}"
         spans = await asyncio.to_thread(wait_for_spans, collector, TRACE_ID, [root_name, *names])
+    assert len({span.span_id for span in spans}) == len(spans)
     root = one(spans, root_name)
     assert (root.kind, root.parent_id, root.tracestate) == (
         "SERVER",
@@ -202,7 +214,9 @@ async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_w
         assert span.attributes["gen_ai.request.model"] == model
     assert queue.attempt == 1
     assert queue.resource["service.instance.id"] == migrated.first_id
-    # The killed worker could not send its attempt: its successor did, with what is known of it.
+    # The first worker could not send its attempt: its successor did, with what the log knows of it.
+    resumed = taken_over.attributes["penstock.tokens.resumed"]
+    assert 5 <= resumed < NUM_TOKENS
     assert lost.resource["service.instance.id"] == migrated.second_id
     assert lost.is_error
     assert {k: v for k, v in lost.attributes.items() if k.startswith(("penstock", "error"))} == {
@@ -211,21 +225,34 @@ async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_w
         "penstock.worker.id": migrated.first_id,
         "penstock.outcome": "worker_lost",
         "penstock.reported_by": migrated.second_id,
+        "penstock.tokens.input": usage["gen_ai.usage.input_tokens"],
+        "penstock.tokens.resumed": 0,
+        "penstock.tokens.output": resumed,
         "error.type": "worker_lost",
     }
     assert lost.kind == taken_over.kind == "CONSUMER"
     assert taken_over.links == ((TRACE_ID, lost.span_id),)
     assert not taken_over.is_error
-    resumed = taken_over.attributes["penstock.tokens.resumed"]
-    assert 5 <= resumed < NUM_TOKENS
     assert taken_over.attributes["penstock.tokens.output"] == NUM_TOKENS - resumed
     assert taken_over.attributes["penstock.outcome"] == "length"
     assert taken_over.attributes["penstock.worker.id"] == migrated.second_id
 
-    wait, prefill = (one(spans, name, lost.span_id) for name in ("wait", "prefill"))
+    wait, prefill, decode = (one(spans, name, lost.span_id) for name in PARTS)
     assert wait.resource["service.instance.id"] == migrated.first_id, "sent before it was killed"
-    assert_in_order([root, queue, lost], [queue, lost, taken_over], [lost, wait], [wait, prefill])
-    parts = [one(spans, name, taken_over.span_id) for name in ("wait", "prefill", "decode")]
+    assert prefill.resource["service.instance.id"] == migrated.first_id
+    assert decode.resource["service.instance.id"] == migrated.second_id
+    assert decode.is_error
+    assert decode.attributes == {
+        "penstock.tokens.output": resumed,
+        "penstock.reported_by": migrated.second_id,
+        "error.type": "worker_lost",
+    }
+    assert_in_order([root, queue, lost], [queue, lost, taken_over])
+    assert_in_order([lost, wait, prefill, decode])
+    # Of more than one call: the last tokens came with the steps of the throttled model.
+    assert 0 < decode.end_s - decode.start_s < lost.end_s - lost.start_s
+    assert decode.end_s <= lost.end_s + 0.001
+    parts = [one(spans, name, taken_over.span_id) for name in PARTS]
     assert taken_over.start_s == parts[0].start_s
     for earlier, later in itertools.pairwise(parts):
         assert earlier.start_s <= earlier.end_s == pytest.approx(later.start_s, abs=1e-5)
@@ -272,9 +299,8 @@ async def test_a_drained_workers_attempt_ends_well_and_the_queue_is_in_the_trace
         await worker.ready()
     async with serving(redis_url, namespace, collector.settings) as (client, _):
         migrated = await migrate(client, workers, throttle, collector, signal.SIGTERM)
-        parts = ["wait", "prefill", "decode"]
         (model,) = (m["id"] for m in (await client.get("/v1/models")).json()["data"])
-        names = [f"chat {model}", *["queue", "attempt", *parts] * 2]
+        names = [f"chat {model}", *OF_A_JOB * 2]
         spans = await asyncio.to_thread(wait_for_spans, collector, TRACE_ID, names)
     first, second = sorted((s for s in spans if s.name == "attempt"), key=lambda s: s.attempt)
     assert first.attributes["penstock.outcome"] == "handed_back"
@@ -354,9 +380,6 @@ async def test_a_collector_that_never_answers_holds_up_no_job_and_is_one_line(
         assert "Traceback" not in worker.log
 
 
-PARTS = ["queue", "attempt", "wait", "prefill", "decode"]
-
-
 async def test_every_way_to_make_jobs_is_traced(
     start_worker: StartWorker,
     collector: Collector,
@@ -380,12 +403,12 @@ async def test_every_way_to_make_jobs_is_traced(
 
         body: dict[str, Any] = {"prompt": ["a b c", "d e f"], "max_tokens": 4, "temperature": 0}
         root_name = f"text_completion {model}"
-        spans = await traced(1, "/v1/completions", body, [root_name, *PARTS * 2])
+        spans = await traced(1, "/v1/completions", body, [root_name, *OF_A_JOB * 2])
         assert one(spans, root_name).attributes["gen_ai.request.choice.count"] == 2
         assert len({s.attributes["penstock.job.id"] for s in spans if s.name == "attempt"}) == 2
 
         body = {"input": "hello", "background": True, "max_output_tokens": 16}
-        spans = await traced(2, "/v1/responses", body, [f"chat {model}", *PARTS])
+        spans = await traced(2, "/v1/responses", body, [f"chat {model}", *OF_A_JOB])
         assert "gen_ai.usage.output_tokens" not in one(spans, f"chat {model}").attributes
         assert one(spans, "attempt").attributes["penstock.tokens.output"] > 0
 
@@ -424,7 +447,7 @@ async def test_every_way_to_make_jobs_is_traced(
         assert (await client.get(f"/v1/batches/{batch_id}")).json()["request_counts"]["total"] == 2
         for root in roots():
             assert (root.name, root.kind) == (f"chat {model}", "INTERNAL")
-            names = [root.name, *PARTS]
+            names = [root.name, *OF_A_JOB]
             spans = await asyncio.to_thread(wait_for_spans, collector, root.trace_id, names)
             assert root.attributes["gen_ai.response.finish_reasons"] == ["length"]
             assert one(spans, "attempt").parent_id == root.span_id

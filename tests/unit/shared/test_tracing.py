@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from shared.tracing import MAX_TRACESTATE_MEMBERS, TraceContext, open_tracing
+from shared.tracing_environment import collector_of
 from tests.support.otlp import collecting
 from tests.support.table import table
 
@@ -182,3 +183,15 @@ def test_closing_does_not_wait_for_a_collector_that_never_answers(
         tracing.close()
         assert any(thread.name.startswith("OtelBatch") for thread in threading.enumerate())
     assert [record for record in caplog.records if record.levelno > logging.WARNING] == []
+
+
+@table(
+    ("endpoint", "shown"),
+    [
+        ("http://c:4318", "c:4318"),
+        ("https://user:s3cret@c/v1", "c:443"),
+        ("http://c:4317", "c:4317; 4317 is gRPC's port, that of HTTP is 4318"),
+    ],
+)
+def test_a_collector_is_named_without_what_may_be_secret(endpoint: str, shown: str) -> None:
+    assert collector_of({"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}) == shown

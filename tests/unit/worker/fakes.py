@@ -62,6 +62,7 @@ class FakeQueue:
         self.heartbeats: list[WorkerReport] = []
         self.drops: list[str] = []
         self.lost_jobs: list[str] = []
+        self.taken_jobs: list[str] = []
         self.restored: list[tuple[str, int, int]] = []  # job id, attempt, sure_ms
         self.restore_answers: deque[Restored] = deque()  # then RESTORED
         self.released: list[tuple[str, int]] = []
@@ -88,7 +89,7 @@ class FakeQueue:
     async def heartbeat(self, report: WorkerReport) -> HeartbeatReply:
         self._called("heartbeat")
         self.heartbeats.append(report)
-        return HeartbeatReply(list(self.drops), list(self.lost_jobs))
+        return HeartbeatReply(list(self.drops), list(self.lost_jobs), list(self.taken_jobs))
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         self._called("pull")

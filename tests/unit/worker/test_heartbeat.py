@@ -20,7 +20,7 @@ class Bench:
         self.jobs = RunningJobs(4)
         self.stalled = False
         self.is_lost = False
-        self.dropped: list[tuple[str, int]] = []
+        self.dropped: list[tuple[str, int, str]] = []
         self.lost_jobs: list[tuple[str, int]] = []
         self.sure_jobs: set[str] = set()
         self.num_troubles = 0
@@ -34,7 +34,7 @@ class Bench:
             lease_ms=lease_ms,
             interval_s=0.001,
             stats=lambda: {"step": 7},
-            on_drop=lambda job_id, attempt: self.dropped.append((job_id, attempt)),
+            on_drop=lambda *dropped: self.dropped.append(dropped),
             on_trouble=self._trouble,
         )
 
@@ -71,9 +71,10 @@ async def test_a_heartbeat_says_who_runs_and_how_busy() -> None:
 async def test_jobs_to_drop_are_named_with_the_attempt_that_the_heartbeat_spoke_of() -> None:
     bench = Bench()
     bench.add("0-a", 1)
-    bench.queue.drops = ["0-a", "0-unknown"]
+    bench.add("0-b", 1)
+    bench.queue.drops, bench.queue.taken_jobs = ["0-a", "0-b", "0-unknown"], ["0-b"]
     await bench.heartbeat.send()
-    assert bench.dropped == [("0-a", 1)]
+    assert bench.dropped == [("0-a", 1, "dropped"), ("0-b", 1, "fenced")]
 
 
 async def test_a_heartbeat_tells_which_jobs_the_server_has_lost_and_which_it_has() -> None:

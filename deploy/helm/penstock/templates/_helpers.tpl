@@ -54,6 +54,21 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- end }}
 {{- end }}
 
+{{/* Of OpenTelemetry, as entries of `env`: the same for all processes. */}}
+{{- define "penstock.tracingEnv" -}}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+{{- end }}
+{{- with .headersSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: headers}}
+{{- end }}
+{{- include "penstock.settingsEnv" .settings }}
+{{- end }}
+{{- end }}
+
 {{/* The first part of what all pods have. Variables that Kubernetes makes of Services
      (PENSTOCK_PORT=tcp://...) would be taken for settings. */}}
 {{- define "penstock.pod" -}}

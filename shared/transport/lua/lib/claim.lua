@@ -1,6 +1,7 @@
 -- Make a delivered entry this worker's job: attempt + 1 is the fence every later write is checked by.
 -- Returns {'OK', id, attempt, n, b, h, crashes, cached, request, facts, fields of its hash, owner and
--- time of the claim before, from which the job was not given back ('' else)}, {'GONE'}, {'DONE', state},
+-- time of the claim before, from which the job was not given back ('' else), times of the first and the
+-- last delta of that claim ('' without)}, {'GONE'}, {'DONE', state},
 -- {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has died is not begun
 -- before a reader elsewhere has taken the mark over): left untouched, and for the caller to give back.
 -- `is_new`: the entry has just been delivered for the first time. A job that runs then was put back by
@@ -51,6 +52,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   local claims = with_claim(job.claims, attempt, job.n, job.deaths, wid)
   redis.call('HSET', job_key, 'state', 'running', 'attempt', attempt, 'owner', wid,
     'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms, 'claims', claims)
+  if job.last_ms then redis.call('HDEL', job_key, 'out_ms', 'last_ms') end
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   if queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
   if state == 'queued' then count_job(id, 'queued', 'running', job) end
@@ -61,5 +63,5 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   end
   return {'OK', id, attempt, job.n, job.b, job.h or '', job.crashes or '0', job.cached_tokens or '0',
     request, redis.call('GET', P .. 'facts:' .. id) or '', fields,
-    job.owner or '', job.claim_ms or ''}
+    job.owner or '', job.claim_ms or '', job.out_ms or '', job.last_ms or ''}
 end

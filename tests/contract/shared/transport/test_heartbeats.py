@@ -60,11 +60,11 @@ async def test_a_heartbeat_that_was_given_up_does_not_answer_the_next_one(
         listed = WorkerReport(
             "w1", 20_000, (MODEL,), {"step": 0}, ((running.job.job_id, 1), ("0-no", 1))
         )
-        assert await transport.queue.heartbeat(listed) == HeartbeatReply([], ["0-no"])
+        assert await transport.queue.heartbeat(listed) == HeartbeatReply([], ["0-no"], [])
         proxy.delay_s = 0.5
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await transport.queue.heartbeat(listed)
         proxy.delay_s = 0
-        assert await transport.queue.heartbeat(a_heartbeat()) == HeartbeatReply([], [])
+        assert await transport.queue.heartbeat(a_heartbeat()) == HeartbeatReply([], [], [])
         await transport.aclose()

@@ -6,7 +6,7 @@ import pytest
 
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery
+from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery, WorkerReport
 from tests.contract.shared.transport.steps import (
     FINISHED,
     MODEL,
@@ -33,7 +33,7 @@ async def test_a_dead_workers_job_goes_on_where_its_log_ends(transport: RedisTra
     assert taken.cached_tokens == 2
     new = Stream(taken)
     assert (await steps.say("w2", new, [8], "d", end=FINISHED)).status is AppendStatus.OK
-    assert (await steps.say("w1", old, [9], "x")).status is AppendStatus.ENDED
+    assert (await steps.say("w1", old, [9], "x")).status is AppendStatus.FENCED
     text = "".join(event.text for event in (await whole_log(steps, old.job_id))[:-1])
     assert text == "aécd"
     await steps.assert_counters_true()
@@ -61,7 +61,64 @@ async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
     await steps.heartbeat("w1")  # it wakes
     assert (await steps.say("w1", old, [5], "x", end=FINISHED)).status is AppendStatus.FENCED
     assert not await steps.queue.release("w1", old.job_id, 1)
-    assert (await steps.say("w2", Stream(taken), [5], "y")).status is AppendStatus.OK
+    new = Stream(taken)
+    assert (await steps.say("w2", new, [5], "y", end=FINISHED)).status is AppendStatus.OK
+    # Also when it has ended: whose the attempt was is what its worker has to know.
+    assert (await steps.say("w1", old, [6], "x", end=FINISHED)).status is AppendStatus.FENCED
+
+
+async def test_a_claim_says_what_the_lost_attempt_before_it_logged_and_when(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    old = Stream(await steps.running("w1"))
+    await steps.say("w1", old, [5], "a")
+    await steps.say("w1", old, [6, 7], "bc")
+    await steps.die("w1")
+    await steps.worker("w2")
+    (second,) = await steps.queue.recover("w2", 8)
+    lost = second.lost_claim
+    assert lost is not None
+    assert (lost.worker_id, lost.num_resumed, second.end.num_tokens) == ("w1", 0, 3)
+    assert lost.first_delta_age_s is not None
+    assert lost.last_delta_age_s is not None
+    assert lost.age_s >= lost.first_delta_age_s >= lost.last_delta_age_s >= 0
+
+    # Of an attempt that logged nothing there is nothing, although the one before it did.
+    await steps.die("w2")
+    await steps.worker("w3")
+    (third,) = await steps.queue.recover("w3", 8)
+    lost = third.lost_claim
+    assert lost is not None
+    assert (lost.worker_id, lost.num_resumed) == ("w2", 3)
+    assert (lost.first_delta_age_s, lost.last_delta_age_s) == (None, None)
+
+    # What the third one logs is its own, and none of the first one's.
+    await steps.say("w3", Stream(third), [8], "d")
+    assert await steps.queue.release("w3", old.job_id, 3)
+    (fourth,) = await steps.queue.recover("w3", 8)
+    assert fourth.lost_claim is None
+    fields = await steps.redis.hgetall(steps.keys.job(old.job_id))
+    assert not fields.keys() & {b"out_ms", b"last_ms"}
+
+
+async def test_a_heartbeat_tells_what_was_taken_from_what_has_ended(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    taken, ended = await steps.running("w1"), await steps.running("w1")
+    assert (await steps.say("w1", Stream(ended), [5], "x", end=FINISHED)).status is AppendStatus.OK
+    await steps.die("w1")
+    await steps.worker("w2")
+    (again,) = await steps.queue.recover("w2", 8)
+    assert again.job == taken.job
+    jobs = [(delivery.job.job_id, 1) for delivery in (taken, ended)]
+    report = WorkerReport("w1", 20_000, (MODEL,), {"step": 1}, jobs)
+    for _ in range(2):  # while it runs there, and when it has ended there
+        reply = await steps.queue.heartbeat(report)
+        assert set(reply.dropped) == {job_id for job_id, _ in jobs}
+        assert (reply.taken, reply.lost) == ([taken.job.job_id], [])
+        await steps.say("w2", Stream(again), [5], "x", end=FINISHED)
 
 
 async def test_recover_takes_no_more_than_its_limit_and_then_the_rest(
