@@ -33,7 +33,15 @@ SUITES = {
     "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
     "sampler, loader, runner": [
         f"{UNIT}/test_{name}.py"
-        for name in ("forward_batch", "loader", "noise", "penalties", "runner", "sampler")
+        for name in (
+            "forward_batch",
+            "kept_batch",
+            "loader",
+            "noise",
+            "penalties",
+            "runner",
+            "sampler",
+        )
     ],
 }
 QWEN3_0_6B = {

@@ -38,17 +38,23 @@ from worker.engine.errors import (
 )
 from worker.engine.measures import StepMeasures
 from worker.engine.pacer import ChunkPacer
-from worker.engine.plan import Decoding, PlannedSequence, Schedule
+from worker.engine.plan import PlannedSequence, Schedule
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
-from worker.engine.recovery import MAX_FAILED_STEPS, StepRecovery, failure_of, self_test
+from worker.engine.recovery import (
+    MAX_FAILED_STEPS,
+    StepRecovery,
+    failure_of,
+    self_test,
+    valid_tokens,
+)
 from worker.engine.request import (
     EngineOutput,
     EngineRequest,
     EngineStats,
-    RequestTimes,
     check_request,
     grown_output,
     stopped_output,
+    times_of,
 )
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -258,7 +264,7 @@ class Engine:
             return self._recover(schedule.planned, error)
         recovery = self._recovery
         recovery.succeeded()
-        token_ids = _valid_tokens(schedule.decoding, result, self._runner.vocab_size)
+        token_ids = valid_tokens(schedule.decoding, result, self._runner.vocab_size)
         looked_at = schedule.chunks if token_ids is not None else schedule.planned
         outputs = self._fail_sequences(looked_at, result)
         outputs += self._score_prompts(schedule.chunks, result)
@@ -294,8 +300,9 @@ class Engine:
             if plain is not None:
                 outputs += plain
                 grown = grown[len(decoding) :]
+        has_isolated = recovery.has_isolated
         for sequence in grown:
-            if recovery.has_isolated:
+            if has_isolated:
                 recovery.rejoin(sequence)
             is_first, known = sequence.first_token_s is None, sequence.token_ids
             if is_first:
@@ -309,7 +316,7 @@ class Engine:
                 stop = sequence.find_stop(eos_token_ids)
             if stop is not None:
                 self._end(sequence)
-            times = _times_of(sequence, now_s) if is_first or stop is not None else None
+            times = times_of(sequence, now_s) if is_first or stop is not None else None
             outputs.append(grown_output(sequence, result.logprobs, stop, times))
         return outputs
 
@@ -339,7 +346,7 @@ class Engine:
             if sequence.num_computed_tokens == sequence.num_prompt_tokens:
                 self._end(sequence)
                 stop = StopMatch(FinishReason.LENGTH)
-                outputs.append(stopped_output(sequence, stop, _times_of(sequence, now_s)))
+                outputs.append(stopped_output(sequence, stop, times_of(sequence, now_s)))
         return outputs
 
     def _discard_in_flight(self) -> None:
@@ -439,32 +446,6 @@ class Engine:
         if num_done > sequence.num_counted_prompt_tokens:
             self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
             sequence.num_counted_prompt_tokens = num_done
-
-
-def _valid_tokens(
-    decoding: Decoding | None, result: StepResult, vocab_size: int
-) -> list[int] | None:
-    """Returns the decodes' tokens; None where `failure_of` would find something for some."""
-    if result.failed:
-        return None
-    if decoding is None:
-        return []
-    try:
-        token_ids = list(map(result.token_ids.__getitem__, decoding.run.seq_ids))
-    except KeyError:
-        return None
-    wanting = decoding.wanting_logprobs
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        return None
-    return token_ids if not wanting or wanting <= result.logprobs.keys() else None
-
-
-def _times_of(sequence: Sequence, now_s: float) -> RequestTimes:
-    assert sequence.begun_s is not None, "it was computed"
-    first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
-    return RequestTimes(
-        sequence.begun_s - sequence.arrived_s, first_s - sequence.begun_s, now_s - first_s
-    )
 
 
 def _new_prompt_logprobs(item: PlannedSequence, result: StepResult) -> tuple[PromptLogprob, ...]:

@@ -180,3 +180,11 @@ class Schedule:
         """Decodes that were in no step before, and some that were."""
         step = self.batch.decodes
         return self.decoding.fresh if self.decoding is not None and step and not step.number else ()
+
+
+def scores_of(sequence: Sequence, start: int, end: int) -> range:
+    """Returns the prompt positions whose log probabilities computing [start, end) gives."""
+    positions = range(
+        max(start + 1, sequence.num_scored_tokens), min(end + 1, sequence.num_prompt_tokens)
+    )
+    return positions or range(0)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from shared.messages import ErrorCode, SamplingParams
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFailed, StepsFailed, failure_named
-from worker.engine.plan import PlannedSequence
+from worker.engine.plan import Decoding, PlannedSequence
 from worker.engine.ports import ModelRunner, StepResult
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, SequenceStatus
@@ -102,6 +102,24 @@ def failure_of(
     if item.sequence.params.logprobs is not None and seq_id not in result.logprobs:
         return ErrorCode.ENGINE_ERROR, "the model runner gave no log probability"
     return None
+
+
+def valid_tokens(
+    decoding: Decoding | None, result: StepResult, vocab_size: int
+) -> list[int] | None:
+    """Returns the decodes' tokens; None where `failure_of` would find something for some."""
+    if result.failed:
+        return None
+    if decoding is None:
+        return []
+    try:
+        token_ids = list(map(result.token_ids.__getitem__, decoding.run.seq_ids))
+    except KeyError:
+        return None
+    wanting = decoding.wanting_logprobs
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        return None
+    return token_ids if not wanting or wanting <= result.logprobs.keys() else None
 
 
 def self_test(seq_id: int, config: EngineConfig, scheduler: Scheduler, runner: ModelRunner) -> None:

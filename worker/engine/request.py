@@ -183,3 +183,12 @@ def stopped_output(
         num_cached_tokens=sequence.num_cached_tokens,
         times=times,
     )
+
+
+def times_of(sequence: Sequence, now_s: float) -> RequestTimes:
+    """Returns the times of a sequence that was computed, up to now."""
+    assert sequence.begun_s is not None, "it was computed"
+    first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+    return RequestTimes(
+        sequence.begun_s - sequence.arrived_s, first_s - sequence.begun_s, now_s - first_s
+    )

@@ -36,7 +36,7 @@ from collections.abc import Sequence as View
 from worker.engine.batch import DecodeStep, ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
-from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule
+from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule, scores_of
 from worker.engine.queue import SequenceQueue, make_policy
 from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
@@ -391,7 +391,7 @@ class Scheduler:
         if samples and end - start == 1:
             draft.decoding.append(sequence)
             return
-        scores = _scores(sequence, start, end)
+        scores = scores_of(sequence, start, end)
         draft.chunks.append(
             PlannedSequence(sequence, start, end - start, samples, sequence.num_preemptions, scores)
         )
@@ -427,11 +427,3 @@ class Scheduler:
             return ScheduledBatch(())
         gone, self._gone_seq_ids = tuple(self._gone_seq_ids), []
         return ScheduledBatch(tuple(others), gone, decodes=step)
-
-
-def _scores(sequence: Sequence, start: int, end: int) -> range:
-    """Returns the prompt positions whose log probabilities computing [start, end) gives."""
-    positions = range(
-        max(start + 1, sequence.num_scored_tokens), min(end + 1, sequence.num_prompt_tokens)
-    )
-    return positions or range(0)

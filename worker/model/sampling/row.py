@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from collections.abc import Sequence as View
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +32,20 @@ class SamplingRow:
     output_token_ids: View[int]
     position: int  # of the token to be drawn
     in_flight: int | None = None
+    # From which position on it is plain, see below: the sampler asks every row at every step.
+    _plain_from: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        is_plain = (
+            params.greedy
+            and params.grammar is None
+            and params.logprobs is None
+            and not params.logit_bias
+            and not self.has_penalties
+        )
+        least = len(self.prompt_token_ids) + params.min_tokens
+        self._plain_from = least if is_plain else sys.maxsize
 
     @classmethod
     def of(cls, sequence: ScheduledSequence, in_flight: int | None) -> SamplingRow:
@@ -61,14 +76,7 @@ class SamplingRow:
     @property
     def is_plain_greedy(self) -> bool:
         """Nothing but the argmax of the raw logits is wanted."""
-        return (
-            self.params.greedy
-            and self.params.grammar is None
-            and self.params.logprobs is None
-            and not self.params.logit_bias
-            and not self.has_penalties
-            and self.num_outputs >= self.params.min_tokens
-        )
+        return self.position >= self._plain_from
 
 
 # Elements of a part. Parts go to the first free thread, so that a thread without a core holds up
