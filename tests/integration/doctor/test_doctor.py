@@ -19,6 +19,8 @@ import pytest
 import redis
 
 import penstock.doctor.machine as machine
+from penstock.cli.application import main
+from penstock.cli.exits import ExitCode
 from penstock.doctor.finding import Finding, Level
 from penstock.doctor.machine import (
     check_compiler,
@@ -320,3 +322,63 @@ def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     the(Level.ERROR, check_model("acme/tiny"), "HF_HUB_OFFLINE")
     (tmp_path / "hub/models--acme--tiny").mkdir(parents=True)
     the(Level.OK, check_model("acme/tiny"), "in the cache")
+
+
+@pytest.fixture
+def clear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment without settings, in an empty directory."""
+    monkeypatch.setattr(os, "environ", {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("clear")
+def test_the_command_ends_with_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    port = str(free_port())
+    assert main(["doctor", "--json", "--port", port]) == ExitCode.OK
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["level"] for row in found} <= {"ok", "warning"}
+    assert {"settings", "redis", "port", "data", "model", "memory", "engine"} <= {
+        row["check"] for row in found
+    }
+
+
+@pytest.mark.usefixtures("clear")
+def test_the_command_says_each_setting_that_is_bad(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--port", "0", "--block-size", "x", "--max-queued-jobs", "none"]
+    assert main(["doctor", *words]) == ExitCode.FAILED
+    printed = capsys.readouterr().out
+    for name in ("PORT", "BLOCK_SIZE", "MAX_QUEUED_JOBS"):
+        assert name in printed
+
+
+@pytest.mark.usefixtures("clear")
+def test_the_command_refuses_an_open_address_without_keys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "--host", "0.0.0.0", "--port", str(free_port())]) == ExitCode.FAILED
+    assert "ALLOW_WITHOUT_KEYS" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("clear")
+def test_the_command_names_packages_and_settings_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import penstock.cli.doctor as command
+    import worker.cache
+
+    real = command.importlib.util.find_spec
+    monkeypatch.setattr(
+        command.importlib.util, "find_spec", lambda name: None if name == "fastapi" else real(name)
+    )
+    monkeypatch.setattr(worker.cache, "cache_directory", lambda: None)
+    monkeypatch.setenv("PENSTOCK_PROT", "8001")
+    assert main(["doctor", "--json", "--port", str(free_port())]) == ExitCode.FAILED
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    sentences = {row["check"]: (row["level"], row["sentence"]) for row in found}
+    assert sentences["packages"] == (
+        "error",
+        "fastapi is not installed: pip install 'penstock[worker]'",
+    )
+    assert sentences["settings"][0] == "warning"
+    assert "PENSTOCK_PROT" in sentences["settings"][1]
+    assert sentences["cache"][0] == "error"

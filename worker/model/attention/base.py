@@ -19,7 +19,7 @@ class AttentionMetadata:
 
     cu_q: Tensor  # [S + 1] where each sequence's queries begin; the last is T
     seq_lens: Tensor  # [S] keys of each sequence, this step's included
-    block_table: Tensor  # [S, max_blocks]; entries past a sequence's end are 0
+    block_table: Tensor  # [S, max_blocks]; entries past a sequence's end are any valid block
     slots: Tensor  # [T] where each token's key and value go: block * block_size + offset
     num_decodes: int
     max_query_len: int
