@@ -64,7 +64,7 @@ space := $(subst ,, )
 COMPUTING := tests/sim tests/contract tests/unit tests/arch
 NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
 MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(NO_PROMETHEUS),prometheus) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
-LEFT_OUT := packages long models images $(MISSING)
+LEFT_OUT := gpu packages long models images $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 # Reading all files takes each process 20 seconds, to run a tenth of them.
@@ -176,9 +176,10 @@ demo-model: $(VENV)/.dev ## train the demo model that ships in worker/demo/check
 gpu-check: ## model, sampler and engine on this machine's CUDA device; needs no install step
 	@$(PYTHON) tests/gpu/check.py
 
+STAGE ?= kernels engine
 .PHONY: gpu-bench
-gpu-bench: ## steps of the engine on this machine's CUDA device; needs no install step
-	@$(PYTHON) -m tests.bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
+gpu-bench: ## kernels and engine on this machine's CUDA device (STAGE=kernels, STAGE=engine); needs no install step
+	@$(PYTHON) tests/gpu/bench.py $(STAGE)
 
 .PHONY: clean
 clean: ## remove the virtual environments and the private server's data

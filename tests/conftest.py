@@ -23,6 +23,9 @@ settings.load_profile("penstock")
 # and for those of other test processes: the model's tests take four times the processor time. What
 # several threads compute has tests that say how many: test_thread_pool, test_cpu_tiers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Triton's kernels run in its interpreter, which is chosen before Triton is imported.
+if os.environ.get("PENSTOCK_TEST_DEVICE", "cpu") == "cpu":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 # Until all tests are collected the garbage collector rests: it would take a quarter of that time,

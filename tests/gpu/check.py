@@ -29,7 +29,9 @@ SUITES = {
         "tests/contract/worker/model/test_greedy_equality.py"
     ],
     "attention = formula": ["tests/contract/worker/model/test_attention_backend.py"],
-    "kernels = torch's operators": ["tests/contract/worker/model/cuda"],
+    "kernels = torch's operators": [
+        f"tests/contract/worker/model/cuda/test_{name}.py" for name in ("stack", "sampling")
+    ],
     "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
     "sampler, loader, runner": [
         f"{UNIT}/test_{name}.py"

@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.cores import default_threads
-from shared.messages import SamplingParams
-from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.ports import ModelRunner
 from worker.engine_options import (
-    CPU_BATCHED_TOKENS,
-    CUDA_BATCHED_TOKENS,
     EngineOptions,
     ModelImpl,
 )
-from worker.model.device import available_host_bytes, choose_device, choose_dtype
-from worker.model.errors import KVCacheTooSmall, ModelError, UnsupportedModel
-from worker.model.kv_cache import KVCachePool, blocks_that_fit
+from worker.model.device import choose_device, choose_dtype
+from worker.model.errors import ModelError, UnsupportedModel
+from worker.model.kv_cache import KVCachePool
+from worker.model.kv_sizing import choose_num_blocks, num_batched_tokens
 from worker.model.layers.linear import Placement
 from worker.model.native import NativeSource
-from worker.model.parallel.forward import RankForward
 from worker.model.parallel.group import ALONE, RankGroup
 from worker.model.parallel.joining import rank_device
 from worker.model.parallel.plan import rank_options
@@ -39,6 +35,7 @@ from worker.model.served import (
     Progress,
     ServedConfig,
 )
+from worker.model.warm_up import warm_up
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
@@ -48,15 +45,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Shares of what is free after the weights that the KV cache takes by itself.
-_HOST_SHARE = 0.5
-_HOST_LIMIT_BYTES = 4 << 30
-_CUDA_SHARE = 0.9
 # Longest step that computes prompts while streams wait for it; see worker.engine.pacer.
 # Without lookahead only, as on the CPU.
 _STEP_TARGET_MS = 180
-# On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
-_CPU_WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +142,7 @@ def load_part(
     if built.has_own_threads:
         torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
     report("allocating KV cache", 0.0)
-    num_blocks = group.least(_num_blocks(options, built, block_size, longest), device)
+    num_blocks = group.least(choose_num_blocks(options, built, block_size, longest), device)
     pool = KVCachePool(built.keeps, num_blocks, block_size, device=device, dtype=dtype)
     report("allocating KV cache", 1.0)
     lookahead = options.lookahead
@@ -194,11 +185,11 @@ def complete(
         max_model_len=min(part.longest, part.num_blocks * part.block_size),
         default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
-        default_num_batched_tokens=_num_batched_tokens(options, device),
+        default_num_batched_tokens=num_batched_tokens(options, device),
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
-    _warm_up(runner, engine_config, device, report)
+    warm_up(runner, engine_config, device, lambda share: report("warming up", share))
     if isinstance(part.stack, CapturingStack):
         part.stack.capture(lambda share: report("capturing CUDA graphs", share))
     built = BuiltModel(
@@ -211,11 +202,6 @@ def complete(
     )
     _log_ready(built, options, source.name, part.built.tier, device)
     return built
-
-
-def _num_batched_tokens(options: EngineOptions, device: torch.device) -> int:
-    default = CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS
-    return options.max_num_batched_tokens or default
 
 
 def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
@@ -321,110 +307,3 @@ def _grammar_masks(
     except (TextInvalid, GrammarInvalid) as error:
         logger.warning("no structured output: %s", error)
         return None
-
-
-def _num_blocks(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
-    """Returns the blocks of the pool: by the options, or by the free memory.
-
-    Without options it takes at most what all running sequences could fill twice; the second half
-    serves the prefix cache. Raises KVCacheTooSmall.
-    """
-    keeps, placement = built.keeps, built.model.placement
-    per_sequence = -(-longest // block_size)
-    if options.num_kv_blocks is not None:
-        num_blocks = options.num_kv_blocks
-    elif options.kv_cache_memory_gb is not None:
-        memory = int(options.kv_cache_memory_gb * 2**30)
-        num_blocks = blocks_that_fit(memory, keeps, block_size, placement.dtype)
-    else:
-        memory = _free_bytes(options, built, block_size, longest)
-        num_blocks = blocks_that_fit(memory, keeps, block_size, placement.dtype)
-        num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
-    if options.max_model_len is not None and num_blocks < per_sequence:
-        raise KVCacheTooSmall(
-            f"the KV cache has {num_blocks * block_size} token places, "
-            f"max_model_len is {options.max_model_len}; "
-            "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more"
-        )
-    return num_blocks
-
-
-def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
-    """Returns the bytes that this rank's KV cache may take beside its weights and the largest
-    activations."""
-    model, device = built.model, built.model.placement.device
-    if device.type != "cuda":
-        free = available_host_bytes() * options.memory_share
-        limit = _HOST_LIMIT_BYTES // model.placement.group.size
-        return min(int(free * _HOST_SHARE), limit)
-    num_tokens = min(_num_batched_tokens(options, device), longest)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    pool = KVCachePool(
-        built.keeps,
-        -(-num_tokens // block_size),
-        block_size,
-        device=device,
-        dtype=model.placement.dtype,
-    )
-    stack = built.stack(pool)
-    if model.placement.group.rank == 0:
-        runner = TorchModelRunner(
-            model, stack, block_size=block_size, max_num_seqs=options.max_num_seqs
-        )
-        _run_prefill(runner, block_size, num_tokens)
-        del runner
-    else:
-        forward = RankForward(model, stack, block_size=block_size, shares_tokens=False)
-        forward.run(ScheduledBatch((_prefill(block_size, num_tokens),)))
-        del forward
-    peak = torch.cuda.max_memory_allocated(device) - before
-    captured = _captured_bytes(stack, device)
-    # Every row's logits in float32, several times over while they are sampled from.
-    logits = 8 * 4 * options.max_num_seqs * model.config.vocab_size
-    del pool, stack
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - logits - captured)
-
-
-def _captured_bytes(stack: DecoderStack, device: torch.device) -> int:
-    """Returns the memory that the stack's CUDA graphs take."""
-    if not isinstance(stack, CapturingStack):
-        return 0
-    free, _ = torch.cuda.mem_get_info(device)
-    stack.capture(lambda share: None, largest_only=True)
-    return max(0, free - torch.cuda.mem_get_info(device)[0])
-
-
-def _warm_up(
-    runner: TorchModelRunner, config: EngineConfig, device: torch.device, report: Progress
-) -> None:
-    report("warming up", 0.0)
-    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
-    if device.type != "cuda":
-        num_tokens = min(num_tokens, _CPU_WARM_UP_TOKENS)
-    _run_prefill(runner, config.block_size, num_tokens)
-    report("warming up", 1.0)
-
-
-def _run_prefill(runner: TorchModelRunner, block_size: int, num_tokens: int) -> None:
-    """Runs one step over blocks that no sequence owns; its keys and values are never read."""
-    runner.launch(ScheduledBatch((_prefill(block_size, num_tokens),))).collect()
-    runner.launch(ScheduledBatch((), (-1,))).collect()
-
-
-def _prefill(block_size: int, num_tokens: int) -> ScheduledSequence:
-    tokens = [0] * num_tokens
-    return ScheduledSequence(
-        seq_id=-1,
-        start=0,
-        num_scheduled_tokens=num_tokens,
-        token_ids=tokens,
-        block_table=range(-(-num_tokens // block_size)),
-        samples=True,
-        params=SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=0),
-        prompt_token_ids=tokens,
-        output_token_ids=(),
-    )

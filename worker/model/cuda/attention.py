@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata, LayerScores
@@ -36,11 +36,14 @@ class TritonAttention:
     def __init__(self, pool: KVCachePool, layers: Sequence[LayerScores] | None = None) -> None:
         """Without `layers` every one is LayerScores()."""
         self._pool = pool
-        self._layers = (LayerScores(),) * len(pool.keys) if layers is None else tuple(layers)
-        self._metadata: AttentionMetadata | None = None
+        if layers is None:
+            layers = (LayerScores(),) * len(pool.keys)
+        self._layers = [
+            _Layer.of(keys, values, scores)
+            for keys, values, scores in zip(pool.keys, pool.values, layers, strict=True)
+        ]
         self._num_processors = _num_processors(pool.storage.device)
-        # float32 operands stay float32: what is compared with the formula is not rounded to TF32.
-        self._precision = "ieee" if pool.storage.dtype is torch.float32 else "tf32"
+        self._metadata: AttentionMetadata | None = None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
@@ -64,32 +67,36 @@ class TritonAttention:
     def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
         """Fills `out` [T, heads, value_dim] for q [T, heads, key_dim], whose last dimension is
         contiguous; the keys and values of this step have been stored."""
-        metadata = self._metadata
+        metadata, this = self._metadata, self._layers[layer]
         assert metadata is not None, "attend comes after prepare"
         decodes = metadata.num_decodes
         if decodes:
-            self._decode(layer, q[:decodes], out[:decodes], sinks)
+            self._decode(this, metadata, q[:decodes], out[:decodes], sinks)
         if len(metadata.query_lens) > decodes:
-            self._chunks(layer, q, out, sinks)
+            self._chunks(this, metadata, q, out, sinks)
 
-    def _decode(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None) -> None:
-        metadata = self._metadata
-        assert metadata is not None
+    def _decode(
+        self,
+        layer: _Layer,
+        metadata: AttentionMetadata,
+        q: Tensor,
+        out: Tensor,
+        sinks: Tensor | None,
+    ) -> None:
+        """Attends with the sequences of one query each; q and out are their rows."""
         num_rows, heads, value_dim = out.shape
-        common = self._arguments(layer, q, out, sinks)
-        kv_heads = self._pool.keys[layer].shape[2]
-        tiles = decode_tiles(common["GROUP"], common["KEY_WIDTH"], q.dtype)
-        splits = num_splits(num_rows * kv_heads, self._num_processors)
-        if splits == 1:
-            partial = best = total = out
-        else:
+        group = heads // layer.kv_heads
+        tiles = decode_tiles(group, layer.key_width, q.dtype)
+        splits = num_splits(num_rows * layer.kv_heads, self._num_processors)
+        partial = best = total = out  # not read where there is one split
+        if splits > 1:
             shape = (num_rows, heads, splits)
             partial = torch.empty((*shape, value_dim), dtype=torch.float32, device=out.device)
             best, total = torch.empty((2, *shape), dtype=torch.float32, device=out.device)
-        decode_attention[(num_rows, kv_heads, splits)](
+        decode_attention[(num_rows, layer.kv_heads, splits)](
             q,
-            self._pool.keys[layer],
-            self._pool.values[layer],
+            layer.keys,
+            layer.values,
             out,
             partial,
             best,
@@ -103,12 +110,14 @@ class TritonAttention:
             out_stride=out.stride(0),
             table_stride=metadata.block_table.stride(0),
             HEADS=heads,
+            GROUP=group,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.keys,
             IS_SPLIT=splits > 1,
+            HAS_SINKS=sinks is not None,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
-            **common,
+            **layer.arguments,
         )
         if splits > 1:
             merge_splits[(num_rows, heads)](
@@ -120,25 +129,30 @@ class TritonAttention:
                 out.stride(0),
                 HEADS=heads,
                 VALUE_DIM=value_dim,
-                VALUE_WIDTH=common["VALUE_WIDTH"],
+                VALUE_WIDTH=layer.value_width,
                 MAX_SPLITS=_MAX_SPLITS,
                 num_warps=4,
             )
 
-    def _chunks(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None) -> None:
-        metadata = self._metadata
-        assert metadata is not None
-        decodes = metadata.num_decodes
-        common = self._arguments(layer, q, out, sinks)
-        tiles = chunk_tiles(common["GROUP"], common["KEY_WIDTH"], q.dtype)
+    def _chunks(
+        self,
+        layer: _Layer,
+        metadata: AttentionMetadata,
+        q: Tensor,
+        out: Tensor,
+        sinks: Tensor | None,
+    ) -> None:
+        """Attends with the chunks of prompts, which come behind the decodes."""
+        decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
+        tiles = chunk_tiles(group, layer.key_width, q.dtype)
         num_chunks = len(metadata.query_lens) - decodes
         num_tokens = metadata.num_tokens - decodes
-        num_tiles = num_tokens // (tiles.rows // common["GROUP"]) + num_chunks
+        num_tiles = num_tokens // (tiles.rows // group) + num_chunks
         table = metadata.block_table[decodes:]
-        chunk_attention[(self._pool.keys[layer].shape[2], num_tiles)](
+        chunk_attention[(layer.kv_heads, num_tiles)](
             q,
-            self._pool.keys[layer],
-            self._pool.values[layer],
+            layer.keys,
+            layer.values,
             out,
             metadata.cu_q[decodes:],
             metadata.seq_lens[decodes:],
@@ -149,21 +163,35 @@ class TritonAttention:
             q_head_stride=q.stride(1),
             out_stride=out.stride(0),
             table_stride=table.stride(0),
+            GROUP=group,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.keys,
+            HAS_SINKS=sinks is not None,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
-            **common,
+            **layer.arguments,
         )
 
-    def _arguments(
-        self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None
-    ) -> dict[str, int | float | bool | str]:
-        """Returns what both kernels get, by name."""
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        scores, reach = self._layers[layer], self._layers[layer].reach
-        key_dim, value_dim = keys.shape[3], values.shape[3]
-        return {
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's part of the pool, and what the kernels get for it at every step."""
+
+    keys: Tensor
+    values: Tensor
+    kv_heads: int
+    key_width: int  # of a tile
+    value_width: int
+    arguments: dict[str, Any]  # of both kernels, by name
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, scores: LayerScores) -> _Layer:
+        """Returns that of keys [blocks, block_size, kv_heads, key_dim] and values."""
+        reach, key_dim, value_dim = scores.reach, keys.shape[3], values.shape[3]
+        key_width, value_width = _width(key_dim), _width(value_dim)
+        # What is compared with the formula, in float32, is not rounded to TF32.
+        precision = "ieee" if keys.dtype is torch.float32 else "tf32"
+        arguments = {
             "scale": key_dim**-0.5 if scores.scale is None else scores.scale,
             "softcap": scores.softcap or 0.0,
             "window": reach.window or 0,
@@ -172,23 +200,22 @@ class TritonAttention:
             "key_stride": keys.stride(1),
             "value_block_stride": values.stride(0),
             "value_stride": values.stride(1),
-            "GROUP": q.shape[1] // keys.shape[2],
             "KEY_DIM": key_dim,
             "VALUE_DIM": value_dim,
-            "KEY_WIDTH": _width(key_dim),
-            "VALUE_WIDTH": _width(value_dim),
-            "BLOCK_SIZE": self._pool.block_size,
+            "KEY_WIDTH": key_width,
+            "VALUE_WIDTH": value_width,
+            "BLOCK_SIZE": keys.shape[1],
             "HAS_SOFTCAP": scores.softcap is not None,
             "HAS_WINDOW": reach.window is not None,
             "HAS_CHUNK": reach.chunk is not None,
-            "HAS_SINKS": sinks is not None,
-            "PRECISION": self._precision,
+            "PRECISION": precision,
         }
+        return cls(keys, values, keys.shape[2], key_width, value_width, arguments)
 
 
 def decode_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
     """Returns the tiles of the kernel for single queries of `group` heads, `width` wide."""
-    rows = max(_MIN_ROWS, triton.next_power_of_2(group))
+    rows = max(_MIN_ROWS, power_of_two(group))
     is_wide = width * dtype.itemsize > 256
     return Tiles(rows, 32 if is_wide else 64, 2 if rows == _MIN_ROWS else 4, 3)
 
@@ -196,7 +223,7 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
 def chunk_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
     """Returns the tiles of the kernel for chunks of prompts."""
     is_wide = width * dtype.itemsize > 256
-    rows = max(64 if is_wide else 128, triton.next_power_of_2(group))
+    rows = max(64 if is_wide else 128, power_of_two(group))
     return Tiles(rows, 32 if is_wide else 64, 4 if is_wide else 8, 2)
 
 
@@ -204,15 +231,21 @@ def num_splits(num_programs: int, num_processors: int) -> int:
     """Returns into how many parts the keys of each sequence are cut, so that all multiprocessors
     have work: a function of the batch's size alone, as in a CUDA graph."""
     wanted = -(-_PROGRAMS_A_PROCESSOR * num_processors // num_programs)
-    return min(_MAX_SPLITS, triton.next_power_of_2(wanted))
+    return min(_MAX_SPLITS, power_of_two(wanted))
 
 
 def _width(dim: int) -> int:
     """Returns the columns of a tile for heads of `dim`: what `tl.dot` takes."""
-    return max(_MIN_ROWS, triton.next_power_of_2(dim))
+    return max(_MIN_ROWS, power_of_two(dim))
+
+
+def power_of_two(least: int) -> int:
+    """Returns the smallest power of two that is at least `least`, a positive number."""
+    return 1 << (least - 1).bit_length()
 
 
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 8  # in the interpreter
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

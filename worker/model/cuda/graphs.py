@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
+from worker.model.cuda.kernels.fill_step import fill_step
 from worker.model.cuda.stack import CudaStack
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class StepBuffers:
         """Copies a step of at most `size` decodes and makes the rest of `size` rows padding."""
         table = metadata.block_table
         width = table.shape[1]
-        _fill[(size, triton.cdiv(width, _COLUMNS_A_PROGRAM))](
+        fill_step[(size, -(-width // _COLUMNS_A_PROGRAM))](
             self.token_ids,
             self.positions,
             self.slots,
@@ -98,38 +97,6 @@ class StepBuffers:
         )
 
 
-@triton.jit(do_not_specialize=["num_rows", "width", "from_stride"])
-def _fill(
-    to_token_ids,
-    to_positions,
-    to_slots,
-    to_seq_lens,
-    to_table,
-    token_ids,
-    positions,
-    slots,
-    seq_lens,
-    table,
-    num_rows,
-    width,
-    to_stride,
-    from_stride,
-    COLUMNS: tl.constexpr,
-):
-    """Grid: (padded rows, pieces of a row of the table)."""
-    row, piece = tl.program_id(0), tl.program_id(1)
-    is_real = row < num_rows
-    if piece == 0:
-        tl.store(to_token_ids + row, tl.load(token_ids + row, mask=is_real, other=0))
-        tl.store(to_positions + row, tl.load(positions + row, mask=is_real, other=0))
-        tl.store(to_slots + row, tl.load(slots + row, mask=is_real, other=-1))
-        tl.store(to_seq_lens + row, tl.load(seq_lens + row, mask=is_real, other=0))
-    columns = piece * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (columns < width) & is_real
-    blocks = tl.load(table + row * from_stride + columns, mask=inside, other=0)
-    tl.store(to_table + row * to_stride + columns, blocks, mask=inside)
-
-
 class DecodeGraphs:
     """A DecoderStack: replays steps that are decodes alone, leaves others to the stack."""
 
@@ -152,7 +119,7 @@ class DecodeGraphs:
         """
         sizes = self._sizes[-1:] if largest_only else self._sizes
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         for number, size in enumerate(reversed(sizes)):
             report(number / len(sizes))
             self._run(size)  # compiles, and lets cuBLAS allocate what it keeps

@@ -12,7 +12,7 @@ import torch
 from shared.messages import SamplingParams
 from tests.support.table import table
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import IS_INTERPRETED, has_triton
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.attention import scores as scores_module
 from worker.model.attention.base import AttentionBackend, LayerScores, Reach
@@ -30,6 +30,7 @@ if has_triton():
 NUM_LAYERS = 2
 PLAIN = LayerScores()
 # (tokens already in the cache, tokens of this step) per sequence
+Shape = list[tuple[int, int]]
 MIXED = [(0, 1), (7, 1), (63, 1), (0, 9), (5, 3), (16, 16), (31, 2)]
 SHAPES = {
     "one-token": [(0, 1)],
@@ -39,10 +40,10 @@ SHAPES = {
     "mixed": MIXED,
 }
 HEADS = [(4, 4, 16), (4, 2, 32), (7, 1, 64)]
-BLOCK_SIZES = [4, 16, 32]
-if IS_INTERPRETED:  # a case takes seconds there
-    SHAPES = {"mixed": [(0, 1), (70, 1), (0, 9), (31, 2)]}
-    BLOCK_SIZES = [16]
+# Of the kernels; in the interpreter a case takes a second.
+KERNEL_SHAPES = {"mixed": [(0, 1), (70, 1), (0, 9), (31, 2)]} if IS_INTERPRETED else SHAPES
+KERNEL_BLOCK_SIZES = [16] if IS_INTERPRETED else [4, 16, 32]
+of_kernels = pytest.mark.skipif("triton" not in BACKENDS, reason=NO_TRITON)
 
 
 @dataclass(frozen=True)
@@ -167,21 +168,35 @@ def attend(
     return out
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@table("shape", SHAPES)
+@table("shape", SHAPES.values())
 @table(("heads", "kv_heads", "head_dim"), HEADS)
-@table("block_size", BLOCK_SIZES)
+@table("block_size", [4, 16, 32])
 def test_equals_the_formula(
-    backend: str, shape: str, heads: int, kv_heads: int, head_dim: int, block_size: int
+    shape: Shape, heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> None:
+    check_plain("sdpa", shape, (heads, kv_heads, head_dim), block_size)
+
+
+@pytest.mark.triton
+@of_kernels
+@table("shape", KERNEL_SHAPES.values())
+@table(("heads", "kv_heads", "head_dim"), HEADS)
+@table("block_size", KERNEL_BLOCK_SIZES)
+def test_kernels_equal_the_formula(
+    shape: Shape, heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    check_plain("triton", shape, (heads, kv_heads, head_dim), block_size)
+
+
+def check_plain(backend: str, shape: Shape, heads: tuple[int, int, int], block_size: int) -> None:
     pool = KVCachePool(
-        config(heads, kv_heads, head_dim),
+        config(*heads),
         1024 // block_size + 8,
         block_size,
         device=torch_device(),
         dtype=torch.float32,
     )
-    step = filled_step(pool, SHAPES[shape], heads, 1, seed=heads * block_size)
+    step = filled_step(pool, shape, heads[0], 1, seed=heads[0] * block_size)
     out = attend(BACKENDS[backend](pool, None), pool, step)
     torch.testing.assert_close(out.double().cpu(), step.expected, rtol=1e-4, atol=1e-5)
 
@@ -233,19 +248,35 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", BACKENDS)
-@table("shape", SHAPES)
-@table(("has_sinks", "block_size"), [(False, 4), (True, 16)])
+@table("kind", KINDS.values())
+@table("shape", SHAPES.values())
+@table("has_sinks", [False, True])
+@table("block_size", [4, 16])
 def test_layers_that_differ_equal_the_formula(
-    backend: str,
-    kind: str,
-    shape: str,
+    kind: LayerScores,
+    shape: Shape,
     has_sinks: bool,
     block_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scores_module, "_MAX_SCORES", 2000)  # several pieces
+    check_layers("sdpa", kind, shape, has_sinks, block_size)
+
+
+@pytest.mark.triton
+@of_kernels
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@table("shape", KERNEL_SHAPES.values())
+@table(("has_sinks", "block_size"), [(False, 4), (True, 16)])
+def test_kernels_of_layers_that_differ_equal_the_formula(
+    kind: LayerScores, shape: Shape, has_sinks: bool, block_size: int
+) -> None:
+    check_layers("triton", kind, shape, has_sinks, block_size)
+
+
+def check_layers(
+    backend: str, kind: LayerScores, shape: Shape, has_sinks: bool, block_size: int
+) -> None:
     layers = (KVLayer(1, 8, 24), KVLayer(2, 32, 16), KVLayer(4, 16, 16))
     pool = KVCachePool(
         Layers(layers),
@@ -255,8 +286,8 @@ def test_layers_that_differ_equal_the_formula(
         dtype=torch.float32,
     )
     sinks = np.array([0.3, -1.0, 2.0, 0.9]) if has_sinks else None
-    step = filled_step(pool, SHAPES[shape], 4, 1, 7, KINDS[kind], sinks)
-    layer_scores = (LayerScores(), KINDS[kind], LayerScores(scale=2.0))
+    step = filled_step(pool, shape, 4, 1, 7, kind, sinks)
+    layer_scores = (LayerScores(), kind, LayerScores(scale=2.0))
     out = attend(BACKENDS[backend](pool, layer_scores), pool, step, sinks=sinks)
     torch.testing.assert_close(out.double().cpu(), step.expected, rtol=1e-4, atol=1e-5)
     assert pool.keys[0].isnan().all(), "another layer"

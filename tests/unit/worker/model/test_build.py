@@ -76,7 +76,7 @@ def test_workers_of_one_machine_size_their_pools_from_their_shares(
     options: EngineOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever order they start in: each takes its share of what is free, and half of that."""
-    monkeypatch.setattr("worker.model.build.available_host_bytes", lambda: 4 * 2**20)
+    monkeypatch.setattr("worker.model.kv_sizing.available_host_bytes", lambda: 4 * 2**20)
     tight = replace(options, device="cpu", block_size=16, dtype="float32")
     size = block_bytes(ModelConfig.from_directory(options.checkpoint), 16, torch.float32)
     alone = build_model(tight).engine_config.num_blocks

@@ -8,7 +8,7 @@ import triton.language as tl
 from worker.model.cuda.kernels.attention import LOG2E, scan_keys
 
 
-@triton.jit(do_not_specialize=["num_chunks"])
+@triton.jit(do_not_specialize=["num_chunks", "cu_q", "seq_lens", "table", "table_stride"])
 def chunk_attention(
     q,  # [T, heads, key_dim]
     keys,

@@ -8,7 +8,7 @@ import triton.language as tl
 from worker.model.cuda.kernels.attention import LOG2E, scan_keys
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "seq_lens", "table", "table_stride"])
 def decode_attention(
     q,  # [S, heads, key_dim]
     keys,  # [blocks, block_size, kv_heads, key_dim], contiguous in the last two

@@ -54,7 +54,9 @@ def add_norm_kernel(
     tl.store(normed + start + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+# Parts of a step's one transfer lie anywhere: kernels for each alignment would be compiled in
+# mid-answer.
+@triton.jit(do_not_specialize=["positions", "slots"])
 def rotate_and_store_kernel(
     qkv,  # [T, (heads + 2 kv_heads) * dim]; its queries are rotated in place
     positions,  # [T]
@@ -81,7 +83,10 @@ def rotate_and_store_kernel(
     HAS_NORM: tl.constexpr,
     ADDS_ONE: tl.constexpr,
 ):
-    """Grid: (T, groups of heads). Both halves of a head are loaded apart: one rotates the other."""
+    """Rotates queries, stores keys and values. Grid: (T, groups of heads).
+
+    Both halves of a head are loaded apart: one rotates the other.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_A_PROGRAM + tl.arange(0, HEADS_A_PROGRAM)
     places = tl.arange(0, HALF_WIDTH)
@@ -127,7 +132,7 @@ def rotate_and_store_kernel(
     tl.store(value_at + HALF, raw_second, mask=is_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def store_kernel(
     source,  # [T, kv_heads, dim]
     slots,

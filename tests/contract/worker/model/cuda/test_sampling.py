@@ -5,10 +5,8 @@ On the CPU they run in Triton's interpreter, which takes a tenth of a second a r
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +18,14 @@ from torch import Tensor
 from shared.messages import SamplingParams
 from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
 from tests.support.torch_device import torch_device
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
 from worker.model.sampling.noise import gumbel, row_keys, seed_keys
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Sampled, Sampler
 
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-HAS_DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None or not (IS_INTERPRETED or HAS_DEVICE),
-        reason="needs Triton, and TRITON_INTERPRET=1 or PENSTOCK_TEST_DEVICE=cuda",
-    ),
+    pytest.mark.skipif(not has_triton(), reason=NO_TRITON),
     # The interpreter's numpy warns of infinities, which kernels compute with on purpose.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
@@ -66,18 +60,6 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"logprobs": 20, "top_k": 4, "presence_penalty": 1.1, "logit_bias": {5: 2.0}},
 )
 NOTHING = torch.empty(0, dtype=torch.int64)
-
-
-@pytest.fixture(autouse=True)
-def _quick_interpreter() -> Iterator[None]:
-    if not IS_INTERPRETED:
-        yield
-        return
-    from tests.support.triton_interpreter import patch_once
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch_once(patch)
-        yield
 
 
 def samplers(vocab: int, masks: Any = None) -> tuple[Sampler, Sampler]:
@@ -319,7 +301,7 @@ def test_draws_come_from_the_exact_distribution(changes: dict[str, Any]) -> None
     params = replace(PLAIN, seed=12345, **changes)
     logits = random_logits((1, VOCAB), torch.float32, 2.0)[0]
     distribution = exact_distribution(logits.numpy(), params)
-    num_draws = 20_000 if HAS_DEVICE else 100 if changes else 400
+    num_draws = 20_000 if not IS_INTERPRETED else 100 if changes else 400
     rows = [SamplingRow(i, params, (1,), (), i + 1) for i in range(num_draws)]
     ours, _ = samplers(VOCAB)
     drawn = ours.sample(

@@ -7,10 +7,10 @@ import torch
 
 from tests.support.native_models import FAMILIES, new_model, new_pool, run_step
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import has_triton
+from tests.support.triton_device import NO_TRITON, has_triton
 
 if not has_triton():
-    pytest.skip("kernels run with TRITON_INTERPRET=1 or on CUDA", allow_module_level=True)
+    pytest.skip(NO_TRITON, allow_module_level=True)
 
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.cuda.layers import add_norm, gate
