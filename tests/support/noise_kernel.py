@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -11,9 +9,7 @@ from worker.model.cuda.kernels.noise import gumbel, row_key
 
 
 @triton.jit
-def noise_of(
-    seed_keys: Any, positions: Any, token_ids: Any, noise: Any, size: Any, BLOCK: tl.constexpr
-) -> None:
+def noise_of(seed_keys, positions, token_ids, noise, size, BLOCK: tl.constexpr):
     """Writes [rows, size] float32, for rows of seed keys and positions, and token ids [size]."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
