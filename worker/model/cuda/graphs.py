@@ -7,6 +7,7 @@ into buffers that stay, sequences that are missing are padded.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from bisect import bisect_left
@@ -23,6 +24,9 @@ from worker.model.cuda.stack import CudaStack
 logger = logging.getLogger(__name__)
 
 _COLUMNS_A_PROGRAM = 128
+
+Replay = Callable[[], Tensor]  # returns what the captured function returned, computed anew
+Capture = Callable[[Callable[[], Tensor]], Replay]
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -108,56 +112,77 @@ class DecodeGraphs:
         self._device = device
         self._sizes = graph_sizes(max_num_seqs)
         self._buffers = StepBuffers.zeros(self._sizes[-1], max_blocks, device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._replays: dict[int, Replay] = {}
         self._captured: Sequence[int] = ()
 
-    @torch.inference_mode()
     def capture(self, report: Callable[[float], None], *, largest_only: bool = False) -> None:
         """Captures all sizes, the largest first: the others fit into its memory.
 
         `report` gets the share that is done. Raises what a step raises.
         """
-        sizes = self._sizes[-1:] if largest_only else self._sizes
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        for number, size in enumerate(reversed(sizes)):
-            report(number / len(sizes))
-            self._run(size)  # compiles, and lets cuBLAS allocate what it keeps
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
-            # Not torch.cuda.graph(), which collects garbage each time.
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                hidden = self._run(size)
-                graph.capture_end()
-            self._graphs[size] = (graph, hidden)
-        self._captured = sizes
-        report(1.0)
+        self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
         logger.info(
-            "captured %d CUDA graphs in %.1f s: %.0f MiB",
-            len(sizes),
+            "captured CUDA graphs: sizes=%d seconds=%.1f mib=%.0f",
+            len(self._captured),
             time.monotonic() - begin_s,
             (free - torch.cuda.mem_get_info(self._device)[0]) / 2**20,
         )
+
+    @torch.inference_mode()
+    def capture_by(
+        self, capture: Capture, report: Callable[[float], None], *, largest_only: bool = False
+    ) -> None:
+        """Captures by `capture`, as `capture` does."""
+        sizes = self._sizes[-1:] if largest_only else self._sizes
+        for number, size in enumerate(reversed(sizes)):
+            report(number / len(sizes))
+            self._replays[size] = capture(functools.partial(self._run, size))
+        self._captured = sizes
+        report(1.0)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
         num_rows = metadata.num_decodes
-        if num_rows != metadata.num_tokens or not self._captured:
-            return self._stack(token_ids, positions, metadata, rows)
         index = bisect_left(self._captured, num_rows)
-        if index == len(self._captured):
+        if num_rows != metadata.num_tokens or index == len(self._captured):
             return self._stack(token_ids, positions, metadata, rows)
         size = self._captured[index]
         self._buffers.fill(size, token_ids, positions, metadata)
-        graph, hidden = self._graphs[size]
-        graph.replay()
-        return hidden[:num_rows]  # a decode's logits are wanted: rows are all, in order
+        return self._replays[size]()[:num_rows]  # a decode is sampled from: all rows, in order
 
     def _run(self, size: int) -> Tensor:
+        """Returns the final hidden states [size, hidden] of what lies in the buffers."""
         buffers = self._buffers
         x, delta, delta_norm = self._stack.layers(
             buffers.token_ids[:size], buffers.positions[:size], buffers.metadata(size)
         )
         return self._stack.normed(x, delta, delta_norm)
+
+
+class CudaCapture:
+    """Captures functions as CUDA graphs, whose memory is one pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, run: Callable[[], Tensor]) -> Replay:
+        """Runs `run` twice: the first time kernels are compiled, and cuBLAS allocates what it
+        keeps."""
+        run()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # Not torch.cuda.graph(), which collects garbage each time.
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            result = run()
+            graph.capture_end()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay

@@ -5,16 +5,19 @@ Needs no GPU: Triton brings the assembler along.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.triton_compile import Variant, compile_variants
 
+pytest.importorskip("triton")
+
+from worker.model.cuda.attention import chunk_tiles, decode_tiles
+
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton"),
     pytest.mark.timeout(600),  # of ptxas, on a machine that has other work
 ]
 
@@ -90,3 +93,106 @@ def test_sampling_kernels_spill_no_register() -> None:
         assert compiled.spills == 0, variant
         threads = variant.num_warps * (64 if variant.arch.startswith("gfx") else 32)
         assert compiled.registers * threads <= 1 << 16, variant
+
+
+LAYER = {"q": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16"}
+STRIDES = {
+    "q_stride": "i32:16",
+    "q_head_stride": "i32:16",
+    "key_block_stride": "i32:16",
+    "key_stride": "i32:16",
+    "value_block_stride": "i32:16",
+    "value_stride": "i32:16",
+    "out_stride": "i32:16",
+    "table_stride": "i32",
+}
+SCORES = {
+    "sinks": "*bf16",
+    "scale": "fp32",
+    "softcap": "fp32",
+    "window": "i32",
+    "chunk": "i32",
+}
+PLAIN = {
+    "BLOCK_SIZE": 32,
+    "HAS_SOFTCAP": False,
+    "HAS_WINDOW": False,
+    "HAS_CHUNK": False,
+    "HAS_SINKS": False,
+    "PRECISION": "tf32",
+}
+
+
+def heads(dim: int, group: int) -> dict[str, Any]:
+    width = max(16, 1 << (dim - 1).bit_length())
+    return {
+        "GROUP": group,
+        "KEY_DIM": dim,
+        "VALUE_DIM": dim,
+        "KEY_WIDTH": width,
+        "VALUE_WIDTH": width,
+    }
+
+
+def decode(arch: str, dim: int, group: int, **changes: Any) -> Variant:
+    tiles = decode_tiles(group, 1 << (dim - 1).bit_length(), torch.bfloat16)
+    constants = {
+        **PLAIN,
+        **heads(dim, group),
+        "HEADS": 8 * group,
+        "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.keys,
+        "IS_SPLIT": True,
+        **changes,
+    }
+    partial = dict.fromkeys(("partial", "partial_best", "partial_total"), "*fp32")
+    signature = {
+        **LAYER,
+        **partial,
+        "seq_lens": "*i32",
+        "table": "*i32",
+        **SCORES,
+        "num_splits": "i32",
+        **STRIDES,
+    }
+    name = f"{KERNELS}.decode_attention:decode_attention"
+    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+
+
+def chunks(arch: str, dim: int, group: int, **changes: Any) -> Variant:
+    tiles = chunk_tiles(group, 1 << (dim - 1).bit_length(), torch.bfloat16)
+    constants = {
+        **PLAIN,
+        **heads(dim, group),
+        "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.keys,
+        **changes,
+    }
+    signature = {
+        **LAYER,
+        "cu_q": "*i32",
+        "seq_lens": "*i32",
+        "table": "*i32",
+        **SCORES,
+        "num_chunks": "i32",
+        **STRIDES,
+    }
+    name = f"{KERNELS}.chunk_attention:chunk_attention"
+    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+
+
+def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
+    variants = [
+        decode("sm_90", 128, 4),
+        decode("sm_80", 128, 2),
+        decode("sm_90", 64, 7, HAS_WINDOW=True),
+        decode("gfx942", 128, 4),
+        chunks("sm_90", 128, 4),
+        chunks("sm_80", 128, 4),
+        chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True),
+        chunks("gfx942", 128, 4),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if variant.arch == "sm_90" and "chunk" in variant.kernel:
+            assert "wgmma.mma_async" in compiled.ptx, variant

@@ -1,0 +1,71 @@
+"""What tests mend in Triton's interpreter is still wrong there, and right when it is mended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.triton_device import IS_INTERPRETED, has_triton
+
+if not (has_triton() and IS_INTERPRETED):
+    pytest.skip("of the interpreter", allow_module_level=True)
+
+pytestmark = pytest.mark.triton
+ROOT = Path(__file__).resolve().parents[5]
+KERNELS = """
+import sys
+import torch, triton, triton.language as tl
+from tests.support import triton_device
+
+@triton.jit
+def dot(A, B, OUT):
+    at = tl.arange(0, 16)
+    places = at[:, None] * 16 + at[None, :]
+    tl.store(OUT + places, tl.dot(tl.load(A + places), tl.load(B + places)))
+
+@triton.jit
+def copy(A, OUT, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(OUT + at, tl.load(A + at))
+"""
+DOT = """
+if sys.argv[1] == "mended":
+    triton_device.widen_bfloat16_operands()
+generator = torch.Generator().manual_seed(0)
+a, b = (torch.randn(16, 16, generator=generator).bfloat16() for _ in range(2))
+out = torch.zeros(16, 16)
+dot[(1,)](a, b, out)
+print("right" if torch.allclose(out, a.float() @ b.float(), atol=1e-3) else "wrong")
+"""
+ADDRESSES = """
+if sys.argv[1] == "mended":
+    triton_device.check_addresses()
+a, out = torch.zeros(16), torch.zeros(64)
+copy[(1,)](a, out, SIZE=16)
+try:
+    copy[(1,)](a, out, SIZE=32)
+    print("wrong")
+except Exception as error:
+    print("right" if "outside of its arguments" in str(error) else error)
+"""
+
+
+@pytest.mark.parametrize("program", [DOT, ADDRESSES], ids=["dot", "addresses"])
+@pytest.mark.parametrize(("how", "result"), [("mended", "right"), ("as it is", "wrong")])
+def test_the_interpreter(program: str, how: str, result: str, tmp_path: Path) -> None:
+    """Where "as it is" is right, `tests.support.triton_device` can leave its mend out."""
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS + program, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(path), how],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.stdout.strip() == result, run.stderr[-2000:]

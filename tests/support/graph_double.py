@@ -1,0 +1,111 @@
+"""GraphDouble: what a CUDA graph does to a function, on the CPU.
+
+A graph replays kernels over the addresses that it was captured with. The double records operators,
+and kernels in Triton's interpreter, with the tensors that they read and wrote, and replays those: a
+tensor that the caller has replaced is not seen, and what the host would have to look at is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
+
+_READ_BY_THE_HOST = {
+    "_local_scalar_dense",
+    "_unique2",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "unique_dim",
+}
+
+
+class NotCapturable(RuntimeError):
+    """An operator whose result the host waits for."""
+
+
+class GraphDouble:
+    """A `Capture` of worker.model.cuda.graphs."""
+
+    def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Captures `run`. Raises NotCapturable."""
+        recorder = _Recorder()
+        launch = interpreter.GridExecutor.__call__
+
+        def recorded_launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+            with recorder.paused():
+                launch(executor, *args, **kwargs)
+            recorder.calls.append(lambda: launch(executor, *args, **kwargs))
+
+        interpreter.GridExecutor.__call__ = recorded_launch
+        try:
+            with recorder:
+                result = run()
+        finally:
+            interpreter.GridExecutor.__call__ = launch
+        calls = recorder.calls
+
+        def replay() -> Tensor:
+            with torch.inference_mode():
+                for call in calls:
+                    call()
+            return result
+
+        return replay
+
+
+class _Recorder(TorchDispatchMode):
+    """Runs operators and keeps them, with the memory of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], object]] = []
+        self._is_paused = False
+
+    def paused(self) -> _Pause:
+        return _Pause(self)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if self._is_paused:
+            return result
+        name = function.overloadpacket.__name__
+        has_mask = name in ("index", "index_put_") and any(
+            isinstance(leaf, Tensor) and leaf.dtype is torch.bool
+            for leaf in pytree.tree_leaves(args[1])
+        )
+        if name in _READ_BY_THE_HOST or has_mask:
+            raise NotCapturable(name)
+        self.calls.append(lambda: _again(function, args, kwargs, result))
+        return result
+
+
+class _Pause:
+    """While it lasts, operators are not kept: those of the interpreter itself."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder._is_paused = True
+
+    def __exit__(self, *exc: object) -> None:
+        self._recorder._is_paused = False
+
+
+def _again(function: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Computes once more, into the memory of `result`."""
+    new = function(*args, **kwargs)
+    for old, fresh in zip(pytree.tree_leaves(result), pytree.tree_leaves(new), strict=True):
+        if isinstance(old, Tensor) and old.data_ptr() != fresh.data_ptr():
+            old.copy_(fresh)
