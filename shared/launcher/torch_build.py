@@ -33,6 +33,18 @@ def has_nvidia_driver() -> bool:
     return loads("libcuda.so.1")
 
 
+def num_cuda_devices() -> int:
+    """Returns how many CUDA devices the driver shows to this process; 0 where it has no answer."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return 0
+    except (OSError, AttributeError):
+        return 0
+    return count.value
+
+
 def loads(library: str) -> bool:
     """Returns whether a library of the system can be loaded."""
     try:

@@ -28,7 +28,7 @@ from typing import Any
 from shared.cores import available_cores, share_of_cores
 from shared.environment import PREFIX, value_of, variable_of
 from shared.launcher.settings import LauncherSettings
-from shared.launcher.torch_build import has_nvidia_driver
+from shared.launcher.torch_build import has_nvidia_driver, num_cuda_devices
 from shared.setting_names import SETTING_NAMES
 from shared.settings import SettingsError, SharedSettings, load_settings
 
@@ -86,7 +86,7 @@ def worker_specs(settings: LauncherSettings) -> list[WorkerSpec]:
                 f"{variable_of(given[0])} and PENSTOCK_MODELS_FILE exclude each other."
             )
         specs = _read(settings.models_file)
-    return _with_own_ports(_sharing_memory(_sharing_cores(specs)))
+    return _with_own_ports(_sharing_memory(_with_own_devices(_sharing_cores(specs))))
 
 
 def _with_own_ports(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
@@ -120,6 +120,43 @@ def _sharing_cores(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
         spec if number else spec.with_defaults({"NUM_THREADS": str(next(shares))})
         for spec, number in zip(specs, given, strict=True)
     ]
+
+
+def _with_own_devices(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Spreads workers that may take any CUDA device over those that there are, in turn.
+
+    Each gets as many as its ranks, by CUDA_VISIBLE_DEVICES. A worker alone sees all. Raises
+    SettingsError where one needs more than there are.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    there = [name.strip() for name in given.split(",") if name.strip()]
+    open_ones = [
+        spec
+        for spec in specs
+        if "CUDA_VISIBLE_DEVICES" not in spec.own and "cpu" not in _devices(spec)
+    ]
+    if len(specs) == 1 or not open_ones:
+        return list(specs)
+    there = there or [str(number) for number in range(num_cuda_devices())]
+    if len(there) < 2:
+        return list(specs)
+    found, next_device = [], 0
+    for spec in specs:
+        if spec not in open_ones:
+            found.append(spec)
+            continue
+        ranks = spec.variable("TENSOR_PARALLEL_SIZE")
+        num_ranks = int(ranks) if ranks.isdecimal() else 1
+        if num_ranks > len(there):
+            raise SettingsError(
+                f"{spec.label}: PENSTOCK_TENSOR_PARALLEL_SIZE={num_ranks}, and there are "
+                f"{len(there)} CUDA devices."
+            )
+        own = [there[(next_device + i) % len(there)] for i in range(num_ranks)]
+        next_device += num_ranks
+        variables = {**spec.own, "CUDA_VISIBLE_DEVICES": ",".join(own)}
+        found.append(WorkerSpec(spec.label, spec.model, variables))
+    return found
 
 
 def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:

@@ -120,6 +120,43 @@ def test_a_device_is_the_one_that_the_worker_takes(
     assert [spec.own.get("PENSTOCK_MEMORY_SHARE", "") for spec in specs] == shares
 
 
+def test_workers_are_spread_over_the_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(module, "num_cuda_devices", lambda: 2)
+
+    def of(workers: int) -> list[tuple[str, str]]:
+        return [
+            (
+                spec.own.get("CUDA_VISIBLE_DEVICES", "all"),
+                spec.own.get("PENSTOCK_MEMORY_SHARE", "1"),
+            )
+            for spec in worker_specs(LauncherSettings(workers=workers))
+        ]
+
+    assert of(1) == [("all", "1")]
+    assert of(2) == [("0", "1"), ("1", "1")]
+    assert of(3) == [("0", "0.5"), ("1", "1"), ("0", "0.5")]
+    monkeypatch.setenv("PENSTOCK_TENSOR_PARALLEL_SIZE", "2")
+    assert of(2) == [("0,1", "0.5"), ("0,1", "0.5")]
+    monkeypatch.setenv("PENSTOCK_TENSOR_PARALLEL_SIZE", "3")
+    with pytest.raises(SettingsError, match="there are 2 CUDA devices"):
+        of(2)
+    monkeypatch.delenv("PENSTOCK_TENSOR_PARALLEL_SIZE")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-a")
+    assert [device for device, _ in of(3)] == ["3", "GPU-a", "3"]
+    monkeypatch.setenv("PENSTOCK_DEVICE", "cpu")
+    assert of(2) == [("all", "0.5"), ("all", "0.5")]
+
+
+def test_devices_of_their_own_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(module, "num_cuda_devices", lambda: 4)
+    specs = specs_of(tmp_path, TWO)
+    assert [spec.own["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["0", "1", "1"]
+
+
 def test_alike_workers_without_a_file_share_too() -> None:
     specs = worker_specs(LauncherSettings(workers=3))
     assert [spec.label for spec in specs] == ["worker 0", "worker 1", "worker 2"]
