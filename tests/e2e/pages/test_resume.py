@@ -110,7 +110,8 @@ def test_two_tabs_of_one_chat_show_one_answer(tab: Tab, service: Launched) -> No
     assert num_jobs(service) == before
     ask(tab.page, "And now?")
     expect(other.locator(".turn")).to_have_count(4)  # it follows
-    assert num_jobs(service) == before + 1
+    # The question is told before its request has come to the service.
+    poll(lambda: num_jobs(service) == before + 1)
     expect_all_of_it(other, service)
     expect_all_of_it(tab.page, service)
 

@@ -64,15 +64,15 @@ class Deployment:
     def end_worker(self, popen: Any, how: signal.Signals) -> None:
         popen.send_signal(how)
         popen.wait(30)
-        # Workers and models are looked at in turn: both pictures must know.
-        wait_until(
-            lambda: (
-                self.health()["status"] == "no_workers"
-                and all(not model["is_served"] for model in self.get("/v1/models").json()["data"])
-            ),
-            "its lease's end",
-            LIMIT_S,
-        )
+
+        def is_known_to_be_gone() -> bool:
+            # Workers and models are looked at in turn: both pictures must know, and a worker that
+            # was there for a moment only may not be in the second one yet.
+            models = self.get("/v1/models").json()["data"]
+            is_gone = bool(models) and not any(model["is_served"] for model in models)
+            return is_gone and bool(self.health()["status"] == "no_workers")
+
+        wait_until(is_known_to_be_gone, "its lease's end", LIMIT_S)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.frontend.base_url + path, timeout=20)
