@@ -95,9 +95,12 @@ async def test_fsync_waits_for_the_disk(transport: RedisTransport) -> None:
         begin_s = time.monotonic()
         assert await confirmed(transport, job.job_id, FSYNC)
         waits_s.append(time.monotonic() - begin_s)
-    begin_s = time.monotonic()
-    await transport.store.ping()
-    ping_s = time.monotonic() - begin_s
+    pings_s = []
+    for _ in range(9):  # the quickest: any one may wait for a processor that others have
+        begin_s = time.monotonic()
+        await transport.store.ping()
+        pings_s.append(time.monotonic() - begin_s)
+    ping_s = min(pings_s)
     print(f"\nfsync: {[round(s, 2) for s in waits_s]} s, a round trip: {ping_s:.4f} s")
     assert max(waits_s) > 20 * ping_s
 
