@@ -176,7 +176,7 @@ def sampler_distance() -> tuple[bool, str]:
 
 
 def throughput() -> tuple[bool, str]:
-    """Tokens per second through the Engine, 32 sequences at once, over the reference attention."""
+    """Tokens per second through the Engine, 32 sequences at once."""
     from shared.messages import SamplingParams
     from worker.engine.engine import Engine
     from worker.engine.request import EngineRequest

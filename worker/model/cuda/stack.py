@@ -13,7 +13,7 @@ from worker.model.cuda.layers import add_norm, gate, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm, TorchOps, gated
+from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -27,8 +27,6 @@ class CudaOps(TorchOps):
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
     ) -> Multiply:
         multiply = self.linear(weight, bias)
-        if activation not in ("silu", "gelu_tanh"):
-            return gated(multiply, activation)
         return lambda x: gate(multiply(x), activation)
 
     def add_norm(
