@@ -9,7 +9,7 @@ import { ToolCalls } from "./tool_calls.js";
 import { action } from "./turn.js";
 import { plural } from "./units.js";
 
-const OF_JOB = "The text of a job, as the model wrote it. What it was asked is not kept as text.";
+const OF_JOB = "The text of a job, as the model wrote it. The question is not stored as text.";
 const MIN_SHOW_MS = 30;
 const SHOW_SHARE = 5; // showing takes at most one part in so many of the time
 

@@ -1,4 +1,4 @@
-/** Chats as files: JSON, which can be brought in again, and Markdown. */
+/** Chats as files: JSON, which can be imported again, and Markdown. */
 
 import { isOver, newId } from "./answer.js";
 import { StorageFull, isChat } from "./chats.js";
@@ -64,16 +64,16 @@ async function chatsOfFile(file) {
   return chats;
 }
 
-/** Brings in the chats of the file that is chosen; `told(sentence)` gets what came of it. */
-export function wireImport(input, chats, told) {
+/** Imports the chats of the chosen file; `announce(sentence)` reports the result. */
+export function wireImport(input, chats, announce) {
   input.addEventListener("change", async () => {
     try {
       const brought = await chatsOfFile(input.files[0]);
       for (const chat of brought) chats.save(chat);
-      told(`${plural(brought.length, "chat")} brought in.`);
+      announce(`${plural(brought.length, "chat")} imported.`);
     } catch (error) {
       if (!(error instanceof RangeError || error instanceof StorageFull)) throw error;
-      told(error.message);
+      announce(error.message);
     }
     input.value = "";
   });

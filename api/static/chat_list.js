@@ -1,4 +1,4 @@
-/** The chats at the side: searched, opened, brought in from a file. */
+/** The chats at the side: searched, opened, imported from a file. */
 
 import { isOver } from "./answer.js";
 import { element } from "./element.js";

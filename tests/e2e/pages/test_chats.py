@@ -1,4 +1,4 @@
-"""Chats that the browser keeps: found, renamed, exported, brought in, deleted, edited."""
+"""Chats that the browser keeps: found, renamed, exported, imported, deleted, edited."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_exported_chat_is_brought_in_again(playground: Page, tmp_path: Path) 
     menu(playground, "Delete")
     playground.get_by_role("dialog").get_by_role("button", name="Delete").click()
     playground.locator("#import").set_input_files(file)
-    expect(playground.locator("#status")).to_have_text("1 chat brought in.")
+    expect(playground.locator("#status")).to_have_text("1 chat imported.")
     playground.locator("#chat-list button").click()
     assert last_answer(playground).locator("> .text").inner_text() == text
 

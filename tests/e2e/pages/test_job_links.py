@@ -49,7 +49,7 @@ def test_a_link_to_a_job_of_any_kind_shows_its_text(
     expect(page).to_have_url(f"{service.base_url}/#job={reply['id']}")
     answer = page.locator(".turn.assistant")
     expect_whole(answer)
-    expect(answer).to_contain_text("What it was asked is not kept as text.")
+    expect(answer).to_contain_text("The question is not stored as text.")
     expect(answer.locator(".who")).to_have_text(MODEL)
     num_tokens = job_of(service, reply["id"])["usage"]["completion_tokens"]
     expect(answer.locator(".facts")).to_contain_text(f"{num_tokens} tokens")
