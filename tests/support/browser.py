@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -67,8 +68,13 @@ class Tab:
 
     def expect_complaint(self, pattern: str) -> None:
         """Takes out the browser's own note of an answer that was meant to be refused."""
-        found = [text for text in self.complaints if re.search(pattern, text)]
-        assert found, self.complaints
+        found: list[str] = []
+        end_s = time.monotonic() + PATIENCE_MS / 1000
+        while not found:  # the page may show an error before the browser's note of it has come
+            found = [text for text in self.complaints if re.search(pattern, text)]
+            assert found or time.monotonic() < end_s, self.complaints
+            if not found:
+                self.page.wait_for_timeout(20)
         self.complaints = [text for text in self.complaints if text not in found]
 
     def close(self) -> None:
