@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
