@@ -227,7 +227,7 @@ class WorkerSettings(SharedSettings):
     )
     cuda_graphs: bool = Field(
         default=True,
-        description="Replay decodes as CUDA graphs; off: every kernel is launched by itself, as "
+        description="Replay steps as CUDA graphs; off: every kernel is launched by itself, as "
         "debuggers and profilers want it.",
     )
 

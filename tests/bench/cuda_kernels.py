@@ -1,12 +1,13 @@
-"""Attention kernels on this machine's CUDA device, beside what its memory and its products allow.
+"""Kernels on this machine's CUDA device, beside what its memory and its products allow.
 
     python3 -m tests.bench.cuda_kernels --out kernels.jsonl
     python3 -m tests.bench.cuda_kernels --sweep        # other tiles, for the choice in attention.py
 
-Needs torch and Triton, no network and no installation. Heads of Qwen3-8B: 32 queries, 8 keys, 128
-numbers each. Each figure is the median of replays of a CUDA graph over all layers of a pool that is
-larger than the cache; each variant is compared with torch's operators first, and run twice for the
-same bits.
+Needs torch and Triton, no network and no installation. Attention has the heads of Qwen3-8B: 32
+queries, 8 keys, 128 numbers each. Products of a few rows are those of a layer of Qwen3-0.6B and 8B,
+beside the operators that they take the place of. Each figure is the median of replays of a CUDA
+graph over all layers of a pool that is larger than the cache; each variant is compared with torch's
+operators first, and run twice for the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from worker.model.attention.base import AttentionMetadata
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.cuda import attention
 from worker.model.cuda.attention import Tiles, TritonAttention
+from worker.model.cuda.few_rows import GatedProduct, Product, few_rows
+from worker.model.cuda.layers import add_norm
 from worker.model.kv_cache import KVCachePool, KVLayer
+from worker.model.layers.ops import Norm
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 BLOCK_SIZE = 32
@@ -34,6 +38,8 @@ POOL_BYTES = 1 << 30  # at least, over all layers
 MOST_LAYERS = 36
 DECODES = [(1, 1024), (1, 8192), (64, 1024), (64, 8192), (256, 1024), (256, 8192)]
 PREFILLS = [512, 2048, 8192]
+FEW_ROWS = [1, 2, 4]
+SIZES = [(1024, 3072, 2048), (4096, 12288, 4096)]  # hidden, of the feed-forward, of all query heads
 DECODE_TILES = [
     Tiles(16, keys, warps, stages)
     for keys, warps, stages in [
@@ -86,6 +92,11 @@ def main() -> int:
     for rows, context in DECODES:
         for tiles in DECODE_TILES if args.sweep else [None]:
             lines.append(report(decode(rows, context, limits, tiles), args.out))
+    for rows in FEW_ROWS:
+        for hidden, inner, projected in SIZES:
+            lines.append(
+                report(few_rows_of_layer(rows, hidden, inner, projected, limits), args.out)
+            )
     for tokens in PREFILLS:
         for tiles in CHUNK_TILES if args.sweep else [None]:
             lines.append(report(prefill(tokens, limits, tiles), args.out))
@@ -194,6 +205,63 @@ def prefill(tokens: int, limits: Ceilings, tiles: Tiles | None) -> dict[str, obj
         "tflops": round(operations / seconds / 1e12),
         "of_product": round(operations / seconds / 1e12 / limits.product_tflops, 3),
         **line,
+    }
+
+
+def few_rows_of_layer(
+    rows: int, hidden: int, inner: int, projected: int, limits: Ceilings
+) -> dict[str, object]:
+    """Measures the four products of a layer with norms, gate and residuals, both ways."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * shape[-1] ** -0.5
+
+    norm = Norm(torch.ones(hidden, device="cuda", dtype=torch.bfloat16), 1e-6)
+    keys = 2 * KV_HEADS * DIM
+    layer_bytes = 2 * hidden * (2 * projected + keys + 3 * inner)
+    layers = [
+        (
+            Product(random(projected + keys, hidden), None),
+            Product(random(hidden, projected), None),
+            GatedProduct(Product(random(2 * inner, hidden), None), "silu"),
+            Product(random(hidden, inner), None),
+        )
+        for _ in range(max(2, -(-POOL_BYTES // layer_bytes)))
+    ]
+    x, attended = random(rows, hidden), random(rows, projected)
+
+    def fused() -> Tensor:
+        for qkv, output, gate_up, down in layers:
+            few_rows(x, qkv, norm=norm)
+            between = few_rows(attended, output, residual=x)
+            result = few_rows(few_rows(between, gate_up, norm=norm), down, residual=between)
+        return result
+
+    def by_operators() -> Tensor:
+        for qkv, output, gate_up, down in layers:
+            qkv(add_norm(x, None, norm)[1])
+            between, normed = add_norm(x.clone(), output(attended), norm)
+            result = between + down(gate_up(normed))
+        return result
+
+    seen, expected = fused(), by_operators()
+    same_bits = torch.equal(seen, fused())
+    seconds = {}
+    for name, run in (("fused", fused), ("operators", by_operators)):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        seconds[name] = median_s(graph.replay) / len(layers)
+    return {
+        "kernel": "few rows",
+        "rows": rows,
+        "hidden": hidden,
+        "us": round(seconds["fused"] * 1e6, 1),
+        "operators_us": round(seconds["operators"] * 1e6, 1),
+        "gbs": round(layer_bytes / seconds["fused"] / 1e9),
+        "of_copy": round(layer_bytes / seconds["fused"] / 1e9 / limits.copy_gbs, 3),
+        "equal": is_near(seen, expected),
+        "same_bits": same_bits,
     }
 
 

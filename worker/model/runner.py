@@ -15,10 +15,10 @@ from worker.model.device import step_failure
 from worker.model.forward_batch import ForwardBatch, KeptBatch, PreviousSample
 from worker.model.layers.decoder import DecoderStack
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
-from worker.model.sampling.row import RowThreads
+from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.rows import SamplingRows
 from worker.model.sampling.sampler import Sampled, Sampler
-from worker.model.served import OtherRanks, ServedModel
+from worker.model.served import CapturingStack, OtherRanks, ServedModel
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
@@ -72,6 +72,7 @@ class TorchModelRunner:
         self._previous = self._nothing_sampled
         self._kept = KeptBatch(max_num_seqs, block_size, self.vocab_size, self._device)
         self._sampling_rows = SamplingRows()
+        self._captured = stack if isinstance(stack, CapturingStack) else None
 
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         """Enqueues a step; never waits for a CUDA device.
@@ -113,21 +114,26 @@ class TorchModelRunner:
                 self._grammar_masks.expect(batch.decodes.run.sequences)
         if self._ranks is not None:
             self._ranks.send(batch)
+        rows, index_of = self._sampling_rows.of(batch, previous)
         try:
-            logits, scores = self._compute(forward)
+            hidden, scores = self._compute(forward)
+            sampled = self._best_tokens(rows)
+            logits = None
+            if sampled is None and rows:
+                logits = self._model.logits(hidden)
         except Exception as error:
             if self._ranks is not None:
                 self._ranks.lost(error)
             raise
-        if logits is None:
+        if logits is not None:
+            sampled = self._sampler.sample(logits, rows, previous.token_ids)
+        if sampled is None:
             return TorchStepHandle({}, None, self._device, scores)
-        rows, index_of = self._sampling_rows.of(batch, previous)
-        sampled = self._sampler.sample(logits, rows, previous.token_ids)
         self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
         return TorchStepHandle(index_of, sampled, self._device, scores)
 
-    def _compute(self, forward: ForwardBatch) -> tuple[Tensor | None, PromptScores | None]:
-        """Returns the logits [rows, vocab] to sample from and the scores, where there are any."""
+    def _compute(self, forward: ForwardBatch) -> tuple[Tensor, PromptScores | None]:
+        """Returns hidden states [rows, hidden] of what is sampled from, and the scores, if any."""
         if self._shares_tokens:
             self._model.placement.group.broadcast(forward.input_ids)
         rows = forward.logits_rows
@@ -135,11 +141,19 @@ class TorchModelRunner:
         scores = None
         if forward.scored is not None:
             scores = score_prompts(self._model, hidden, forward.scored, self._row_threads)
-        if not forward.num_sampled:
-            return None, scores
         if forward.sampled is not None:
             hidden = hidden.index_select(0, forward.sampled)
-        return self._model.logits(hidden), scores
+        return hidden, scores
+
+    def _best_tokens(self, rows: list[SamplingRow]) -> Sampled | None:
+        """Returns what the stack has captured of the rows of its last call, where they want it."""
+        if self._captured is None or not rows or not self._sampler.wants_best(rows):
+            return None
+        best = self._captured.best_tokens()
+        if best is None:
+            return None
+        token_ids, best_logits = best
+        return Sampled(token_ids[: len(rows)], best_logits[: len(rows)], None)
 
 
 class TorchStepHandle:

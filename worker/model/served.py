@@ -83,6 +83,14 @@ class CapturingStack(Protocol):
         """Captures; with `largest_only` what takes the memory of all. Raises what a step does."""
         ...
 
+    def best_tokens(self) -> tuple[Tensor, Tensor] | None:
+        """Returns the most likely tokens [rows] int64 of the rows that the last call returned, and
+        their logits [rows] float32; None where those are still to be computed.
+
+        There may be further rows, which mean nothing. Valid until the next call of it.
+        """
+        ...
+
 
 class ModelSource(Protocol):
     """One way from a checkpoint to a model. Made from a directory; raises ModelError there for what

@@ -135,8 +135,8 @@ class TritonAttention:
         decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
         tiles = chunk_tiles(group, layer.key_width, q.dtype)
         num_chunks = len(metadata.query_lens) - decodes
-        num_tokens = metadata.num_tokens - decodes
-        num_tiles = num_tokens // (tiles.rows // group) + num_chunks
+        # In a graph it is not known how many of the tokens are decodes.
+        num_tiles = len(q) // (tiles.rows // group) + num_chunks
         table = metadata.block_table[decodes:]
         chunk_attention[(layer.kv_heads, num_tiles)](
             q,

@@ -1,130 +1,120 @@
-"""DecodeGraphs: steps of single tokens, captured once for each padded size and then replayed.
+"""StepGraphs: steps captured once for each padded shape and then replayed.
 
 A step of 28 layers is some 300 launches, whose Python takes longer than their kernels. A CUDA graph
 launches them in one call, with the addresses that it was captured with: a step's tensors are copied
-into buffers that stay, sequences that are missing are padded.
+into buffers that stay, what is missing is padding.
+
+Steps of decodes alone are padded to sizes near each other. Steps with chunks of prompts are padded
+to fewer sizes of tokens, and for the grid of the decodes' attention to fewer yet. A step with more
+tokens than the largest takes the device longer than its launches take the host.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
+import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
-from worker.model.cuda.kernels.fill_step import fill_step
+from worker.model.cuda.few_rows import MAX_ROWS
 from worker.model.cuda.stack import CudaStack
+from worker.model.cuda.step_buffers import GraphShape, StepBuffers
 
 logger = logging.getLogger(__name__)
 
-_COLUMNS_A_PROGRAM = 128
+# Behind some 200 tokens a product's time grows with its rows, and padding costs as much as it has.
+_MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
+_MIXED_DECODES = (0, 16, 64, 256)
+_MIXED_CHUNKS = 16
+_TIMED_TURNS = 12
 
-Replay = Callable[[], Tensor]  # returns what the captured function returned, computed anew
-Capture = Callable[[Callable[[], Tensor]], Replay]
+T = TypeVar("T")
 
 
-def graph_sizes(max_num_seqs: int) -> list[int]:
+class Capture(Protocol):
+    """Captures what a function does."""
+
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Returns a function that does it again, and returns the same tensors, computed anew."""
+        ...
+
+    def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
+        """Returns which of some captured functions takes the device the least time."""
+        ...
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
     """Returns the padded sizes, ascending; the last is at least `max_num_seqs`."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs + 32, 32)]
     return sizes[: bisect_left(sizes, max_num_seqs) + 1]
 
 
-@dataclass(frozen=True, slots=True)
-class StepBuffers:
-    """What captured steps read, int32; the largest graph's are all of it."""
-
-    token_ids: Tensor  # [S]
-    positions: Tensor  # [S]
-    slots: Tensor  # [S]; -1: padding
-    seq_lens: Tensor  # [S]; 0: padding
-    table: Tensor  # [S, max_blocks]; columns behind a sequence's end hold anything
-    cu_q: Tensor  # [S + 1] 0, 1, 2, ...
-
-    @classmethod
-    def zeros(cls, num_rows: int, max_blocks: int, device: torch.device) -> StepBuffers:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        return cls(
-            token_ids=zeros(num_rows),
-            positions=zeros(num_rows),
-            slots=zeros(num_rows).fill_(-1),
-            seq_lens=zeros(num_rows),
-            table=zeros(num_rows, max_blocks),
-            cu_q=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
-        )
-
-    def fill(
-        self, size: int, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
-    ) -> None:
-        """Copies a step of at most `size` decodes and makes the rest of `size` rows padding."""
-        table = metadata.block_table
-        width = table.shape[1]
-        fill_step[(size, -(-width // _COLUMNS_A_PROGRAM))](
-            self.token_ids,
-            self.positions,
-            self.slots,
-            self.seq_lens,
-            self.table,
-            token_ids,
-            positions,
-            metadata.slots,
-            metadata.seq_lens,
-            table,
-            num_rows=len(token_ids),
-            width=width,
-            to_stride=self.table.stride(0),
-            from_stride=table.stride(0),
-            COLUMNS=_COLUMNS_A_PROGRAM,
-            num_warps=1,
-        )
-
-    def metadata(self, size: int) -> AttentionMetadata:
-        """Returns a step of `size` decodes over these buffers."""
-        ones = (1,) * size
-        return AttentionMetadata(
-            cu_q=self.cu_q[: size + 1],
-            seq_lens=self.seq_lens[:size],
-            block_table=self.table[:size],
-            slots=self.slots[:size],
-            num_decodes=size,
-            max_query_len=1,
-            num_tokens=size,
-            query_lens=ones,
-            context_lens=ones,
-        )
+def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[GraphShape]:
+    """Returns the padded shapes of steps with chunks, ascending by tokens and then by decodes."""
+    tokens = _MIXED_TOKENS[: bisect_left(_MIXED_TOKENS, max_num_tokens) + 1]
+    return sorted(
+        {
+            GraphShape(count, min(decodes, max_num_seqs, count), _MIXED_CHUNKS)
+            for count in tokens
+            for decodes in (*_MIXED_DECODES, max_num_seqs)
+        }
+    )
 
 
-class DecodeGraphs:
-    """A DecoderStack: replays steps that are decodes alone, leaves others to the stack."""
+class StepGraphs:
+    """A DecoderStack: replays what is captured, leaves other steps to the stack."""
 
     def __init__(
-        self, stack: CudaStack, *, max_num_seqs: int, max_blocks: int, device: torch.device
+        self,
+        stack: CudaStack,
+        *,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_blocks: int,
+        device: torch.device,
+        best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> None:
-        """`max_blocks` are those of the longest sequence. Until `capture` nothing is replayed."""
+        """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence.
+
+        `best_tokens` returns ids [rows] int64 and logits [rows] float32 of hidden states [rows,
+        hidden]. Until `capture` nothing is replayed.
+        """
         self._stack = stack
         self._device = device
-        self._sizes = graph_sizes(max_num_seqs)
-        self._buffers = StepBuffers.zeros(self._sizes[-1], max_blocks, device)
-        self._replays: dict[int, Replay] = {}
-        self._captured: Sequence[int] = ()
+        self._best_tokens = best_tokens
+        self._decodes = [GraphShape(size, size) for size in decode_sizes(max_num_seqs)]
+        self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
+        largest = self._mixed[-1]
+        self._buffers = StepBuffers.zeros(
+            max(self._decodes[-1].tokens, largest.tokens),
+            max(self._decodes[-1].sequences, largest.sequences),
+            max_blocks,
+            stack.hidden_size,
+            stack.dtype,
+            device,
+        )
+        self._steps: dict[GraphShape, Callable[[], None]] = {}
+        self._best: dict[GraphShape, Callable[[], tuple[Tensor, Tensor]]] = {}
+        self._last: GraphShape | None = None  # of the last call, if it was of decodes and replayed
 
     def capture(self, report: Callable[[float], None], *, largest_only: bool = False) -> None:
-        """Captures all sizes, the largest first: the others fit into its memory.
+        """Captures all shapes, the largest first: the others fit into its memory.
 
         `report` gets the share that is done. Raises what a step raises.
         """
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
         logger.info(
-            "captured CUDA graphs: sizes=%d seconds=%.1f mib=%.0f",
-            len(self._captured),
+            "captured CUDA graphs: decodes=%d mixed=%d seconds=%.1f mib=%.0f",
+            len(self._best),
+            len(self._steps) - len(self._best),
             time.monotonic() - begin_s,
             (free - torch.cuda.mem_get_info(self._device)[0]) / 2**20,
         )
@@ -134,31 +124,80 @@ class DecodeGraphs:
         self, capture: Capture, report: Callable[[float], None], *, largest_only: bool = False
     ) -> None:
         """Captures by `capture`, as `capture` does."""
-        sizes = self._sizes[-1:] if largest_only else self._sizes
-        for number, size in enumerate(reversed(sizes)):
-            report(number / len(sizes))
-            self._replays[size] = capture(functools.partial(self._run, size))
-        self._captured = sizes
+        decodes, mixed = self._decodes, self._mixed
+        if largest_only:
+            decodes, mixed = decodes[-1:], mixed[-1:]
+        shapes = sorted([*decodes, *mixed], reverse=True)
+        for number, shape in enumerate(shapes):
+            report(number / len(shapes))
+            self._steps[shape] = self._captured(shape, capture)
+            if not shape.chunks:
+                hidden = self._buffers.hidden[: shape.tokens]
+                self._best[shape] = capture(partial(self._best_tokens, hidden))
         report(1.0)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
-        num_rows = metadata.num_decodes
-        index = bisect_left(self._captured, num_rows)
-        if num_rows != metadata.num_tokens or index == len(self._captured):
+        shape = self.shape_of(metadata)
+        self._last = None
+        if shape not in self._steps:
             return self._stack(token_ids, positions, metadata, rows)
-        size = self._captured[index]
-        self._buffers.fill(size, token_ids, positions, metadata)
-        return self._replays[size]()[:num_rows]  # a decode is sampled from: all rows, in order
+        self._buffers.fill(shape, token_ids, positions, metadata)
+        self._steps[shape]()
+        if shape.chunks:
+            return self._buffers.hidden.index_select(0, rows)
+        self._last = shape
+        return self._buffers.hidden[: metadata.num_tokens]  # of a decode each token is wanted
 
-    def _run(self, size: int) -> Tensor:
-        """Returns the final hidden states [size, hidden] of what lies in the buffers."""
-        buffers = self._buffers
-        x, delta, delta_norm = self._stack.layers(
-            buffers.token_ids[:size], buffers.positions[:size], buffers.metadata(size)
+    def best_tokens(self) -> tuple[Tensor, Tensor] | None:
+        """Returns the most likely tokens [rows] int64 of all rows of the last call and their logits
+        [rows] float32, the first for the first row; None where it did not replay decodes alone.
+
+        There may be more rows, of padding. They hold until the next call of this method.
+        """
+        return None if self._last is None else self._best[self._last]()
+
+    def shape_of(self, metadata: AttentionMetadata) -> GraphShape | None:
+        """Returns the smallest shape with room for a step; None where there is none."""
+        num_decodes, num_tokens = metadata.num_decodes, metadata.num_tokens
+        if num_tokens == num_decodes:
+            index = bisect_left(self._decodes, GraphShape(num_tokens, num_tokens))
+            return self._decodes[index] if index < len(self._decodes) else None
+        if len(metadata.query_lens) - num_decodes > _MIXED_CHUNKS:
+            return None
+        index = bisect_left(_MIXED_TOKENS, num_tokens)
+        if index == len(_MIXED_TOKENS):  # the largest graph may be smaller
+            return None
+        least = GraphShape(_MIXED_TOKENS[index], num_decodes, _MIXED_CHUNKS)
+        index = bisect_left(self._mixed, least)
+        assert index < len(self._mixed), "the engine keeps to its seats and its token budget"
+        return self._mixed[index]
+
+    def _captured(self, shape: GraphShape, capture: Capture) -> Callable[[], None]:
+        """Returns a step of that shape. Of few rows there are two ways: the faster one here."""
+        replay = capture(partial(self._run, shape))
+        if shape.chunks or shape.tokens > MAX_ROWS or not self._stack.has_few_rows:
+            return replay
+        replays = (replay, capture(partial(self._run_few_rows, shape)))
+        chosen = capture.fastest(replays)
+        logger.debug("a step of %d tokens: %s", shape.tokens, ("products", "few rows")[chosen])
+        return replays[chosen]
+
+    def _run(self, shape: GraphShape) -> None:
+        """Computes the final hidden states of what lies in the buffers."""
+        buffers, tokens = self._buffers, shape.tokens
+        x, delta = self._stack.layers(
+            buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
         )
-        return self._stack.normed(x, delta, delta_norm)
+        self._stack.normed(x, delta, buffers.hidden[:tokens])
+
+    def _run_few_rows(self, shape: GraphShape) -> None:
+        buffers, tokens = self._buffers, shape.tokens
+        x = self._stack.few_rows_layers(
+            buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
+        )
+        self._stack.normed(x, None, buffers.hidden[:tokens])
 
 
 class CudaCapture:
@@ -169,7 +208,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, run: Callable[[], Tensor]) -> Replay:
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
         """Runs `run` twice: the first time kernels are compiled, and cuBLAS allocates what it
         keeps."""
         run()
@@ -181,8 +220,23 @@ class CudaCapture:
             result = run()
             graph.capture_end()
 
-        def replay() -> Tensor:
+        def replay() -> T:
             graph.replay()
             return result
 
         return replay
+
+    def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
+        """Replays them in turns, and compares the medians."""
+        times: list[list[float]] = [[] for _ in replays]
+        for _ in range(_TIMED_TURNS):
+            for replay, of_replay in zip(replays, times, strict=True):
+                begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                begin.record()
+                replay()
+                end.record()
+                end.synchronize()
+                of_replay.append(begin.elapsed_time(end))
+        medians = [statistics.median(of_replay[1:]) for of_replay in times]
+        return medians.index(min(medians))

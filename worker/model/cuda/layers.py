@@ -21,11 +21,16 @@ _PLACES_A_PROGRAM = 1024  # of a row of a gate
 
 
 def add_norm(
-    x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
+    x: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    delta_norm: Norm | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Does what Ops.add_norm does: the sum is written into x."""
+    """Does what Ops.add_norm does: the sum is written into x, what is normalised into `out` where
+    there is one."""
     size = x.shape[1]
-    normed = torch.empty_like(x)
+    normed = torch.empty_like(x) if out is None else out
     width = triton.next_power_of_2(size)
     add_norm_kernel[(x.shape[0],)](
         x,

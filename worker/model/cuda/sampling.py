@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.messages import SamplingParams
+from worker.model.cuda.drawing import BLOCK, RowPlan, StepPlan, draw_rows
 from worker.model.cuda.kernels import scan as columns
-from worker.model.cuda.kernels.choose import choose
-from worker.model.cuda.kernels.scan import scan
 from worker.model.device import to_device
 from worker.model.sampling.draw_kernels import Chosen
 from worker.model.sampling.logits import PenaltyTable, amounts_of
@@ -23,28 +21,6 @@ from worker.model.sampling.row import SamplingRow
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
-
-BLOCK = 2048  # tokens of a program of `scan`
-GROUP = 32  # neighbouring tokens, of which the best is noted
-TILE = 128  # groups that `choose` reads at once
-FEW = 4096  # tokens among which it looks for the last that stays
-_MOST_GROUPS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class _DevicePlan:
-    """A BatchPlan on the device: uploaded once for as long as the batch stays the same."""
-
-    plan: BatchPlan
-    ints: Tensor
-    floats: Tensor
-    edit_starts: Tensor
-    edit_tokens: Tensor
-    edit_values: Tensor
-    num_edits: int
-    num_edited: int  # rows that are written once edited; the scored ones come first
-    has_edits: bool
-    has_filters: bool
 
 
 class SamplingKernels:
@@ -68,14 +44,9 @@ class SamplingKernels:
         self._penalties = penalties
         self._grammar_masks = grammar_masks
         self._edits = _SparseEdits(vocab_size, eos_token_ids)
-        self._num_blocks = -(-vocab_size // BLOCK)
-        self._group = GROUP
-        while -(-vocab_size // self._group) > _MOST_GROUPS:
-            self._group *= 2
-        self._tile = TILE * GROUP // self._group
-        self._num_groups = -(-vocab_size // self._group)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        self._plan: _DevicePlan | None = None
+        self._plan: BatchPlan | None = None
+        self._uploaded: RowPlan | None = None  # of `_plan`, for as long as the batch stays the same
 
     def draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan, previous: Tensor
@@ -84,9 +55,10 @@ class SamplingKernels:
 
         `plan` is of these rows, `previous` [n] int64 the step before's sample. Waits for nothing.
         """
-        if self._plan is None or self._plan.plan is not plan:
-            self._plan = self._uploaded(plan, rows)
-        there = self._plan
+        there = self._uploaded
+        if there is None or self._plan is not plan:
+            there = self._uploaded = self._upload(plan, rows)
+            self._plan = plan
         step_ints = np.full((len(rows), int(columns.NUM_STEP_INTS)), -1, dtype=np.int64)
         step_ints[:, columns.POSITION] = [row.position for row in rows]
         for i in plan.with_minimum:
@@ -103,90 +75,21 @@ class SamplingKernels:
             if masked:
                 step_ints[masked, columns.MASK] = range(len(masked))
                 masks = to_device(on_host, self._device)
-        if logits.stride(1) != 1:
-            logits = logits.contiguous()
-        return self._launch(logits, there, to_device(step_ints, self._device), masks, failed)
+        step = StepPlan(
+            to_device(step_ints, self._device),
+            masks,
+            self._penalties.output_counts,
+            self._penalties.in_prompt,
+        )
+        drawn = draw_rows(logits, there, step)
+        scored = drawn.edited[: len(plan.scored)] if plan.scored else None
+        return Chosen(drawn.token_ids, drawn.best_logits, scored, failed)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""
         self._edits.forget(seq_ids)
 
-    def _launch(
-        self,
-        logits: Tensor,
-        there: _DevicePlan,
-        step_ints: Tensor,
-        masks: Tensor,
-        failed: Mapping[int, str],
-    ) -> Chosen:
-        num_rows = len(logits)
-
-        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=self._device)
-
-        edited = empty(max(there.num_edited, 1), self._vocab_size if there.num_edited else 1)
-        num_groups = self._num_groups if there.has_filters else 1
-        group_best = empty(num_rows if there.has_filters else 1, num_groups)
-        found = empty(num_rows, int(columns.NUM_FOUND), self._num_blocks)
-        winners = empty(num_rows, self._num_blocks, dtype=torch.int32)
-        token_ids = empty(num_rows, dtype=torch.int64)
-        best_logits = empty(num_rows)
-        scan[(self._num_blocks, num_rows)](
-            logits,
-            logits.stride(0),
-            there.ints,
-            step_ints,
-            there.floats,
-            there.edit_starts,
-            there.edit_tokens,
-            there.edit_values,
-            there.num_edits,
-            self._penalties.output_counts,
-            self._penalties.in_prompt.view(torch.uint8),
-            masks,
-            masks.stride(0),
-            edited,
-            group_best,
-            found,
-            winners,
-            self._vocab_size,
-            self._num_blocks,
-            num_groups,
-            HAS_EDITS=there.has_edits,
-            BLOCK=BLOCK,
-            GROUP=self._group,
-            num_warps=4,
-            enable_fp_fusion=False,  # the specification rounds products
-        )
-        choose[(num_rows,)](
-            logits,
-            logits.stride(0),
-            there.ints,
-            step_ints,
-            there.floats,
-            edited,
-            group_best,
-            empty(len(group_best), num_groups + FEW, dtype=torch.int32),
-            found,
-            winners,
-            token_ids,
-            best_logits,
-            self._vocab_size,
-            self._num_blocks,
-            num_groups,
-            HAS_FILTERS=there.has_filters,
-            BLOCKS=_power_of_two(self._num_blocks),
-            GROUPS=_power_of_two(num_groups),
-            GROUP=self._group,
-            TILE=self._tile,
-            FEW=FEW,
-            num_warps=16 if there.has_filters else 2,
-            enable_fp_fusion=False,
-        )
-        scored = edited[: len(there.plan.scored)] if there.plan.scored else None
-        return Chosen(token_ids, best_logits, scored, failed)
-
-    def _uploaded(self, plan: BatchPlan, rows: Sequence[SamplingRow]) -> _DevicePlan:
+    def _upload(self, plan: BatchPlan, rows: Sequence[SamplingRow]) -> RowPlan:
         ints = np.zeros((len(rows), int(columns.NUM_INTS)), dtype=np.int64)
         floats = np.ones((len(rows), int(columns.NUM_FLOATS)), dtype=np.float32)
         drawn, draws = list(plan.drawn), plan.draws
@@ -211,8 +114,7 @@ class SamplingKernels:
         starts, tokens, values = self._edits.of(
             {i: rows[i] for i in sorted({*plan.biased, *plan.with_minimum})}, len(rows)
         )
-        return _DevicePlan(
-            plan,
+        return RowPlan(
             to_device(ints, self._device),
             to_device(floats, self._device),
             to_device(starts, self._device) if len(tokens) else self._nothing,
@@ -274,8 +176,3 @@ class _SparseEdits:
         values = np.array([*bias.values(), *(0.0 for _ in inside)], dtype=np.float32)
         self._kept[row.seq_id] = (params, tokens, values)
         return tokens, values
-
-
-def _power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is at least the number."""
-    return 1 << (number - 1).bit_length()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cuda.attention import TritonAttention
-from worker.model.cuda.layers import add_norm, gate, rotate_and_store
+from worker.model.cuda.few_rows import GatedProduct, Product, few_rows
+from worker.model.cuda.layers import add_norm, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
@@ -23,11 +22,13 @@ class CudaOps(TorchOps):
     those of TorchOps rotate.
     """
 
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        return Product(weight, bias)
+
     def gated_linear(
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
     ) -> Multiply:
-        multiply = self.linear(weight, bias)
-        return lambda x: gate(multiply(x), activation)
+        return GatedProduct(Product(weight, bias), activation)
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
@@ -39,7 +40,8 @@ class CudaStack:
     """A DecoderStack over a model that uses CudaOps.
 
     A layer is four products, the two kernels of attention (one where its keys are not split), and
-    four more: two norms, the rotation that stores keys and values, the gate.
+    four more: two norms, the rotation that stores keys and values, the gate. Of a few tokens the
+    products can have the norms and the gate with them.
     """
 
     def __init__(self, model: CausalLM, pool: KVCachePool) -> None:
@@ -50,19 +52,23 @@ class CudaStack:
             _Layer(layer, model) for layer in model.layers if isinstance(layer, DecoderLayer)
         ]
         assert len(self._layers) == model.config.num_layers, "models are made of DecoderLayers"
+        self.hidden_size = model.config.hidden_size
+        self.dtype = model.placement.dtype
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
-        x, delta, delta_norm = self.layers(token_ids, positions, metadata)
+        x, delta = self.layers(token_ids, positions, metadata)
         # The last norm is of the rows that are wanted alone.
-        return self.normed(x.index_select(0, rows), delta.index_select(0, rows), delta_norm)
+        return self.normed(x.index_select(0, rows), delta.index_select(0, rows))
 
     def layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
-    ) -> tuple[Tensor, Tensor, Norm | None]:
-        """Returns the residual stream [num_tokens, hidden], what the last layer adds to it, and by
-        which norm that is normalised first. Arguments are those of a DecoderStack."""
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the residual stream [num_tokens, hidden] and what the last layer adds to it.
+
+        Arguments are those of a DecoderStack.
+        """
         attention = self._attention
         attention.prepare(metadata)
         x: Tensor = self._model.embed_tokens(token_ids)
@@ -70,26 +76,56 @@ class CudaStack:
         delta_norm: Norm | None = None
         for index, layer in enumerate(self._layers):
             x, normed = add_norm(x, delta, layer.attention_norm, delta_norm)
-            q = rotate_and_store(
-                layer.qkv(normed),
-                positions,
-                metadata.slots,
-                layer.rotations,
-                layer.head_norm,
-                self._pool.keys[index],
-                self._pool.values[index],
-            )
-            attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            attention.attend(index, q, attended)
-            added = layer.output(attended.view(len(attended), -1))
+            attended = self._attend(index, layer.qkv(normed), positions, metadata)
+            added = layer.output(attended)
             x, normed = add_norm(x, added, layer.mlp_norm, layer.attention_output_norm)
-            delta, delta_norm = layer.mlp(normed), layer.mlp_output_norm
+            delta, delta_norm = layer.down(layer.gate_up(normed)), layer.mlp_output_norm
         assert delta is not None, "a model has a layer"
-        return x, delta, delta_norm
+        return x, delta
 
-    def normed(self, x: Tensor, delta: Tensor, delta_norm: Norm | None) -> Tensor:
-        """Returns the final hidden states [rows, hidden] of what `layers` returned."""
-        return add_norm(x, delta, self._model.norm.norm, delta_norm)[1]
+    @property
+    def has_few_rows(self) -> bool:
+        """Whether `few_rows_layers` computes this model."""
+        return all(layer.is_plain for layer in self._layers)
+
+    def few_rows_layers(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Returns the residual stream [num_tokens, hidden] behind the last layer, of 1, 2 or 4
+        tokens; as `layers`, but a layer is four launches and those of attention."""
+        self._attention.prepare(metadata)
+        x: Tensor = self._model.embed_tokens(token_ids)
+        for index, layer in enumerate(self._layers):
+            qkv = few_rows(x, _plain(layer.qkv), norm=layer.attention_norm)
+            attended = self._attend(index, qkv, positions, metadata)
+            x = few_rows(attended, _plain(layer.output), residual=x)
+            inner = few_rows(x, _plain(layer.gate_up), norm=layer.mlp_norm)
+            x = few_rows(inner, _plain(layer.down), residual=x)
+        return x
+
+    def _attend(
+        self, index: int, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        """Stores a layer's keys and values; returns what is attended to, [tokens, heads * dim]."""
+        layer = self._layers[index]
+        q = rotate_and_store(
+            qkv,
+            positions,
+            metadata.slots,
+            layer.rotations,
+            layer.head_norm,
+            self._pool.keys[index],
+            self._pool.values[index],
+        )
+        attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._attention.attend(index, q, attended)
+        return attended.view(len(attended), -1)
+
+    def normed(self, x: Tensor, delta: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """Returns the final hidden states [rows, hidden] of what `layers` returned, in `out` where
+        there is one."""
+        delta_norm = self._layers[-1].mlp_output_norm
+        return add_norm(x, delta, self._model.norm.norm, delta_norm, out)[1]
 
 
 class _Layer:
@@ -97,9 +133,8 @@ class _Layer:
 
     def __init__(self, layer: DecoderLayer, model: CausalLM) -> None:
         attention = layer.self_attn
-        self.qkv: Linear = attention.qkv
-        self.output: Linear = attention.output
-        self.mlp: Callable[[Tensor], Tensor] = layer.mlp
+        self.qkv, self.output = attention.qkv, attention.output
+        self.gate_up, self.down = layer.mlp.gate_up, layer.mlp.down
         self.attention_norm: Norm = layer.input_layernorm.norm
         self.attention_output_norm: Norm | None = layer.attention_output_norm
         self.mlp_norm: Norm = layer.mlp_norm
@@ -107,3 +142,17 @@ class _Layer:
         self.head_norm: HeadNorm | None = attention.head_norm
         rope = model.local_rope if attention.kind.is_local else model.rope
         self.rotations = rope.tables
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its norms are those of its inputs, and its products those of CudaOps."""
+        products = (self.qkv, self.output, self.gate_up, self.down)
+        return self.attention_output_norm is None and all(
+            isinstance(linear.product, Product | GatedProduct) for linear in products
+        )
+
+
+def _plain(linear: Linear) -> Product | GatedProduct:
+    product = linear.product
+    assert isinstance(product, Product | GatedProduct), "see is_plain"
+    return product

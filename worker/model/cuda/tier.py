@@ -1,6 +1,6 @@
 """What computes a native family on CUDA: this project's kernels, or torch's operators.
 
-triton  kernels for attention and between products, decodes as CUDA graphs; sm_80 and up
+triton  kernels for attention and between products, steps as CUDA graphs; sm_80 and up
 sdpa    torch's own operators; every device, what the kernels are measured against
 """
 
@@ -10,7 +10,7 @@ import logging
 
 import torch
 
-from worker.engine_options import EngineOptions
+from worker.engine_options import CUDA_BATCHED_TOKENS, EngineOptions
 from worker.model.cpu.tiers import Tier, TierRequest, reference_tier
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
@@ -35,18 +35,22 @@ def cuda_tier(
         logger.warning("torch's operators compute the model, which is slow: %s", reason)
         return reference_tier(request)
     # Here and not above: they need Triton.
-    from worker.model.cuda.graphs import DecodeGraphs
+    from worker.model.cuda.drawing import BestTokens
+    from worker.model.cuda.graphs import StepGraphs
     from worker.model.cuda.stack import CudaOps, CudaStack
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = CudaStack(model, pool)
         if not options.cuda_graphs or placement.group.size > 1:
             return whole
-        return DecodeGraphs(
+        best = BestTokens(options.max_num_seqs, placement.device)
+        return StepGraphs(
             whole,
             max_num_seqs=options.max_num_seqs,
+            max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
             max_blocks=max_blocks,
             device=placement.device,
+            best_tokens=lambda hidden: best(model.logits(hidden)),
         )
 
     return Tier("triton", CudaOps(), stack)

@@ -65,22 +65,31 @@ class BatchPlan:
     drawn: tuple[int, ...]
     scored: tuple[int, ...]  # their log probabilities are wanted
     draws: Draws  # of the drawn ones
+    is_plain_greedy: bool  # the best tokens are wanted, and nothing else
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], vocab_size: int) -> BatchPlan:
         params = tuple(row.params for row in rows)
         each = list(enumerate(params))
+        biased = tuple(i for i, p in each if p.logit_bias)
+        penalised = tuple(i for i, row in enumerate(rows) if row.has_penalties)
+        with_minimum = tuple(i for i, p in each if p.min_tokens and p.grammar is None)
+        structured = tuple(i for i, p in each if p.grammar is not None)
         drawn = tuple(i for i, p in each if not p.greedy)
+        scored = tuple(i for i, p in each if p.logprobs is not None)
         return cls(
             params,
-            biased=tuple(i for i, p in each if p.logit_bias),
-            penalised=tuple(i for i, row in enumerate(rows) if row.has_penalties),
-            with_minimum=tuple(i for i, p in each if p.min_tokens and p.grammar is None),
-            structured=tuple(i for i, p in each if p.grammar is not None),
+            biased=biased,
+            penalised=penalised,
+            with_minimum=with_minimum,
+            structured=structured,
             greedy=tuple(i for i, p in each if p.greedy),
             drawn=drawn,
-            scored=tuple(i for i, p in each if p.logprobs is not None),
+            scored=scored,
             draws=Draws.of([params[i] for i in drawn], vocab_size),
+            is_plain_greedy=not (
+                biased or penalised or with_minimum or structured or drawn or scored
+            ),
         )
 
     def is_of(self, rows: Sequence[SamplingRow]) -> bool:

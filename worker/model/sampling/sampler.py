@@ -153,6 +153,10 @@ class Sampler:
             {work[i]: why for i, why in part.failed.items()},
         )
 
+    def wants_best(self, rows: Sequence[SamplingRow]) -> bool:
+        """Returns whether every row wants its best token, and nothing else."""
+        return self._plan_of(rows).is_plain_greedy
+
     def draw(self, logits: Tensor, rows: Sequence[SamplingRow], previous: Tensor) -> Sampled:
         """Draws as `sample` from float32 logits [rows, vocab], which are edited in place.
 

@@ -13,9 +13,15 @@ import triton.language as tl
         "slots",
         "seq_lens",
         "table",
-        "num_rows",
+        "cu_q",
+        "num_tokens",
+        "num_decodes",
+        "num_seqs",
         "width",
         "from_stride",
+        "padded_tokens",
+        "padded_decodes",
+        "padded_seqs",
     ]
 )
 def fill_step(
@@ -24,26 +30,48 @@ def fill_step(
     to_slots,
     to_seq_lens,
     to_table,
-    token_ids,
+    to_cu_q,
+    token_ids,  # [num_tokens], like the next two
     positions,
     slots,
-    seq_lens,
-    table,
-    num_rows,
+    seq_lens,  # [num_seqs]; decodes come first
+    table,  # [num_seqs, width]
+    cu_q,  # [num_seqs + 1]
+    num_tokens,
+    num_decodes,
+    num_seqs,
     width,
     to_stride,
     from_stride,
+    padded_tokens,
+    padded_decodes,
+    padded_seqs,
     COLUMNS: tl.constexpr,
 ):
-    """Copies a step into the buffers of a graph. Grid: (padded rows, pieces of a table's row)."""
+    """Copies a step into the buffers of a graph, and makes padding of what it does not fill.
+
+    Tokens keep their places. Of sequences the decodes do; chunks go behind the padded decodes.
+    Grid: (the larger of padded tokens and padded sequences + 1, pieces of a table's row).
+    """
     row, piece = tl.program_id(0), tl.program_id(1)
-    is_real = row < num_rows
+    is_decode = row < padded_decodes
+    source = tl.where(is_decode, row, num_decodes + row - padded_decodes)
+    is_real = tl.where(is_decode, row < num_decodes, source < num_seqs) & (row < padded_seqs)
     if piece == 0:
-        tl.store(to_token_ids + row, tl.load(token_ids + row, mask=is_real, other=0))
-        tl.store(to_positions + row, tl.load(positions + row, mask=is_real, other=0))
-        tl.store(to_slots + row, tl.load(slots + row, mask=is_real, other=-1))
-        tl.store(to_seq_lens + row, tl.load(seq_lens + row, mask=is_real, other=0))
+        is_token = row < num_tokens
+        is_padded = row < padded_tokens
+        token_id = tl.load(token_ids + row, mask=is_token, other=0)
+        tl.store(to_token_ids + row, token_id, mask=is_padded)
+        position = tl.load(positions + row, mask=is_token, other=0)
+        tl.store(to_positions + row, position, mask=is_padded)
+        slot = tl.load(slots + row, mask=is_token, other=-1)
+        tl.store(to_slots + row, slot, mask=is_padded)
+        length = tl.load(seq_lens + source, mask=is_real, other=0)
+        tl.store(to_seq_lens + row, length, mask=row < padded_seqs)
+        begin = tl.load(cu_q + source, mask=is_real, other=0)
+        begin = tl.where(is_real, begin, num_tokens)  # chunks that are padding have no query
+        tl.store(to_cu_q + row, begin, mask=row <= padded_seqs)
     columns = piece * COLUMNS + tl.arange(0, COLUMNS)
     inside = (columns < width) & is_real
-    blocks = tl.load(table + row * from_stride + columns, mask=inside, other=0)
-    tl.store(to_table + row * to_stride + columns, blocks, mask=inside)
+    blocks = tl.load(table + source.to(tl.int64) * from_stride + columns, mask=inside, other=0)
+    tl.store(to_table + row.to(tl.int64) * to_stride + columns, blocks, mask=inside)

@@ -5,83 +5,245 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.native_models import CPU, QWEN3, new_model, new_pool, run_step
-from tests.support.triton_device import IS_INTERPRETED, has_triton
+from tests.support import native_models
+from tests.support.native_models import QWEN3, new_model
+from tests.support.torch_device import torch_device
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
 
-if not (has_triton() and IS_INTERPRETED):
-    pytest.skip("the double of a graph runs in the interpreter", allow_module_level=True)
+if not has_triton():
+    pytest.skip(NO_TRITON, allow_module_level=True)
 
-from tests.support.graph_double import GraphDouble, NotCapturable
-from worker.model.cuda.graphs import DecodeGraphs, graph_sizes
+from worker.model.attention.base import AttentionMetadata
+from worker.model.cuda.drawing import BestTokens
+from worker.model.cuda.graphs import (
+    Capture,
+    CudaCapture,
+    StepGraphs,
+    decode_sizes,
+    mixed_shapes,
+)
 from worker.model.cuda.stack import CudaOps, CudaStack
+from worker.model.cuda.step_buffers import GraphShape
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.decoder import CausalLM, DecoderStack
 
-pytestmark = pytest.mark.triton
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of NaN in padding
+]
+IN_THE_INTERPRETER = pytest.mark.skipif(not IS_INTERPRETED, reason="of the double of a graph")
 DTYPE = torch.float32
-# Decodes of several sizes, then a step with a chunk, then fewer decodes than before: the rows that
-# they leave must become padding again.
+# Decodes of several sizes, steps with chunks, then fewer decodes than before: the rows that they
+# leave must become padding again.
 STEPS = [
     [(5, 1), (40, 1), (16, 1)],
     [(3, 1)],
-    [(5, 1), (40, 1), (16, 1), (9, 1), (2, 1)],
+    [(5, 1), (40, 1), (16, 1), (9, 1)],
     [(40, 1), (0, 4)],
+    [(7, 1), (3, 1), (0, 9), (17, 6)],
+    [(0, 20)],
     [(7, 1), (8, 1)],
 ]
 
 
-def graphs(max_num_seqs: int = 5) -> tuple[DecodeGraphs, CudaStack, list[torch.Tensor]]:
-    """Returns captured graphs, a stack over a pool of its own, and the storages of both pools."""
-    model = new_model(QWEN3 | {"num_hidden_layers": 2}, CudaOps(), dtype=DTYPE)
-    pools = [new_pool(model.config, dtype=DTYPE) for _ in range(2)]
-    stacks = [CudaStack(model, pool) for pool in pools]
-    replayed = DecodeGraphs(stacks[0], max_num_seqs=max_num_seqs, max_blocks=6, device=CPU)
-    replayed.capture_by(GraphDouble(), lambda share: None)
-    return replayed, stacks[1], [pool.storage for pool in pools]
+class CountingStack(CudaStack):
+    """Counts the steps that it was called for, and not only captured for."""
+
+    num_calls = 0
+
+    def __call__(self, *arguments: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        self.num_calls += 1
+        return super().__call__(*arguments)  # type: ignore[arg-type]
+
+
+def new_capture(fastest: int = 0) -> Capture:
+    """Returns one for graphs of the device; in the interpreter a double."""
+    if not IS_INTERPRETED:
+        return CudaCapture(torch_device())
+    from tests.support.graph_double import GraphDouble
+
+    return GraphDouble(fastest)
+
+
+def small_pool(model: CausalLM) -> KVCachePool:
+    return native_models.new_pool(model.config, device=torch_device(), dtype=DTYPE)
+
+
+def run_step(stack: DecoderStack, step: list[tuple[int, int]]) -> torch.Tensor:
+    return native_models.run_step(stack, step, device=torch_device()).clone()
+
+
+def small_model(num_layers: int = 1) -> CausalLM:
+    shape = QWEN3 | {"num_hidden_layers": num_layers}
+    return new_model(shape, CudaOps(), device=torch_device(), dtype=DTYPE)
+
+
+def graphs_over(
+    model: CausalLM, pool: KVCachePool, *, max_num_seqs: int = 4, max_num_tokens: int = 30
+) -> tuple[StepGraphs, CountingStack]:
+    stack, best = CountingStack(model, pool), BestTokens(max_num_seqs + 3, torch_device())
+    graphs = StepGraphs(
+        stack,
+        max_num_seqs=max_num_seqs,
+        max_num_tokens=max_num_tokens,
+        max_blocks=6,
+        device=torch_device(),
+        best_tokens=lambda hidden: best(model.logits(hidden)),
+    )
+    return graphs, stack
 
 
 def test_replayed_steps_are_those_of_the_stack() -> None:
-    replayed, stack, storages = graphs()
-    storages[1].copy_(storages[0])  # capturing wrote nothing: padding has no slot
+    model = small_model()
+    pools = [small_pool(model) for _ in range(2)]
+    replayed, inner = graphs_over(model, pools[0])
+    replayed.capture_by(new_capture(), lambda share: None)
+    stack = CudaStack(model, pools[1])
+    # Capturing wrote into no block: padding has no slot.
+    assert torch.equal(pools[0].storage, pools[1].storage)
     for step in STEPS:
         expected, seen = run_step(stack, step), run_step(replayed, step)
         torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4, msg=str(step))
-        torch.testing.assert_close(storages[0], storages[1], rtol=1e-4, atol=1e-4, msg=str(step))
+        torch.testing.assert_close(
+            pools[0].storage, pools[1].storage, rtol=1e-4, atol=1e-4, msg=str(step)
+        )
+        best = replayed.best_tokens()
+        if any(count > 1 for _, count in step):
+            assert best is None, step
+        else:
+            logits = model.logits(expected)
+            assert best is not None, step
+            assert best[0][: len(step)].tolist() == logits.argmax(dim=1).tolist(), step
+            torch.testing.assert_close(
+                best[1][: len(step)], logits.amax(dim=1), rtol=1e-4, atol=1e-4
+            )
+    assert inner.num_calls == 0
 
 
-def test_capturing_writes_into_no_block() -> None:
-    model = new_model(QWEN3 | {"num_hidden_layers": 1}, CudaOps(), dtype=DTYPE)
-    pool = new_pool(model.config, dtype=DTYPE)
-    before = pool.storage.clone()
-    replayed = DecodeGraphs(CudaStack(model, pool), max_num_seqs=2, max_blocks=6, device=CPU)
+@IN_THE_INTERPRETER
+def test_steps_of_few_rows_are_replayed_in_the_faster_way() -> None:
+    model = small_model(num_layers=2)
+    pools = [small_pool(model) for _ in range(2)]
+    replayed, inner = graphs_over(model, pools[0], max_num_seqs=2)
+    num_products: list[int] = []
+    few_rows = inner.few_rows_layers
+
+    def counted(*arguments: torch.Tensor) -> torch.Tensor:
+        num_products.append(1)
+        return few_rows(*arguments)  # type: ignore[arg-type]
+
+    inner.few_rows_layers = counted  # type: ignore[method-assign, assignment]
+    replayed.capture_by(new_capture(fastest=1), lambda share: None)
+    assert len(num_products) == 2  # of one row and of two
+    stack = CudaStack(model, pools[1])
+    for step in (STEPS[1], STEPS[-1]):
+        expected = run_step(stack, step)
+        seen = run_step(replayed, step)
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4, msg=str(step))
+        torch.testing.assert_close(pools[0].storage, pools[1].storage, rtol=1e-4, atol=1e-4)
+        assert not torch.equal(seen, expected), "the other way sums in another order"
+    assert inner.num_calls == 0
+
+
+def test_what_has_no_graph_is_left_to_the_stack() -> None:
+    model = small_model()
+    pools = [small_pool(model) for _ in range(2)]
+    replayed, inner = graphs_over(model, pools[0])
+    stack = CudaStack(model, pools[1])
+    step = [(5, 1), (0, 4)]
+    torch.testing.assert_close(run_step(replayed, step), run_step(stack, step))
+    replayed.capture_by(new_capture(), lambda share: None, largest_only=True)
+    torch.testing.assert_close(run_step(replayed, [(3, 1)]), run_step(stack, [(3, 1)]))
+    assert inner.num_calls == 2
+    assert replayed.best_tokens() is None
+
+
+def test_steps_with_more_than_the_largest_graph_have_none() -> None:
+    model = small_model()
+    pool = small_pool(model)
+    replayed, _ = graphs_over(model, pool, max_num_tokens=8192)
+    assert shape_of(replayed, (1,) * 3) == GraphShape(4, 4)
+    assert shape_of(replayed, (1,) * 5) is None
+    assert shape_of(replayed, (1, 2) + (4,) * 15) == GraphShape(64, 4, 16)
+    assert shape_of(replayed, (4,) * 17) is None
+    assert shape_of(replayed, (1, 511)) == GraphShape(512, 4, 16)
+    assert shape_of(replayed, (513,)) is None
+
+
+def test_capturing_tells_its_progress() -> None:
+    model = small_model()
+    replayed, _ = graphs_over(model, small_pool(model), max_num_seqs=1)
     shares: list[float] = []
-    replayed.capture_by(GraphDouble(), shares.append)
-    assert torch.equal(pool.storage, before)
-    assert shares == [0.0, 0.5, 1.0]
+    replayed.capture_by(new_capture(), shares.append)
+    assert shares == [0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0]
 
 
 def test_rows_that_are_padding_reach_nothing() -> None:
-    replayed, stack, _ = graphs()
-    run_step(replayed, STEPS[2])
-    run_step(stack, STEPS[2])
-    expected = run_step(stack, STEPS[0])
-    # A block that is far outside of the pool: the interpreter refuses what would read it.
+    model = small_model()
+    replayed, _ = graphs_over(model, small_pool(model))
+    replayed.capture_by(new_capture(), lambda share: None)
+    stack = CudaStack(model, small_pool(model))
     buffers = replayed._buffers
-    buffers.table[3:].fill_(1 << 20)
-    seen = run_step(replayed, STEPS[0])
-    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
-    assert buffers.seq_lens.tolist()[:4] == [6, 41, 17, 0]
-    assert buffers.slots.tolist()[3] == -1
+    for step in (STEPS[0], STEPS[4]):
+        run_step(replayed, STEPS[2])
+        run_step(stack, STEPS[2])
+        expected = run_step(stack, step)
+        # A block that is far outside of the pool: the interpreter refuses what would read it.
+        buffers.table.fill_(1 << 20)
+        buffers.slots.fill_(1 << 20)
+        buffers.hidden.fill_(torch.nan)
+        seen = run_step(replayed, step)
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
+    assert buffers.seq_lens[:8].tolist() == [8, 4, 0, 0, 9, 23, 0, 0]  # four decodes, then chunks
+    assert buffers.slots[17:32].tolist() == [-1] * 15
+    assert buffers.cu_q[4:8].tolist() == [2, 11, 17, 17]
+
+
+def shape_of(replayed: StepGraphs, query_lens: tuple[int, ...]) -> GraphShape | None:
+    nothing = torch.zeros(1, dtype=torch.int32)
+    return replayed.shape_of(
+        AttentionMetadata(
+            cu_q=nothing,
+            seq_lens=nothing,
+            block_table=nothing[None],
+            slots=nothing,
+            num_decodes=query_lens.count(1),
+            max_query_len=max(query_lens),
+            num_tokens=sum(query_lens),
+            query_lens=query_lens,
+            context_lens=query_lens,
+        )
+    )
 
 
 def test_sizes_end_with_one_that_all_sequences_fit_into() -> None:
-    assert graph_sizes(1) == [1]
-    assert graph_sizes(3) == [1, 2, 4]
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(3) == [1, 2, 4]
     for most in (4, 5, 33, 256, 300):
-        sizes = graph_sizes(most)
+        sizes = decode_sizes(most)
         assert sizes == sorted(set(sizes))
         assert sizes[-2] < most <= sizes[-1]
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 5, 16, 100, 256, 300])
+@pytest.mark.parametrize("max_num_tokens", [20, 100, 512, 8192])
+def test_every_mixed_step_has_the_next_larger_shape(max_num_seqs: int, max_num_tokens: int) -> None:
+    shapes = mixed_shapes(max_num_seqs, max_num_tokens)
+    for tokens in range(1, min(max_num_tokens, 512) + 1, 7):
+        for decodes in {0, 1, max_num_seqs // 2, max_num_seqs}:
+            if decodes >= tokens:
+                continue
+            fitting = [s for s in shapes if s.tokens >= tokens and s.decodes >= decodes]
+            assert fitting, (tokens, decodes)
+            assert min(fitting).tokens == min(s.tokens for s in shapes if s.tokens >= tokens)
+    assert all(shape.decodes <= shape.tokens for shape in shapes)
+    assert GraphShape(32, 0, 16) in shapes
+
+
+@IN_THE_INTERPRETER
 def test_the_double_is_as_strict_as_a_graph() -> None:
+    from tests.support.graph_double import GraphDouble, NotCapturable
+
     buffer, weights = torch.zeros(4), torch.arange(4.0)
     replay = GraphDouble()(lambda: (buffer * weights).sum() + 1)
     buffer.fill_(1)

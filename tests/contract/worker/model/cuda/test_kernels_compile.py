@@ -196,3 +196,39 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         assert compiled.spills == 0, variant
         if variant.arch == "sm_90" and "chunk" in variant.kernel:
             assert "wgmma.mma_async" in compiled.ptx, variant
+
+
+def few_rows(arch: str, rows: int, size: int, out: int, columns: int, activation: int) -> Variant:
+    names = ("x", "weight", "bias", "norm_weight", "residual", "out")
+    signature = {**dict.fromkeys(names, "*bf16"), "eps": "fp32"}
+    constants = {
+        "ROWS": rows,
+        "IN": size,
+        "OUT": out,
+        "BLOCK_OUT": columns,
+        "BLOCK_IN": 1024,
+        "HAS_BIAS": False,
+        "HAS_NORM": True,
+        "ADDS_ONE": False,
+        "HAS_RESIDUAL": True,
+        "ACTIVATION": activation,
+    }
+    return Variant(f"{KERNELS}.few_rows:few_rows_product", signature, constants, arch, 4)
+
+
+def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
+    variants = [
+        few_rows("sm_90", 1, 1024, 4096, 8, 0),
+        few_rows("sm_90", 1, 12288, 4096, 8, 0),
+        few_rows("sm_90", 4, 4096, 12288, 1, 1),
+        few_rows("sm_80", 4, 12288, 4096, 2, 0),
+        few_rows("gfx942", 2, 4096, 12288, 2, 1),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if variant.arch.startswith("gfx"):
+            continue
+        assert "ld.global.v4" in compiled.ptx, variant
+        # Threads meet only where they sum up, behind the last read of weights.
+        last_read = compiled.ptx.rindex("ld.global.v4")
+        assert "bar.sync" not in compiled.ptx[:last_read], variant
