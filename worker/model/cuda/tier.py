@@ -27,12 +27,7 @@ def cuda_tier(
 ) -> Tier:
     """Returns the tier that `options` want, or the fastest. `max_blocks` are those of the longest
     sequence. Raises ModelError where the one wanted cannot run here."""
-    if options.attention_backend == "sdpa":
-        return reference_tier(request)
-    if reason := _what_is_wrong(placement.device):
-        if options.attention_backend == "triton":
-            raise ModelError(f"attention_backend 'triton' cannot be had: {reason}")
-        logger.warning("torch's operators compute the model, which is slow: %s", reason)
+    if not uses_kernels(options, placement.device):
         return reference_tier(request)
     # Here and not above: they need Triton.
     from worker.model.cuda.drawing import BestTokens
@@ -54,6 +49,20 @@ def cuda_tier(
         )
 
     return Tier("triton", CudaOps(), stack)
+
+
+def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
+    """Returns whether this project's kernels attend on a CUDA device. Raises ModelError where they
+    are wanted and cannot run."""
+    if options.attention_backend == "sdpa":
+        return False
+    reason = _what_is_wrong(device)
+    if reason is None:
+        return True
+    if options.attention_backend == "triton":
+        raise ModelError(f"attention_backend 'triton' cannot be had: {reason}")
+    logger.warning("torch's operators compute the attention, which is slow: %s", reason)
+    return False
 
 
 def _what_is_wrong(device: torch.device) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from worker.model.cpu.native_ops import MAX_HEAD_DIM
 from worker.model.cpu.native_stack import NativeAttention
 from worker.model.kv_cache import KVCachePool
 from worker.model.transformers.probe import AttentionCall
+
+if TYPE_CHECKING:
+    from worker.model.cuda.attention import TritonAttention
 
 # Of q [T, heads, key_dim], k and v [T, kv_heads, ...] to [T, heads, value_dim].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -37,7 +40,7 @@ class PagedAttention:
     def __init__(self, calls: Sequence[AttentionCall]) -> None:
         self.name = f"penstock-{id(self):x}"
         self._calls = tuple(calls)
-        self._backend: SdpaAttention | NativeAttention | None = None
+        self._backend: SdpaAttention | TritonAttention | NativeAttention | None = None
         self._next = 0
         self._stand_in: Attend | None = None
         self.is_away = False
@@ -68,10 +71,18 @@ class PagedAttention:
             )
         )
 
-    def use(self, pool: KVCachePool, kernels: NativeKernels | None) -> None:
-        """Keeps keys and values in `pool` from now on, and attends with `kernels` where they do."""
+    def use(self, pool: KVCachePool, kernels: NativeKernels | None, uses_triton: bool) -> None:
+        """Keeps keys and values in `pool` from now on.
+
+        Attends with `kernels` where they can, or with those in Triton.
+        """
         scores = [call.scores for call in self._calls]
-        if kernels is not None and self.is_native(pool.block_size, pool.storage.dtype):
+        if uses_triton:
+            # Here and not above: it needs Triton, which a CPU's build of PyTorch lacks.
+            from worker.model.cuda.attention import TritonAttention
+
+            self._backend = TritonAttention(pool, scores)
+        elif kernels is not None and self.is_native(pool.block_size, pool.storage.dtype):
             self._backend = NativeAttention(pool, kernels, scores)
         else:
             self._backend = SdpaAttention(pool, scores)
@@ -163,12 +174,12 @@ class PagedAttention:
         backend = self._backend
         assert backend is not None, "a call comes after use"
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-        if isinstance(backend, SdpaAttention):
-            backend.store(number, k, v)
-            backend.attend(number, q, out, s_aux)
-        else:
+        if isinstance(backend, NativeAttention):
             backend.store(number, _by_token(k), _by_token(v))
             backend.attend(number, _by_token(q), out)
+        else:
+            backend.store(number, _by_place(k), _by_place(v))
+            backend.attend(number, _by_place(q), out, s_aux)
         return out
 
     def _check(
@@ -189,6 +200,11 @@ class PagedAttention:
             or (s_aux is not None) != call.has_sinks
         ):
             raise AttentionMismatch(f"call {self._next} of the attention has other arguments")
+
+
+def _by_place(heads: Tensor) -> Tensor:
+    """Returns [T, heads, dim] whose last dimension is contiguous."""
+    return heads if heads.stride(2) == 1 else heads.contiguous()
 
 
 def _by_token(heads: Tensor) -> Tensor:

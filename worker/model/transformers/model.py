@@ -52,12 +52,16 @@ class TransformersStack:
     """A DecoderStack, from token ids to logits [N, vocab]."""
 
     def __init__(
-        self, model: TransformersModel, pool: KVCachePool, kernels: NativeKernels | None = None
+        self,
+        model: TransformersModel,
+        pool: KVCachePool,
+        kernels: NativeKernels | None = None,
+        uses_triton: bool = False,
     ) -> None:
-        """`kernels` compute the attention where they can."""
+        """`kernels` compute the attention where they can, or those in Triton."""
         self._network = model.network
         self._attention = model.attention
-        self._attention.use(pool, kernels)
+        self._attention.use(pool, kernels, uses_triton)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from shared.cores import default_threads
 from worker.engine_options import EngineOptions
 from worker.model.cpu.tiers import Products, TierRequest, choose_products
+from worker.model.cuda.tier import uses_kernels
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import DecoderStack
@@ -70,6 +71,7 @@ class TransformersSource:
         report: Progress,
     ) -> BuiltStack:
         """Loads the weights. Raises ModelError."""
+        uses_triton = _uses_triton(options, placement)
         report(WEIGHTS, 0.0)
         group = placement.group
         attention = PagedAttention(self._probe.calls)
@@ -107,7 +109,7 @@ class TransformersSource:
             shorten(network, attention, products.ops, products.kernels, max_model_len)
 
         def stack(pool: KVCachePool) -> DecoderStack:
-            made = TransformersStack(model, pool, products.kernels)
+            made = TransformersStack(model, pool, products.kernels, uses_triton)
             check_attention(model, made, pool)
             return made
 
@@ -157,6 +159,11 @@ class TransformersSource:
             replace_linears(network, self._probe.linear_groups, ops.linear, placement.dtype)
         if products.kernels is not None:
             replace_norms(network, products.ops, placement.dtype)
+
+
+def _uses_triton(options: EngineOptions, placement: Placement) -> bool:
+    """Returns whether the kernels for CUDA attend. Raises ModelError as `uses_kernels` does."""
+    return placement.device.type == "cuda" and uses_kernels(options, placement.device)
 
 
 def _matrices(network: PreTrainedModel) -> list[str]:
