@@ -123,7 +123,7 @@ def to_host(tensor: Tensor) -> Tensor:
     From CUDA it is filled only when the stream has come this far.
     """
     if tensor.device.type != "cuda":
-        return tensor
+        return tensor.clone()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
 

@@ -74,7 +74,7 @@ def few_rows(
         IN=size,
         OUT=out_size,
         BLOCK_OUT=columns,
-        BLOCK_IN=_BLOCK_IN,
+        BLOCK_IN=min(_BLOCK_IN, triton.next_power_of_2(size)),
         HAS_BIAS=bias is not None,
         HAS_NORM=norm is not None,
         ADDS_ONE=norm is not None and norm.adds_one,
