@@ -93,7 +93,10 @@ class Watch:
 
         def launching(batch: Any) -> Any:
             handle = timed(batch)
-            return SimpleNamespace(collect=self.timed("collect", handle.collect))
+            return SimpleNamespace(
+                sample_structured=handle.sample_structured,
+                collect=self.timed("collect", handle.collect),
+            )
 
         return launching
 

@@ -75,7 +75,7 @@ class SamplingKernels:
         self._tile = TILE * GROUP // self._group
         self._num_groups = -(-vocab_size // self._group)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        self._plan: _DevicePlan | None = None
+        self._plans: dict[bool, _DevicePlan] = {}  # by whether there are structured rows
 
     def draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan, previous: Tensor
@@ -84,9 +84,9 @@ class SamplingKernels:
 
         `plan` is of these rows, `previous` [n] int64 the step before's sample. Waits for nothing.
         """
-        if self._plan is None or self._plan.plan is not plan:
-            self._plan = self._uploaded(plan, rows)
-        there = self._plan
+        there = self._plans.get(bool(plan.structured))
+        if there is None or there.plan is not plan:
+            there = self._plans[bool(plan.structured)] = self._uploaded(plan, rows)
         step_ints = np.full((len(rows), int(columns.NUM_STEP_INTS)), -1, dtype=np.int64)
         step_ints[:, columns.POSITION] = [row.position for row in rows]
         for i in plan.with_minimum:
