@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from worker.engine.errors import EngineFailed
 from worker.engine.pacer import ChunkPacer
@@ -17,13 +16,15 @@ logger = logging.getLogger(__name__)
 class LaunchedStep:
     """A plan, and the runner's handle of it. Each method passes on what the runner raises."""
 
+    __slots__ = ("_clock", "_handle", "_host_s", "schedule")
+
     def __init__(self, runner: ModelRunner, schedule: Schedule, clock: Callable[[], float]) -> None:
         """Launches the step."""
         self.schedule = schedule
         self._clock = clock
-        self._host_s = 0.0  # of the calls of the runner
-        with self._timed():
-            self._handle = runner.launch(schedule.batch)
+        begin_s = clock()
+        self._handle = runner.launch(schedule.batch)
+        self._host_s = clock() - begin_s  # of the runner's calls
 
     def sample_structured(self) -> None:
         """Samples the sequences with a grammar that have not ended meanwhile.
@@ -32,16 +33,19 @@ class LaunchedStep:
         """
         structured = self.schedule.structured
         if structured:
-            with self._timed():
-                self._handle.sample_structured([s.seq_id for s in structured if not s.is_finished])
+            begin_s = self._clock()
+            self._handle.sample_structured([s.seq_id for s in structured if not s.is_finished])
+            self._host_s += self._clock() - begin_s
 
     def collect(self, pacer: ChunkPacer | None) -> StepResult:
         """Waits for the device; the pacer learns how long this very step took."""
-        with self._timed():
-            result = self._handle.collect()
+        begin_s = self._clock()
+        result = self._handle.collect()
         if pacer is not None:
+            seconds = result.device_s
+            if seconds is None:
+                seconds = self._host_s + self._clock() - begin_s
             batch = self.schedule.batch
-            seconds = self._host_s if result.device_s is None else result.device_s
             pacer.took(batch.num_decodes, batch.num_tokens - batch.num_decodes, seconds)
         return result
 
@@ -53,9 +57,3 @@ class LaunchedStep:
             raise
         except Exception as error:
             logger.debug("the step behind it failed too", exc_info=error)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        begin_s = self._clock()
-        yield
-        self._host_s += self._clock() - begin_s

@@ -202,10 +202,12 @@ class Schedule:
         step = self.batch.decodes
         return self.decoding.fresh if self.decoding is not None and step and not step.number else ()
 
-    @cached_property
+    @property
     def structured(self) -> tuple[Sequence, ...]:
         """Those that are sampled from by a grammar."""
         decodes = self.decoding.structured if self.decoding is not None else ()
+        if not self.chunks:
+            return decodes
         chunks = (i.sequence for i in self.chunks if i.samples)
         return (*decodes, *(s for s in chunks if s.params.grammar is not None))
 

@@ -131,6 +131,8 @@ def to_host(tensor: Tensor) -> Tensor:
 class StepTimer:
     """When a step's work begins and ends on its CUDA stream. On another device it knows neither."""
 
+    __slots__ = ("_events",)
+
     def __init__(self, device: torch.device) -> None:
         """Marks the beginning."""
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None

@@ -186,6 +186,8 @@ class TorchModelRunner:
 class TorchStepHandle:
     """A launched step: its results are on their way to the host."""
 
+    __slots__ = ("_device", "_ended", "_parts", "_rest", "_scores", "_timer", "is_collected")
+
     def __init__(self, device: torch.device) -> None:
         """Marks the beginning of the step's work."""
         self._device = device
