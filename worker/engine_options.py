@@ -89,15 +89,11 @@ class EngineOptions:
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
     ) -> EngineConfig:
-        """Returns the engine's bounds: these options, with what the built runner decides.
-
-        The default step target holds without lookahead only. Raises ValueError for options that
-        exclude each other.
-        """
+        """Returns the engine's bounds: these options, with what the built runner decides."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
         step_target_ms = self.step_target_ms
         if step_target_ms is None:
-            step_target_ms = 0 if lookahead else default_step_target_ms
+            step_target_ms = default_step_target_ms
         return EngineConfig(
             num_blocks=num_blocks,
             block_size=block_size,

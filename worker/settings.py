@@ -271,7 +271,7 @@ class WorkerSettings(SharedSettings):
         ge=0,
         le=60_000,
         description="Milliseconds of a step that computes prompts while streams run; 0: any; "
-        "unset: 180 without lookahead, else any.",
+        "unset: 180, on a CPU and on CUDA.",
     )
     scheduling_policy: Literal["fcfs"] = Field(
         default="fcfs", description="Order among waiting jobs."

@@ -12,7 +12,7 @@ the steps, so that a busy machine shows less. Needs torch, numpy and xxhash.
     glue       the rest of the runner's launch, rows to sample from included
     collect    StepHandle.collect: the tokens as Python numbers
     commit     Scheduler.commit
-    outputs    the rest of Engine.step: stops, outputs, counts
+    outputs    the rest of Engine.step: stops, outputs, counts; structured rows drawn later
 
 In a `steady` run all sequences decode. In a `changing` one a sequence ends and one comes in at
 every step, whose prompt is computed beside the decodes.
@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from shared.messages import SamplingParams
+from shared.messages import Grammar, GrammarKind, SamplingParams
 from tests.bench.machine import cpu_name
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
@@ -53,7 +53,8 @@ MAX_TOKENS = 4096
 PARTS = ("schedule", "build", "glue", "collect", "commit", "outputs")
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
-KINDS = {"greedy": GREEDY, "sampled": SAMPLED}
+STRUCTURED: dict[str, Any] = {**GREEDY, "grammar": Grammar(GrammarKind.REGEX, "a+")}  # no masks
+KINDS = {"greedy": GREEDY, "sampled": SAMPLED, "structured": STRUCTURED}
 
 
 class StubSampler:
@@ -93,7 +94,10 @@ class Watch:
 
         def launching(batch: Any) -> Any:
             handle = timed(batch)
-            return SimpleNamespace(collect=self.timed("collect", handle.collect))
+            return SimpleNamespace(
+                sample_structured=handle.sample_structured,
+                collect=self.timed("collect", handle.collect),
+            )
 
         return launching
 
@@ -130,6 +134,7 @@ def make_engine(num_seqs: int, lookahead: int, device: torch.device) -> Engine:
             max_model_len=MAX_TOKENS,
             lookahead=lookahead,
             eos_token_ids=frozenset({1}),
+            structured_output=True,
         ),
         runner,
     )

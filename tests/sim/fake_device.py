@@ -1,15 +1,17 @@
 """A device that cannot be fooled: every KV entry knows the whole prefix that it was computed after.
 
 It executes steps at launch, in launch order, as one compute stream does, and hands the results out
-at collect. Its model draws the next token from everything before it, so that one wrong, stale or
-foreign KV entry is seen at once. What it finds wrong is a DeviceViolation, which no engine catches.
+at collect. Sequences with a grammar are sampled by `sample_structured` alone, with or without
+lookahead, which has to come when all their tokens are known. Its model draws the next token from
+everything before it, so that one wrong, stale or foreign KV entry is seen at once. What it finds
+wrong is a DeviceViolation, which no engine catches.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from shared.messages import ErrorCode, PromptLogprob, SamplingParams, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
@@ -52,6 +54,7 @@ class FaultRates:
 
     launch: float = 0.0
     collect: float = 0.0
+    sample: float = 0.0  # of the structured sequences, where there are some
     memory: float = 0.0  # of a limit that holds for the next steps
     lost: float = 0.0  # of the device, for ever
     sequence: float = 0.0
@@ -59,32 +62,69 @@ class FaultRates:
 
 @dataclass
 class Handle:
-    result: StepResult
+    sampled: Sampled
+    scores: dict[int, tuple[PromptLogprob, ...]]
     order: int
     device: FakeDevice
-    fault: str
+    fault: str  # the way of failing, with the place in brackets
     tables: list[tuple[ScheduledSequence, list[int]]]
     before: Memory
+    waiting: dict[int, ScheduledSequence]  # not sampled yet
     is_void: bool = False  # it was launched behind a step that failed
+
+    def sample_structured(self, seq_ids: Collection[int]) -> None:
+        device, waiting = self.device, self.waiting
+        require(not self.is_void, "sampled behind a step that failed", self.order)
+        require(bool(waiting), "nothing to sample, or sampled twice", self.order)
+        require(device.next_collect == self.order, "before the step before was collected")
+        require(set(seq_ids) <= waiting.keys(), "sampled what has no grammar", seq_ids)
+        if self.fault.endswith("(sample)"):
+            self._end()
+            self._fail()
+        self.waiting = {}
+        for seq_id, item in waiting.items():
+            if seq_id in seq_ids:
+                device.sample(item, self.sampled)
+            else:
+                device.ended.add(seq_id)
+                self.sampled.token_ids[seq_id] = device.vocab_size - 1
 
     def collect(self) -> StepResult:
         require(self.device.next_collect == self.order, "collected out of order", self.order)
-        self.device.next_collect += 1
+        require(self.is_void or not self.waiting, "collected before it was sampled", self.order)
         for item, table in self.tables:
             require(list(item.block_table[: len(table)]) == table, "table changed under a batch")
+        self._end()
+        if self.fault.endswith("(collect)"):
+            self._fail()
+        sampled = self.sampled
+        return StepResult(sampled.token_ids, sampled.logprobs, sampled.failed, self.scores)
+
+    def _end(self) -> None:
+        self.device.next_collect += 1
         self.device.outstanding.remove(self)
-        if self.fault and not self.is_void:
+
+    def _fail(self) -> None:
+        if not self.is_void:
             # What was launched behind it rests on it.
             for handle in reversed([self, *self.device.outstanding]):
                 handle.is_void = True
                 handle.before.restore(self.device)
                 for item, _ in handle.tables:
                     self.device.spoil(item)
-        if self.fault == "lost":
-            raise DeviceLost("collect")
-        if self.fault:
-            raise InjectedFault("collect")
-        return self.result
+        if self.fault.startswith("lost"):
+            raise DeviceLost(self.fault)
+        raise OutOfMemory(self.fault) if self.fault.startswith("memory") else InjectedFault()
+
+
+@dataclass
+class Sampled:
+    """A step's tokens so far."""
+
+    fails: bool  # whether a sequence that is doomed is reported, or gets a token all the same
+    token_ids: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,6 +170,7 @@ class FakeDevice:
     next_launch: int = 0
     next_collect: int = 0
     num_faults: int = 0
+    num_sampling_faults: int = 0
 
     def __post_init__(self) -> None:
         blocks, size = self.config.num_blocks, self.config.block_size
@@ -138,6 +179,7 @@ class FakeDevice:
         self.truth: dict[int, list[int]] = {}
         self.reached: dict[int, int] = {}  # the end of a sequence's last step
         self.gone: set[int] = set()
+        self.ended: set[int] = set()  # by what the engine said when it sampled
         self.prompts: dict[int, tuple[tuple[int, ...], str]] = {}  # by id(): prompt and tenant
         self.doomed: set[int] = set()  # failed by themselves: their KV is garbage
         self.outstanding: list[Handle] = []
@@ -157,38 +199,33 @@ class FakeDevice:
         for seq_id in batch.finished_seq_ids:
             self.gone.add(seq_id)
             self.last.pop(seq_id, None)
+        require(not any(h.waiting for h in self.outstanding), "the step before is not sampled")
         before = Memory.of(self, batch)
-        fault = self._draw_fault(batch)
+        waiting = {s.seq_id: s for s in batch.sequences if s.samples and s.params.grammar}
+        fault = self._draw_fault(batch, bool(waiting))
         for item in batch.sequences:
             self._write(item)
-        if fault in ("launch", "memory") or (fault == "lost" and self.rng.random() < 0.5):
+        if fault.endswith("(launch)"):
             for item in batch.sequences:
                 self.spoil(item)
-            if fault == "lost":
-                raise DeviceLost("launch")
-            raise OutOfMemory("launch") if fault == "memory" else InjectedFault("launch")
-        sampled, logprobs, failed, scores = {}, {}, {}, {}
+            if fault.startswith("lost"):
+                raise DeviceLost(fault)
+            raise OutOfMemory(fault) if fault.startswith("memory") else InjectedFault(fault)
+        sampled = Sampled(fault == "sequence")
         for item in batch.sequences:
-            scores[item.seq_id] = self._scores(item)
-            if item.seq_id in self.doomed:
-                if fault == "sequence":
-                    failed[item.seq_id] = self.rng.choice([ErrorCode.NONFINITE_LOGITS, "no such"])
-                elif item.samples:
-                    sampled[item.seq_id] = self.last[item.seq_id] = 1
-                    logprobs[item.seq_id] = TokenLogprob(1, 0.0)
-                continue
-            token = self._read(item)
-            if item.samples:
-                sampled[item.seq_id] = token
-                logprobs[item.seq_id] = TokenLogprob(token, 0.0)
-        tables = [(item, list(item.block_table)) for item in batch.sequences]
+            if item.seq_id not in self.doomed:
+                self._read(item)
+            if item.seq_id not in waiting:
+                self.sample(item, sampled)
         handle = Handle(
-            StepResult(sampled, logprobs, failed, scores),
+            sampled,
+            {item.seq_id: self._scores(item) for item in batch.sequences},
             self.next_launch,
             self,
-            fault if fault in ("collect", "lost") else "",
-            tables,
+            fault,
+            [(item, list(item.block_table)) for item in batch.sequences],
             before,
+            waiting,
         )
         self.next_launch += 1
         self.outstanding.append(handle)
@@ -212,6 +249,7 @@ class FakeDevice:
         require(batch.num_decodes == sum(decodes), "num_decodes")
         for item in items:
             require(item.seq_id not in self.gone, "launched after it was announced as gone")
+            require(item.seq_id not in self.ended, "launched after it had ended", item)
             require(item.seq_id not in batch.finished_seq_ids, "scheduled and gone at once")
             require(item.num_scheduled_tokens > 0, "nothing to compute", item)
             require(len(item.block_table) * config.block_size >= item.end, "table too short", item)
@@ -219,10 +257,11 @@ class FakeDevice:
             require(missing in (0, config.lookahead), "unknown tokens", item)
             require(not missing or item.samples, "an unknown token that samples nothing", item)
 
-    def _draw_fault(self, batch: ScheduledBatch) -> str:
+    def _draw_fault(self, batch: ScheduledBatch, is_structured: bool) -> str:
         rates, rng = self.rates, self.rng
+        places = ["(launch)", "(collect)", *(["(sample)"] if is_structured else [])]
         if self.is_lost:
-            return "lost"
+            return "lost" + rng.choice(places)
         self.num_tight_steps -= 1
         if self.num_tight_steps == 0:
             self.most_tokens = self.config.max_num_batched_tokens
@@ -230,18 +269,21 @@ class FakeDevice:
             self.most_tokens, self.num_tight_steps = rng.randint(1, 8), rng.randint(1, 200)
         fault = ""
         if batch.num_tokens > self.most_tokens:
-            fault = "memory"
+            fault = "memory" + rng.choice(places)
         elif rng.random() < rates.lost:
             self.is_lost = True
-            fault = "lost"
+            fault = "lost" + rng.choice(places)
         elif rng.random() < rates.launch:
-            fault = "launch"
+            fault = "(launch)"
         elif rng.random() < rates.collect:
-            fault = "collect"
+            fault = "(collect)"
+        elif is_structured and rng.random() < rates.sample:
+            fault = "(sample)"
         elif rng.random() < rates.sequence:
             self.doomed.add(rng.choice(batch.sequences).seq_id)
             fault = "sequence"
         self.num_faults += bool(fault)
+        self.num_sampling_faults += fault.endswith("(sample)")
         return fault
 
     def spoil(self, item: ScheduledSequence) -> None:
@@ -278,8 +320,33 @@ class FakeDevice:
                 before = previous[1]
             block[place] = (token, hash((before, position, token)))
 
-    def _read(self, item: ScheduledSequence) -> int:
-        """Reads the whole context back; returns the next token."""
+    def sample(self, item: ScheduledSequence, sampled: Sampled) -> None:
+        """Adds the sequence's next token, if one is wanted."""
+        seq_id = item.seq_id
+        if seq_id in self.doomed:
+            if sampled.fails:
+                sampled.failed[seq_id] = self.rng.choice([ErrorCode.NONFINITE_LOGITS, "no such"])
+                return
+            token = 1
+        elif item.samples:
+            token = self._next_token(item)
+        if item.samples:
+            sampled.token_ids[seq_id] = self.last[seq_id] = token
+            sampled.logprobs[seq_id] = TokenLogprob(token, 0.0)
+
+    def _next_token(self, item: ScheduledSequence) -> int:
+        """Extends what is true of a sequence, whose context is as it should be."""
+        truth = self.truth[item.seq_id]
+        require(item.end == len(truth), "sampled one place twice", item.seq_id)
+        if item.params.grammar is not None:
+            known = [*item.prompt_token_ids, *item.output_token_ids]
+            require(known == truth, "a grammar with a token in flight", item.seq_id)
+        token = next_token(truth, item.params, item.output_index, self.vocab_size)
+        truth.append(token)
+        return token
+
+    def _read(self, item: ScheduledSequence) -> None:
+        """Reads the whole context back."""
         context = []
         chain = self._root(item)
         for position in range(item.end):
@@ -292,15 +359,7 @@ class FakeDevice:
             context.append(entry[0])
         known = [*item.prompt_token_ids, *item.output_token_ids]
         truth = self.truth.setdefault(item.seq_id, known)
-        if item.params.grammar is not None:
-            require(known == truth, "a grammar with a token in flight", item.seq_id)
         if item.start < self.reached.get(item.seq_id, 0):
             require(known == truth, "started over with a token in flight", item.seq_id)
         self.reached[item.seq_id] = item.end
         require(context == truth[: len(context)], "KV of other tokens", item.seq_id, context, truth)
-        token = next_token(context, item.params, item.output_index, self.vocab_size)
-        if item.samples:
-            require(len(context) == len(truth), "sampled one place twice", item.seq_id)
-            truth.append(token)
-            self.last[item.seq_id] = token
-        return token

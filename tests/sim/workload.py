@@ -122,7 +122,7 @@ class Workload:
             structured_output=True,
         )
         rate = rng.choice([0.0, 0.0, 0.02])
-        self.rates = FaultRates(rate, rate, rate / 4, rate / 4, 2 * rate)
+        self.rates = FaultRates(rate, rate, rate, rate / 4, rate / 4, 2 * rate)
         self.device = FakeDevice(self.config, self.vocab, rng, self.rates)
         self.engine = Engine(self.config, self.device)
         self.num_faults = 0  # of earlier devices
@@ -163,6 +163,7 @@ class Workload:
         """What lived goes on there, with the tokens that it had."""
         self.seen[f"engines ended: {type(error).__name__}"] += 1
         self.num_faults += self.device.num_faults
+        self._count_device()
         stats = self.engine.stats()
         self.seen["preemptions"] += stats.preemptions
         self.seen["prefix hits"] += stats.prefix_hit_tokens
@@ -181,6 +182,10 @@ class Workload:
             client.scored = []
             client.state = "new"
         return again
+
+    def _count_device(self) -> None:
+        self.seen["faults while sampling by grammars"] += self.device.num_sampling_faults
+        self.seen["ended before they were sampled"] += len(self.device.ended)
 
     def _tokens(self, low: int, high: int) -> tuple[int, ...]:
         return tuple(
@@ -286,3 +291,4 @@ class Workload:
         self.seen["prefix hits"] += stats.prefix_hit_tokens
         self.seen["mixed steps"] += stats.mixed_steps
         self.seen["faults"] += self.num_faults + self.device.num_faults
+        self._count_device()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
@@ -34,8 +34,10 @@ def generate(
     params: SamplingParams | Sequence[SamplingParams],
     label: str = "r",
     resumed: Sequence[Sequence[int]] | None = None,
+    cancelled: Mapping[int, int] | None = None,
 ) -> list[Generated]:
-    """`resumed` are each prompt's tokens that an earlier attempt has emitted.
+    """`resumed` are each prompt's tokens that an earlier attempt has emitted; `cancelled` says how
+    many tokens of some prompts are waited for.
 
     Adds every prompt, steps until all have ended, checks the blocks after every step."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -60,5 +62,9 @@ def generate(
             result.prompt_logprobs += output.prompt_logprobs
             result.finish_reason = output.finish_reason or result.finish_reason
             result.error = output.error or result.error
+        for i, count in (cancelled or {}).items():
+            result = results[f"{label}{i}"]
+            if len(result.token_ids) >= count and result.finish_reason is None:
+                engine.cancel(f"{label}{i}")
         engine.check_integrity()
     return list(results.values())

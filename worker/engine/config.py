@@ -40,9 +40,5 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.lookahead not in (0, 1):
             raise ValueError(f"lookahead must be 0 or 1, got {self.lookahead}")
-        if self.step_target_s is not None:
-            if self.step_target_s <= 0:
-                raise ValueError(f"step_target_s must be positive, got {self.step_target_s}")
-            if self.lookahead:
-                # A step's time is not known before the next one is planned.
-                raise ValueError("a step target needs lookahead 0")
+        if self.step_target_s is not None and self.step_target_s <= 0:
+            raise ValueError(f"step_target_s must be positive, got {self.step_target_s}")

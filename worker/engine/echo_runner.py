@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shared.messages import PromptLogprob, TokenLogprob
@@ -17,6 +17,9 @@ class _Done:
     """A step that is over when it is launched."""
 
     result: StepResult
+
+    def sample_structured(self, seq_ids: Collection[int]) -> None:
+        """Does nothing: an echo follows no grammar."""
 
     def collect(self) -> StepResult:
         return self.result

@@ -5,6 +5,8 @@
 
 With lookahead the next step is on the device before the host looks at the last one, so the device
 never waits for book-keeping. Outputs are the same; a sequence that stops costs one stray token.
+Sequences with a grammar are sampled apart from the others: what may come next depends on the token
+before, so it is when the step before is committed, and before the next one is launched.
 
 A fault of one sequence ends that sequence. A step that raises is computed again: with fewer tokens
 when it was out of memory, else one sequence at a time. A sequence whose step raises alone is ended
@@ -19,13 +21,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from shared.messages import (
-    ErrorCode,
-    FinishReason,
-    PromptLogprob,
-)
+from shared.messages import ErrorCode, FinishReason
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine.errors import (
@@ -36,10 +33,12 @@ from worker.engine.errors import (
     RequestRefused,
     StepsFailed,
 )
-from worker.engine.measures import StepMeasures
+from worker.engine.launched import LaunchedStep
+from worker.engine.measures import EngineCounts, StepMeasures
 from worker.engine.pacer import ChunkPacer
 from worker.engine.plan import PlannedSequence, Schedule
-from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine.ports import ModelRunner, StepResult
+from worker.engine.prompt_scores import score_outputs
 from worker.engine.recovery import (
     MAX_FAILED_STEPS,
     StepRecovery,
@@ -52,6 +51,7 @@ from worker.engine.request import (
     EngineRequest,
     EngineStats,
     check_request,
+    failed_output,
     grown_output,
     stopped_output,
     times_of,
@@ -64,12 +64,6 @@ logger = logging.getLogger(__name__)
 
 
 NOTHING_PLANNED = Schedule(ScheduledBatch(()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    schedule: Schedule
-    handle: StepHandle
 
 
 class Engine:
@@ -93,12 +87,9 @@ class Engine:
         self._recovery = StepRecovery(config.max_num_batched_tokens)
         self._live: dict[str, Sequence] = {}
         self._ended_on_arrival: dict[str, EngineOutput] = {}
-        self._in_flight: _Launched | None = None
+        self._in_flight: LaunchedStep | None = None  # between two calls of `step`
         self._next_seq_id = 0
-        self._num_steps = 0
-        self._num_mixed_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
+        self._counts = EngineCounts()
         self.measures = StepMeasures()
 
     def check(self, request: EngineRequest) -> None:
@@ -116,19 +107,8 @@ class Engine:
         num_waiting = len(self._scheduler.waiting) + len(self._ended_on_arrival)
         if num_waiting >= self.config.max_waiting:
             raise EngineFull(self.config.max_waiting)
-        sequence = Sequence(
-            seq_id=self._next_seq_id,
-            request_id=request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            params=request.params,
-            max_model_len=self.config.max_model_len,
-            output_token_ids=request.output_token_ids,
-            tenant=request.tenant,
-            job_id=request.job_id,
-            priority=request.priority,
-            scores_prompt=request.scores_prompt and request.params.prompt_logprobs is not None,
-            arrived_s=self._clock(),
-        )
+        max_model_len, now_s = self.config.max_model_len, self._clock()
+        sequence = Sequence.of(request, self._next_seq_id, max_model_len, now_s)
         self._next_seq_id += 1
         # An earlier attempt may have died between its last token and the report of its end.
         if stop := sequence.find_stop(self.config.eos_token_ids):
@@ -162,11 +142,12 @@ class Engine:
         """
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
+        outputs += self._sample_structured()
         begin_s = self._clock()
         schedule = self._schedule()
         for sequence in schedule.outgrown:
             outputs.append(self._outgrew(sequence))
-        launched: _Launched | None = None
+        launched: LaunchedStep | None = None
         launch_error: Exception | None = None
         is_launched = len(schedule.batch) > 0
         if is_launched:
@@ -179,10 +160,6 @@ class Engine:
             due, self._in_flight = self._in_flight, launched
         if due is not None:
             outputs += self._collect(due)
-            if self._pacer:
-                num_decodes = schedule.batch.num_decodes
-                num_prompt_tokens = schedule.batch.num_tokens - num_decodes
-                self._pacer.took(num_decodes, num_prompt_tokens, self._clock() - begin_s)
         if launch_error is not None:
             # After the collect: the step before may have tokens of the same sequences.
             self._scheduler.announce_again(schedule)
@@ -203,7 +180,7 @@ class Engine:
         num_running = len(scheduler.running)
         num_prefilling = sum(s.num_missing_tokens > 1 for s in scheduler.running)
         return EngineStats(
-            step=self._num_steps,
+            step=self._counts.num_steps,
             waiting=len(scheduler.waiting),
             prefilling=num_prefilling,
             active=num_running - num_prefilling,
@@ -212,11 +189,11 @@ class Engine:
             free_blocks=scheduler.blocks.num_available,
             cached_blocks=scheduler.blocks.num_cached,
             total_blocks=scheduler.blocks.num_blocks,
-            prompt_tokens=self._num_prompt_tokens,
-            generated_tokens=self._num_generated_tokens,
+            prompt_tokens=self._counts.num_prompt_tokens,
+            generated_tokens=self._counts.num_generated_tokens,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
-            mixed_steps=self._num_mixed_steps,
+            mixed_steps=self._counts.num_mixed_steps,
             failed_steps=self._recovery.num_failed,
         )
 
@@ -241,23 +218,36 @@ class Engine:
             recovery.rejoin(alone)  # no block was left for it: it waits like others
         return self._scheduler.schedule(paced, most_tokens=recovery.most_tokens)
 
-    def _launch(self, schedule: Schedule, now_s: float) -> _Launched:
-        batch = schedule.batch
-        self._num_steps += 1
-        self.measures.tokens.observe(batch.num_tokens)
-        self.measures.sequences.observe(len(batch))
+    def _sample_structured(self) -> list[EngineOutput]:
+        """Samples what has waited for the step before; a failure is that of the whole step."""
+        step = self._in_flight
+        if step is None:
+            return []
+        try:
+            step.sample_structured()
+        except Exception as error:
+            self._in_flight = None
+            self._scheduler.undo(step.schedule)
+            return self._recover(step.schedule.planned, error)
+        return []
+
+    def _launch(self, schedule: Schedule, now_s: float) -> LaunchedStep:
+        self._counts.launching(schedule)
+        self.measures.tokens.observe(schedule.batch.num_tokens)
+        self.measures.sequences.observe(len(schedule.batch))
         for sequence in (*schedule.fresh, *(item.sequence for item in schedule.chunks)):
             if sequence.begun_s is None:
                 sequence.begun_s = now_s
-        if 0 < batch.num_decodes < len(batch):
-            self._num_mixed_steps += 1
-        return _Launched(schedule, self._runner.launch(batch))
+        step = LaunchedStep(self._runner, schedule, self._clock)
+        if not self.config.lookahead:
+            step.sample_structured()
+        return step
 
-    def _collect(self, launched: _Launched) -> list[EngineOutput]:
+    def _collect(self, step: LaunchedStep) -> list[EngineOutput]:
         """Waits for a step, commits it, and returns the outputs of its sequences."""
-        schedule = launched.schedule
+        schedule = step.schedule
         try:
-            result = launched.handle.collect()
+            result = step.collect(self._pacer)
         except Exception as error:
             self._scheduler.undo(schedule)
             self._discard_in_flight()
@@ -267,9 +257,9 @@ class Engine:
         token_ids = valid_tokens(schedule.decoding, result, self._runner.vocab_size)
         looked_at = schedule.chunks if token_ids is not None else schedule.planned
         outputs = self._fail_sequences(looked_at, result)
-        outputs += self._score_prompts(schedule.chunks, result)
+        outputs += score_outputs(schedule.chunks, result)
         grown = self._scheduler.commit(schedule, result.token_ids)
-        self._count(schedule, len(grown))
+        self._counts.committed(schedule, len(grown))
         outputs += self._grow(schedule, grown, token_ids, result)
         return outputs + self._end_computed_prompts(schedule.chunks, self._clock())
 
@@ -320,20 +310,6 @@ class Engine:
             outputs.append(grown_output(sequence, result.logprobs, stop, times))
         return outputs
 
-    def _score_prompts(
-        self, planned: tuple[PlannedSequence, ...], result: StepResult
-    ) -> list[EngineOutput]:
-        """Returns what a step that is not committed yet adds to the log probabilities of prompts.
-
-        Scores are taken at the commit of the step that computed them, like tokens: a step that
-        failed gave none.
-        """
-        outputs = []
-        for item in planned:
-            if scores := _new_prompt_logprobs(item, result):
-                outputs.append(EngineOutput(item.sequence.request_id, (), prompt_logprobs=scores))
-        return outputs
-
     def _end_computed_prompts(
         self, planned: tuple[PlannedSequence, ...], now_s: float
     ) -> list[EngineOutput]:
@@ -352,15 +328,9 @@ class Engine:
     def _discard_in_flight(self) -> None:
         """Discards the step launched after one that failed: its inputs are invalid."""
         behind, self._in_flight = self._in_flight, None
-        if behind is None:
-            return
-        try:
-            behind.handle.collect()
-        except EngineFailed:
-            raise
-        except Exception as error:
-            logger.debug("the step behind it failed too", exc_info=error)
-        self._scheduler.undo(behind.schedule)
+        if behind is not None:
+            behind.discard()
+            self._scheduler.undo(behind.schedule)
 
     def _fail_sequences(
         self, planned: tuple[PlannedSequence, ...], result: StepResult
@@ -421,44 +391,9 @@ class Engine:
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> EngineOutput:
         self._end(sequence)
-        return EngineOutput(
-            sequence.request_id,
-            (),
-            finish_reason=FinishReason.ERROR,
-            error=code,
-            message=message,
-            num_cached_tokens=sequence.num_cached_tokens,
-        )
+        return failed_output(sequence, code, message)
 
     def _end(self, sequence: Sequence) -> None:
         self._recovery.rejoin(sequence)
         self._scheduler.finish(sequence)
         del self._live[sequence.request_id]
-
-    def _count(self, schedule: Schedule, num_generated: int) -> None:
-        self._num_generated_tokens += num_generated
-        for sequence in schedule.fresh:
-            self._count_prompt(sequence, sequence.num_prompt_tokens)
-        for item in schedule.chunks:
-            self._count_prompt(item.sequence, min(item.end, item.sequence.num_prompt_tokens))
-
-    def _count_prompt(self, sequence: Sequence, num_done: int) -> None:
-        if num_done > sequence.num_counted_prompt_tokens:
-            self._num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
-            sequence.num_counted_prompt_tokens = num_done
-
-
-def _new_prompt_logprobs(item: PlannedSequence, result: StepResult) -> tuple[PromptLogprob, ...]:
-    """Returns what a step adds to the log probabilities of one prompt.
-
-    The token at position p is scored by the logits of position p - 1. A prompt that lost its blocks
-    is computed again; what it gives twice is dropped here. Raises IntegrityError when some are
-    missing before the new ones.
-    """
-    sequence = item.sequence
-    num_known = sequence.num_scored_tokens - item.scores.start
-    if sequence.is_finished or num_known >= len(item.scores):
-        return ()
-    if num_known < 0:
-        raise IntegrityError("a prompt's log probabilities have a gap")
-    return tuple(result.prompt_logprobs[sequence.seq_id][num_known:])

@@ -1,8 +1,13 @@
-"""StepMeasures: distributions of an engine's steps, counted where the steps are made."""
+"""StepMeasures and EngineCounts: what an engine's steps were, counted where they are made."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker.engine.plan import Schedule
+    from worker.engine.sequence import Sequence
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -43,3 +48,31 @@ class StepMeasures:
             "tokens": self.tokens.counts,
             "sequences": self.sequences.counts,
         }
+
+
+class EngineCounts:
+    """Counters of an engine since its start."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0  # launched
+        self.num_mixed_steps = 0  # of them, with decodes and chunks
+        self.num_prompt_tokens = 0  # computed or hit, each once
+        self.num_generated_tokens = 0
+
+    def launching(self, schedule: Schedule) -> None:
+        self.num_steps += 1
+        batch = schedule.batch
+        self.num_mixed_steps += 0 < batch.num_decodes < len(batch)
+
+    def committed(self, schedule: Schedule, num_generated: int) -> None:
+        """Counts a step that was committed, which gave `num_generated` tokens."""
+        self.num_generated_tokens += num_generated
+        for sequence in schedule.fresh:
+            self._prompt(sequence, sequence.num_prompt_tokens)
+        for item in schedule.chunks:
+            self._prompt(item.sequence, min(item.end, item.sequence.num_prompt_tokens))
+
+    def _prompt(self, sequence: Sequence, num_done: int) -> None:
+        if num_done > sequence.num_counted_prompt_tokens:
+            self.num_prompt_tokens += num_done - sequence.num_counted_prompt_tokens
+            sequence.num_counted_prompt_tokens = num_done

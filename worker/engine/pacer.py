@@ -5,6 +5,9 @@ tokens, a long prompt that comes in holds them all up for as long. The pacer lea
 how long a prompt token takes, and gives each step as many as fit a target; but never fewer than a
 few for each stream: where many streams make steps long by themselves, a waiting prompt would
 otherwise wait for all of them to end, and steps with so few tokens are inefficient.
+
+With lookahead a step is planned before the time of the one in front of it is known: what the pacer
+learns of a step holds from the next but one.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ class ChunkPacer:
         return min(max(fitting, least), self._most)
 
     def took(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Takes a step's contents and its time from launch to tokens."""
+        """Takes a step's contents and the seconds that it took the device, or the host to get it
+        computed."""
         if num_prompt_tokens == 0:
             self._decoding_s = seconds
             return

@@ -6,7 +6,7 @@ Most sequences of most steps are decodes that were decodes in the step before. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from collections.abc import Sequence as View
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from worker.engine.batch import DecodeRun, DecodeStep, ScheduledBatch
 from worker.engine.block_manager import BlockManager
 from worker.engine.request import EngineOutput, plain_outputs
-from worker.engine.sequence import Sequence
+from worker.engine.sequence import Sequence, SequenceStatus
 
 
 class PlannedSequence(NamedTuple):
@@ -70,8 +70,9 @@ class Decoding:
         return frozenset(self.sequences)
 
     @cached_property
-    def has_grammar(self) -> bool:
-        return any(s.params.grammar is not None for s in self.sequences)
+    def structured(self) -> tuple[Sequence, ...]:
+        """Those whose outputs are kept to a grammar."""
+        return tuple(s for s in self.sequences if s.params.grammar is not None)
 
     @cached_property
     def wanting_logprobs(self) -> frozenset[int]:
@@ -138,6 +139,26 @@ class Decoding:
             )
         ]
 
+    def commit(
+        self, token_ids: Mapping[int, int], blocks: BlockManager, grown: list[Sequence]
+    ) -> None:
+        """Does as Schedule.commit. Two hundred sequences a step: it calls nothing for each."""
+        block_size, finished = blocks.block_size, SequenceStatus.FINISHED
+        for sequence, num_preemptions in zip(self.sequences, self.num_preemptions, strict=True):
+            sequence.in_flight -= 1
+            if sequence.status is finished:
+                continue
+            token_id = token_ids[sequence.seq_id]
+            sequence.token_ids.append(token_id)
+            sequence.output_token_ids.append(token_id)
+            grown.append(sequence)
+            if sequence.num_preemptions == num_preemptions:
+                num_computed = sequence.num_computed_tokens + 1
+                sequence.num_computed_tokens = num_computed
+                sequence.num_scheduled_tokens -= 1
+                if num_computed % block_size == 0:
+                    blocks.publish(sequence, num_computed)
+
 
 class Draft:
     """A step that is being planned."""
@@ -181,10 +202,44 @@ class Schedule:
         step = self.batch.decodes
         return self.decoding.fresh if self.decoding is not None and step and not step.number else ()
 
+    @property
+    def structured(self) -> tuple[Sequence, ...]:
+        """Those that are sampled from by a grammar."""
+        decodes = self.decoding.structured if self.decoding is not None else ()
+        if not self.chunks:
+            return decodes
+        chunks = (i.sequence for i in self.chunks if i.samples)
+        return (*decodes, *(s for s in chunks if s.params.grammar is not None))
 
-def scores_of(sequence: Sequence, start: int, end: int) -> range:
-    """Returns the prompt positions whose log probabilities computing [start, end) gives."""
-    positions = range(
-        max(start + 1, sequence.num_scored_tokens), min(end + 1, sequence.num_prompt_tokens)
-    )
-    return positions or range(0)
+    def commit(self, token_ids: Mapping[int, int], blocks: BlockManager) -> list[Sequence]:
+        """Takes the step's tokens in; returns the sequences that grew, in batch order.
+
+        Finished sequences are passed over: what was sampled for them after their end is dropped.
+        """
+        grown: list[Sequence] = []
+        if self.decoding is not None:
+            self.decoding.commit(token_ids, blocks, grown)
+        for item in self.chunks:
+            sequence = item.sequence
+            if item.samples:
+                sequence.in_flight -= 1
+            if sequence.is_finished:
+                continue
+            if item.samples:
+                sequence.append(token_ids[sequence.seq_id])
+                grown.append(sequence)
+            sequence.num_scored_tokens = max(sequence.num_scored_tokens, item.scores.stop)
+            if item.num_preemptions == sequence.num_preemptions:
+                sequence.num_computed_tokens += item.num_tokens
+                sequence.num_scheduled_tokens -= item.num_tokens
+                blocks.publish(sequence, sequence.num_computed_tokens)
+        return grown
+
+    def undo(self) -> None:
+        """Takes the step back."""
+        for item in self.planned:
+            sequence = item.sequence
+            if item.samples:
+                sequence.in_flight -= 1
+            if not sequence.is_finished and item.num_preemptions == sequence.num_preemptions:
+                sequence.num_scheduled_tokens -= item.num_tokens

@@ -1,8 +1,13 @@
-"""The engine's one port: ModelRunner turns a ScheduledBatch into sampled tokens."""
+"""The engine's one port: ModelRunner turns a ScheduledBatch into sampled tokens.
+
+handle = launch(batch)          the forward pass, and the rows without a grammar
+handle.sample_structured(...)   the rows with one, once the tokens before are known
+handle.collect()                the tokens
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,19 +22,36 @@ class StepResult:
     `prompt_logprobs` has an entry for each position of a sequence's `scores`, in their order. A
     sequence in `failed` has no sampled token; the value is the reason: an ErrorCode's value, and
     after ": " a sentence where there is more detail. The results of the others are valid.
+
+    `device_s` are the seconds that the device had to do with the step; None: the runner cannot say.
     """
 
     token_ids: Mapping[int, int]
     logprobs: Mapping[int, TokenLogprob] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Sequence[PromptLogprob]] = field(default_factory=dict)
+    device_s: float | None = None
 
 
 class StepHandle(Protocol):
     """A launched step."""
 
+    def sample_structured(self, seq_ids: Collection[int]) -> None:
+        """Samples those of the batch's sequences that have a grammar, as far as `launch` has not.
+
+        Called once where the batch has such sequences and samples from them: when the step before
+        is collected, so that all their tokens are known, and before the next launch. A sequence of
+        them that is not among `seq_ids` has ended: any token does for it. Never waits for the
+        device. Raises as `launch`; such a step is not collected.
+        """
+        ...
+
     def collect(self) -> StepResult:
-        """Waits for the device and returns the result; called once, in launch order."""
+        """Waits for the device and returns the result; called once, in launch order.
+
+        A step behind one that failed is collected without `sample_structured`, and its result
+        dropped.
+        """
         ...
 
 
@@ -41,7 +63,10 @@ class ModelRunner(Protocol):
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         """Enqueues the device's work without waiting; steps execute in launch order.
 
-        An exception here or in `collect` means that the whole step failed: OutOfMemory, DeviceLost
+        With the step before still in flight, a sequence with a grammar may lack the newest of its
+        `output_token_ids`: what may come next is known when they have it, see `sample_structured`.
+
+        An exception here or in the handle means that the whole step failed: OutOfMemory, DeviceLost
         (no further step can succeed in this process), or any other, after which the same
         sequences may be launched again.
         """

@@ -185,6 +185,18 @@ def stopped_output(
     )
 
 
+def failed_output(sequence: Sequence, code: ErrorCode, message: str) -> EngineOutput:
+    """Returns the output of an end by a failure."""
+    return EngineOutput(
+        sequence.request_id,
+        (),
+        finish_reason=FinishReason.ERROR,
+        error=code,
+        message=message,
+        num_cached_tokens=sequence.num_cached_tokens,
+    )
+
+
 def times_of(sequence: Sequence, now_s: float) -> RequestTimes:
     """Returns the times of a sequence that was computed, up to now."""
     assert sequence.begun_s is not None, "it was computed"

@@ -23,9 +23,7 @@ very next step; one whose tenant holds fewer seats would not, and leaves none.
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks: what a
 failed step touched was never reported. A schedule may be made while the step before is
 still in flight (lookahead): tokens sampled there but not seen yet count as `in_flight`. Blocks that
-a sequence gives up with a step in flight may be reused at once: steps execute in launch order. A
-sequence with a grammar sits a step out while its token is in flight: what may come next depends on
-it.
+a sequence gives up with a step in flight may be reused at once: steps execute in launch order.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ from collections.abc import Sequence as View
 from worker.engine.batch import DecodeStep, ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
-from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule, scores_of
+from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule
+from worker.engine.prompt_scores import scores_of
 from worker.engine.queue import SequenceQueue, make_policy
 from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
@@ -131,11 +130,10 @@ class Scheduler:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for sequence in self._by_claim() if only is None else (only,):
-            # As num_missing_tokens, is_complete_in_flight and so on, which would be calls.
-            in_flight = sequence.in_flight
-            num_known = len(sequence.token_ids) + in_flight
+            # As num_missing_tokens and is_complete_in_flight, which would be calls.
+            num_known = len(sequence.token_ids) + sequence.in_flight
             num_missing = num_known - sequence.num_computed_tokens - sequence.num_scheduled_tokens
-            if num_missing < 1 or (in_flight and sequence.needs_token_in_flight):
+            if num_missing < 1:
                 continue
             if num_known >= sequence.max_num_tokens and sequence.is_complete_in_flight:
                 continue
@@ -152,18 +150,13 @@ class Scheduler:
             or not decoding.num_left
             or len(decoding) > left
             or self.blocks.num_available < len(self.running)
-            or (decoding.has_grammar and decoding.sequences[0].in_flight)
         ):
             return None
         prefills: list[Sequence] = []
         if len(self.running) > len(decoding):
             members = decoding.members
             for sequence in self._by_claim():
-                if (
-                    sequence in members
-                    or sequence.is_complete_in_flight
-                    or sequence.needs_token_in_flight
-                ):
+                if sequence in members or sequence.is_complete_in_flight:
                     continue
                 num_missing = sequence.num_missing_tokens
                 if num_missing == 1:
@@ -209,50 +202,8 @@ class Scheduler:
         return DecodeStep(self._decoding.run, 0)
 
     def commit(self, schedule: Schedule, token_ids: Mapping[int, int]) -> list[Sequence]:
-        """Takes a collected step's tokens in; returns the sequences that grew, in batch order.
-
-        Finished sequences are passed over: what was sampled for them after their end is dropped.
-        """
-        grown: list[Sequence] = []
-        if schedule.decoding is not None:
-            self._commit_decodes(schedule.decoding, token_ids, grown)
-        for item in schedule.chunks:
-            sequence = item.sequence
-            if item.samples:
-                sequence.in_flight -= 1
-            if sequence.is_finished:
-                continue
-            if item.samples:
-                sequence.append(token_ids[sequence.seq_id])
-                grown.append(sequence)
-            sequence.num_scored_tokens = max(sequence.num_scored_tokens, item.scores.stop)
-            if item.num_preemptions == sequence.num_preemptions:
-                sequence.num_computed_tokens += item.num_tokens
-                sequence.num_scheduled_tokens -= item.num_tokens
-                self.blocks.publish(sequence, sequence.num_computed_tokens)
-        return grown
-
-    def _commit_decodes(
-        self, decoding: Decoding, token_ids: Mapping[int, int], grown: list[Sequence]
-    ) -> None:
-        """Commits as above. Two hundred sequences a step: nothing is called for each of them."""
-        block_size, finished = self.blocks.block_size, SequenceStatus.FINISHED
-        for sequence, num_preemptions in zip(
-            decoding.sequences, decoding.num_preemptions, strict=True
-        ):
-            sequence.in_flight -= 1
-            if sequence.status is finished:
-                continue
-            token_id = token_ids[sequence.seq_id]
-            sequence.token_ids.append(token_id)
-            sequence.output_token_ids.append(token_id)
-            grown.append(sequence)
-            if sequence.num_preemptions == num_preemptions:
-                num_computed = sequence.num_computed_tokens + 1
-                sequence.num_computed_tokens = num_computed
-                sequence.num_scheduled_tokens -= 1
-                if num_computed % block_size == 0:
-                    self.blocks.publish(sequence, num_computed)
+        """Takes a collected step's tokens in; returns the sequences that grew, in batch order."""
+        return schedule.commit(token_ids, self.blocks)
 
     def undo(self, schedule: Schedule) -> None:
         """Takes a step back that failed: its sequences keep their blocks and can be planned again.
@@ -260,12 +211,7 @@ class Scheduler:
         What it wrote lies at positions that were never committed: they are written again.
         """
         self._num_departed += 1
-        for item in schedule.planned:
-            sequence = item.sequence
-            if item.samples:
-                sequence.in_flight -= 1
-            if not sequence.is_finished and item.num_preemptions == sequence.num_preemptions:
-                sequence.num_scheduled_tokens -= item.num_tokens
+        schedule.undo()
 
     def admit_at_once(self, sequence: Sequence) -> None:
         """Gives it blocks ahead of all others, which are preempted as far as need be. For the

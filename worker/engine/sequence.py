@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Set
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from shared.messages import SamplingParams
 from worker.engine.block_hash import BlockHash
 from worker.engine.stop import StopMatch, find_stop
+
+if TYPE_CHECKING:
+    from worker.engine.request import EngineRequest
 
 
 class SequenceStatus(StrEnum):
@@ -111,6 +115,25 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as computed
         self.num_published_blocks = 0
 
+    @classmethod
+    def of(
+        cls, request: EngineRequest, seq_id: int, max_model_len: int, arrived_s: float
+    ) -> Sequence:
+        """Returns a request as a sequence that never ran."""
+        return cls(
+            seq_id=seq_id,
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=request.params,
+            max_model_len=max_model_len,
+            output_token_ids=request.output_token_ids,
+            tenant=request.tenant,
+            job_id=request.job_id,
+            priority=request.priority,
+            scores_prompt=request.scores_prompt and request.params.prompt_logprobs is not None,
+            arrived_s=arrived_s,
+        )
+
     def __repr__(self) -> str:
         return (
             f"Sequence({self.seq_id}, {self.status.value}, tokens={self.num_tokens}, "
@@ -161,11 +184,6 @@ class Sequence:
         if self.samples_nothing:
             return self.num_missing_tokens == 0
         return self.num_virtual_tokens >= self.max_num_tokens
-
-    @property
-    def needs_token_in_flight(self) -> bool:
-        """True while the next token's mask depends on a token that is still on the device."""
-        return self.in_flight > 0 and self.params.grammar is not None
 
     @property
     def is_finished(self) -> bool:

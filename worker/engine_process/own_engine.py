@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shared.collector import resting
@@ -87,6 +87,9 @@ class _PacedStep:
     def __init__(self, inner: StepHandle, ready_at_s: float) -> None:
         self._inner = inner
         self._ready_at_s = ready_at_s
+
+    def sample_structured(self, seq_ids: Collection[int]) -> None:
+        self._inner.sample_structured(seq_ids)
 
     def collect(self) -> StepResult:
         time.sleep(max(0.0, self._ready_at_s - time.monotonic()))

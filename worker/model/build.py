@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Longest step that computes prompts while streams wait for it; see worker.engine.pacer.
-# Without lookahead only, as on the CPU.
 _STEP_TARGET_MS = 180
 
 

@@ -128,6 +128,33 @@ def to_host(tensor: Tensor) -> Tensor:
     return pinned.copy_(tensor, non_blocking=True)
 
 
+class StepTimer:
+    """When a step's work begins and ends on its CUDA stream. On another device it knows neither."""
+
+    __slots__ = ("_events",)
+
+    def __init__(self, device: torch.device) -> None:
+        """Marks the beginning."""
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begun.record()
+            self._events = begun, done
+
+    def end(self) -> None:
+        """Marks the end; where it was marked before, the new one counts."""
+        if self._events is not None:
+            self._events[1].record()
+
+    def wait(self) -> float | None:
+        """Waits for the end, which has to be marked; returns the seconds up to it."""
+        if self._events is None:
+            return None
+        begun, done = self._events
+        done.synchronize()
+        return float(begun.elapsed_time(done)) / 1000
+
+
 _PIECE_BYTES = 64 << 20
 _ALIGNMENT = 64  # of every tensor: a cache line
 

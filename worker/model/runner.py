@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from shared.messages import ErrorCode
+from shared.messages import ErrorCode, TokenLogprob
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
-from worker.model.device import step_failure
+from worker.model.device import StepTimer, step_failure
 from worker.model.forward_batch import ForwardBatch, KeptBatch, PreviousSample
 from worker.model.layers.decoder import DecoderStack
+from worker.model.sampling.partial import PartialSample
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.rows import SamplingRows
@@ -22,6 +25,10 @@ from worker.model.served import CapturingStack, OtherRanks, ServedModel
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
+
+T = TypeVar("T")
+
+_NONFINITE = ErrorCode.NONFINITE_LOGITS.value
 
 
 class TorchModelRunner:
@@ -73,6 +80,7 @@ class TorchModelRunner:
         self._kept = KeptBatch(max_num_seqs, block_size, self.vocab_size, self._device)
         self._sampling_rows = SamplingRows()
         self._captured = stack if isinstance(stack, CapturingStack) else None
+        self._newest: TorchStepHandle | None = None  # the step before
 
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         """Enqueues a step; never waits for a CUDA device.
@@ -80,17 +88,11 @@ class TorchModelRunner:
         After an exception no sample of a step before is known. Raises OutOfMemory or DeviceLost, or
         what else a step raised.
         """
-        try:
-            return self._launch(batch)
-        except Exception as error:
-            failure = step_failure(error, self._device)
-            if failure is None:
-                raise
-        # Not in the clause above: the error's traceback holds the step's tensors.
-        raise failure
+        return _computed(self._device, lambda: self._launch(batch))
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> TorchStepHandle:
+        handle = TorchStepHandle(self._device)
         previous, self._previous = self._previous, self._nothing_sampled
         self._sampler.forget(batch.finished_seq_ids)
         self._kept.forget(batch.finished_seq_ids)
@@ -99,7 +101,8 @@ class TorchModelRunner:
             self._previous = previous
             if self._ranks is not None:
                 self._ranks.send(batch)
-            return TorchStepHandle({}, None, self._device)
+            handle.end()
+            return handle
         forward = ForwardBatch.build(
             batch,
             block_size=self._block_size,
@@ -125,12 +128,52 @@ class TorchModelRunner:
             if self._ranks is not None:
                 self._ranks.lost(error)
             raise
-        if logits is not None:
-            sampled = self._sampler.sample(logits, rows, previous.token_ids)
-        if sampled is None:
-            return TorchStepHandle({}, None, self._device, scores)
-        self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
-        return TorchStepHandle(index_of, sampled, self._device, scores)
+        if scores is not None:
+            handle.add_scores(scores)
+        if sampled is not None:
+            self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
+            handle.add(index_of, sampled)
+        elif logits is not None:
+            structured = self._sampling_rows.structured(rows) if self._runs_ahead else []
+            if structured:
+                sample = PartialSample(self._sampler, logits, rows, previous.token_ids)
+                others = sorted(set(range(len(rows))).difference(structured))
+                if others:
+                    handle.add([rows[i].seq_id for i in others], sample.draw(others))
+                places = {rows[i].seq_id: i for i in structured}
+                this = PreviousSample(sample.token_ids, index_of, batch.decodes)
+                handle.wait_with(functools.partial(self._draw_rest, handle, sample, places, this))
+            else:
+                sampled = self._sampler.sample(logits, rows, previous.token_ids)
+                self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
+                handle.add(index_of, sampled)
+        handle.end()
+        self._newest = handle
+        return handle
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether the step before is in flight, and rows with a grammar may lack a token."""
+        return self._newest is not None and not self._newest.is_collected
+
+    @torch.inference_mode()
+    def _draw_rest(
+        self,
+        handle: TorchStepHandle,
+        sample: PartialSample,
+        places: Mapping[int, int],
+        this: PreviousSample,
+        seq_ids: Collection[int],
+    ) -> None:
+        """Draws the rows that waited, which have these `places` by sequence: of `seq_ids`; the
+        others have ended, and their token stays 0. Then the step's sample is complete."""
+        wanted = set(seq_ids)
+        drawn = [seq_id for seq_id in places if seq_id in wanted]
+        if drawn:
+            handle.add(drawn, sample.draw([places[seq_id] for seq_id in drawn]))
+        handle.add_ended([seq_id for seq_id in places if seq_id not in wanted])
+        handle.end()
+        self._previous = this
 
     def _compute(self, forward: ForwardBatch) -> tuple[Tensor, PromptScores | None]:
         """Returns hidden states [rows, hidden] of what is sampled from, and the scores, if any."""
@@ -159,57 +202,98 @@ class TorchModelRunner:
 class TorchStepHandle:
     """A launched step: its results are on their way to the host."""
 
-    def __init__(
-        self,
-        index_of: Mapping[int, int],
-        sampled: Sampled | None,
-        device: torch.device,
-        scores: PromptScores | None = None,
-    ) -> None:
-        self._index_of = index_of
+    __slots__ = ("_device", "_ended", "_parts", "_rest", "_scores", "_timer", "is_collected")
+
+    def __init__(self, device: torch.device) -> None:
+        """Marks the beginning of the step's work."""
         self._device = device
-        self._sampled = sampled.to_host() if sampled is not None else None
-        self._scores = scores.to_host() if scores is not None else None
-        self._arrived: torch.cuda.Event | None = None
-        if device.type == "cuda" and not (sampled is None and scores is None):
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record()
+        self._timer = StepTimer(device)
+        self._parts: list[_Part] = []
+        self._ended: list[int] = []  # sequences
+        self._scores: PromptScores | None = None
+        self._rest: Callable[[Collection[int]], None] | None = None
+        self.is_collected = False
+
+    def add(self, seq_ids: Collection[int], sampled: Sampled) -> None:
+        """Adds rows that were drawn, of these sequences."""
+        self._parts.append(_Part(seq_ids, sampled.to_host()))
+
+    def add_ended(self, seq_ids: Sequence[int]) -> None:
+        """Adds sequences that want no token any more."""
+        self._ended += seq_ids
+
+    def add_scores(self, scores: PromptScores) -> None:
+        self._scores = scores.to_host()
+
+    def wait_with(self, rest: Callable[[Collection[int]], None]) -> None:
+        """Has `sample_structured` call this."""
+        self._rest = rest
+
+    def end(self) -> None:
+        """Marks the end of the step's work, or a later one."""
+        self._timer.end()
+
+    def sample_structured(self, seq_ids: Collection[int]) -> None:
+        """Enqueues what is left of the step. Raises as `launch` does."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            _computed(self._device, lambda: rest(seq_ids))
 
     def collect(self) -> StepResult:
         """Waits until the device has sampled. Raises as `launch` does."""
-        try:
-            return self._collect()
-        except Exception as error:
-            failure = step_failure(error, self._device)
-            if failure is None:
-                raise
-        raise failure
+        self.is_collected = True
+        self._rest = None
+        return _computed(self._device, self._collect)
 
     def _collect(self) -> StepResult:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        scores, unscored = self._scores.by_sequence() if self._scores is not None else ({}, {})
-        sampled = self._sampled
-        if sampled is None:
-            return StepResult({}, failed=unscored, prompt_logprobs=scores)
-        token_ids = sampled.token_ids.tolist()
+        device_s = self._timer.wait()
+        scores, failed = self._scores.by_sequence() if self._scores is not None else ({}, {})
+        token_ids, failed = dict.fromkeys(self._ended, 0), dict(failed)
+        logprobs: dict[int, TokenLogprob] = {}
+        for part in self._parts:
+            part.read(token_ids, logprobs, failed)
+        return StepResult(token_ids, logprobs, failed, scores, device_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that were drawn together."""
+
+    seq_ids: Collection[int]  # in the order of the rows
+    sampled: Sampled  # on the host
+
+    def read(
+        self,
+        token_ids: dict[int, int],
+        logprobs: dict[int, TokenLogprob],
+        failed: dict[int, str],
+    ) -> None:
+        """Adds what was drawn to a step's results."""
+        sampled = self.sampled
+        drawn = sampled.token_ids.tolist()
         is_finite = torch.isfinite(sampled.best_logits)
-        logprobs = sampled.logprobs.by_row(token_ids) if sampled.logprobs is not None else {}
-        if not (sampled.failed or unscored or logprobs) and bool(is_finite.all()):
-            return StepResult(
-                dict(zip(self._index_of, token_ids, strict=True)), prompt_logprobs=scores
-            )
-        failed = {
-            i: ErrorCode.NONFINITE_LOGITS.value for i, ok in enumerate(is_finite.tolist()) if not ok
-        }
-        failed |= sampled.failed
-        good = {seq_id: i for seq_id, i in self._index_of.items() if i not in failed}
-        return StepResult(
-            token_ids={seq_id: token_ids[i] for seq_id, i in good.items()},
-            logprobs={seq_id: logprobs[i] for seq_id, i in good.items() if i in logprobs},
-            failed={
-                **unscored,
-                **{seq_id: failed[i] for seq_id, i in self._index_of.items() if i in failed},
-            },
-            prompt_logprobs=scores,
-        )
+        by_row = sampled.logprobs.by_row(drawn) if sampled.logprobs is not None else {}
+        if not (sampled.failed or by_row) and bool(is_finite.all()):
+            token_ids.update(zip(self.seq_ids, drawn, strict=True))
+            return
+        bad = {i: _NONFINITE for i, ok in enumerate(is_finite.tolist()) if not ok}
+        bad |= sampled.failed
+        for i, seq_id in enumerate(self.seq_ids):
+            if i in bad:
+                failed[seq_id] = bad[i]
+                continue
+            token_ids[seq_id] = drawn[i]
+            if i in by_row:
+                logprobs[seq_id] = by_row[i]
+
+
+def _computed(device: torch.device, compute: Callable[[], T]) -> T:
+    """Returns what `compute` does. Raises OutOfMemory or DeviceLost for what means that."""
+    try:
+        return compute()
+    except Exception as error:
+        failure = step_failure(error, device)
+        if failure is None:
+            raise
+    # Not in the clause above: the error's traceback holds the step's tensors.
+    raise failure

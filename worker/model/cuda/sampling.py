@@ -45,8 +45,8 @@ class SamplingKernels:
         self._grammar_masks = grammar_masks
         self._edits = _SparseEdits(vocab_size, eos_token_ids)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        self._plan: BatchPlan | None = None
-        self._uploaded: RowPlan | None = None  # of `_plan`, for as long as the batch stays the same
+        # By whether there are structured rows: for as long as the batch stays the same.
+        self._plans: dict[bool, tuple[BatchPlan, RowPlan]] = {}
 
     def draw(
         self, logits: Tensor, rows: Sequence[SamplingRow], plan: BatchPlan, previous: Tensor
@@ -55,10 +55,11 @@ class SamplingKernels:
 
         `plan` is of these rows, `previous` [n] int64 the step before's sample. Waits for nothing.
         """
-        there = self._uploaded
-        if there is None or self._plan is not plan:
-            there = self._uploaded = self._upload(plan, rows)
-            self._plan = plan
+        is_structured = bool(plan.structured)
+        known, there = self._plans.get(is_structured, (None, None))
+        if there is None or known is not plan:
+            there = self._upload(plan, rows)
+            self._plans[is_structured] = plan, there
         step_ints = np.full((len(rows), int(columns.NUM_STEP_INTS)), -1, dtype=np.int64)
         step_ints[:, columns.POSITION] = [row.position for row in rows]
         for i in plan.with_minimum:

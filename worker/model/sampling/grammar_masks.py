@@ -41,8 +41,8 @@ class GrammarMasks:
     """Keeps a matcher for each structured sequence until it is forgotten.
 
     A matcher is a function of the grammar and the output tokens: one that is not there is made from
-    them, so preemption, another engine and another worker change nothing. Rows must have no token
-    in flight: the scheduler sees to it.
+    them, so preemption, another engine and another worker change nothing. All output tokens of a
+    row must be known: see StepHandle.sample_structured.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class GrammarMasks:
         self._vocab_size = compiler.vocab_size
         self._num_words = -(-compiler.vocab_size // 32)
         self._states: dict[int, _State] = {}
+        self._is_pinned = device.type == "cuda"
         # Where the model runs on the processor its threads have the cores.
         num_threads = min(MAX_THREADS, available_cores())
         self._executor = None if device.type == "cpu" else LLExecutor(num_threads)
@@ -95,9 +96,9 @@ class GrammarMasks:
         for i, matcher in matchers.items():
             if matcher.is_error():  # too much work for one step, or no token that fits
                 failed[i] = matcher_error(matcher)
-        kept = [n for n, i in enumerate(matchers) if i not in failed]
         indices = [i for i in matchers if i not in failed]
-        masks = masks[kept]
+        if len(indices) < len(matchers):
+            masks = masks[[n for n, i in enumerate(matchers) if i not in failed]]
         for mask, i in zip(masks, indices, strict=True):
             self._hold_back_ends(mask, rows[i])
         for i, why in failed.items():
@@ -112,7 +113,7 @@ class GrammarMasks:
 
     def _advanced(self, row: SamplingRow) -> LLMatcher:
         """Returns the row's matcher, with all its output tokens consumed. Raises GrammarInvalid."""
-        assert row.in_flight is None, "a structured row's tokens are all known"
+        assert len(row.output_token_ids) == row.num_outputs, "a structured row lacks a token"
         state = self._states.get(row.seq_id)
         if state is None:
             assert row.params.grammar is not None, "of structured rows only"
@@ -126,8 +127,12 @@ class GrammarMasks:
         return state.matcher
 
     def _filled(self, matchers: Sequence[LLMatcher]) -> NDArray[np.int32]:
-        """Returns [matchers, ceil(vocab / 32)] int32, one bit for each token that may come."""
-        masks = np.zeros((len(matchers), self._num_words), dtype=np.int32)
+        """Returns [matchers, ceil(vocab / 32)] int32, one bit for each token that may come.
+
+        For CUDA they are filled where they are copied from.
+        """
+        shape = len(matchers), self._num_words
+        masks = torch.zeros(shape, dtype=torch.int32, pin_memory=self._is_pinned).numpy()
         num_bytes = self._num_words * masks.itemsize
         if self._executor is None:
             for mask, matcher in zip(masks, matchers, strict=True):

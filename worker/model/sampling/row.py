@@ -23,7 +23,8 @@ class SamplingRow:
 
     `in_flight` is where the sequence's newest token lies in the step before's sample.
 
-    It is None unless the host does not know that token yet; then `output_token_ids` lacks it.
+    It is None unless the host did not know that token at launch; then `output_token_ids` lacks it,
+    until the step before is committed.
     """
 
     seq_id: int

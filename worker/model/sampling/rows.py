@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from worker.engine.batch import DecodeStep, ScheduledBatch
 from worker.model.forward_batch import PreviousSample
@@ -17,6 +17,7 @@ class SamplingRows:
         self._decodes: list[SamplingRow] = []  # of the step `_last`
         self._index_of: dict[int, int] = {}  # of these
         self._last: DecodeStep | None = None
+        self._structured: list[int] = []  # places of the decodes that have a grammar
 
     def of(
         self, batch: ScheduledBatch, previous: PreviousSample
@@ -28,7 +29,7 @@ class SamplingRows:
         step, last = batch.decodes, self._last
         self._last = None
         if step is None:
-            self._decodes, self._index_of = [], {}
+            self._decodes, self._index_of, self._structured = [], {}, []
         elif last is not None and step.follows(last):
             self._move_on(step, last)
         else:
@@ -43,6 +44,11 @@ class SamplingRows:
             return self._decodes, self._index_of
         places = {row.seq_id: i for i, row in enumerate(others, len(self._decodes))}
         return [*self._decodes, *others], {**self._index_of, **places}
+
+    def structured(self, rows: Sequence[SamplingRow]) -> list[int]:
+        """Returns the places of those that have a grammar, among the rows that `of` returned."""
+        others = range(len(self._decodes), len(rows))
+        return [*self._structured, *(i for i in others if rows[i].params.grammar is not None)]
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Frees what was kept for these sequences; unknown ones are fine."""
@@ -67,6 +73,7 @@ class SamplingRows:
             row.position = start + sampled_at
             row.in_flight = places.get(row.seq_id) if token_id is None else None
         self._decodes = known
+        self._structured = [i for i, row in enumerate(known) if row.params.grammar is not None]
         self._index_of = dict(zip(run.seq_ids, range(len(known)), strict=True))
 
     def _move_on(self, step: DecodeStep, last: DecodeStep) -> None:

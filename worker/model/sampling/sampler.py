@@ -121,7 +121,8 @@ class Sampler:
                     vocab_size, eos_token_ids, device, self._penalties, grammar_masks
                 )
         self._vocab_size = vocab_size
-        self._plan = BatchPlan.of((), vocab_size)
+        # By whether the first row has a grammar: with lookahead such rows are drawn apart.
+        self._plans: dict[bool, BatchPlan] = {}
         if device.type == "cuda":
             self._token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
         else:
@@ -186,9 +187,11 @@ class Sampler:
             self._grammar_masks.forget(ids)
 
     def _plan_of(self, rows: Sequence[SamplingRow]) -> BatchPlan:
-        if not self._plan.is_of(rows):
-            self._plan = BatchPlan.of(rows, self._vocab_size)
-        return self._plan
+        kind = bool(rows) and rows[0].params.grammar is not None
+        plan = self._plans.get(kind)
+        if plan is None or not plan.is_of(rows):
+            plan = self._plans[kind] = BatchPlan.of(rows, self._vocab_size)
+        return plan
 
     def _draw_by_kernels(
         self,

@@ -168,6 +168,41 @@ def test_preemption_changes_nothing(model: Model, engine: Engine) -> None:
         assert small.stats().preemptions > 0
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_neighbours_that_leave_and_prefixes_that_are_found_change_nothing(
+    model: Model, engine: Engine, lookahead: int
+) -> None:
+    """Cancelled ones, half of them structured, go with a token in flight."""
+    params = mixed_params(12)
+    asked = [[*range(40, 60), *prompt] for prompt in prompts(12)]
+    undisturbed = generate(engine, asked, params)
+    cancelled = {i: 1 + i for i in (0, 1, 4, 6, 7, 9)}
+    small = new_engine(
+        model.build(num_kv_blocks=22, block_size=4, max_num_seqs=6, lookahead=lookahead)
+    )
+    disturbed = generate(small, asked, params, cancelled=cancelled)
+    for i, (result, like) in enumerate(zip(disturbed, undisturbed, strict=True)):
+        if i in cancelled and result.finish_reason is None:
+            assert result.token_ids == like.token_ids[: cancelled[i]]
+        else:
+            assert outputs([result]) == outputs([like])
+    stats = small.stats()
+    assert stats.prefix_hit_tokens > 0
+    assert stats.preemptions > 0
+    assert sum(result.finish_reason is None for result in disturbed) >= 4
+
+
+@pytest.mark.parametrize(("lookahead", "most"), [(0, 64), (1, 65)])
+def test_a_structured_stream_takes_a_step_for_each_token(
+    model: Model, lookahead: int, most: int
+) -> None:
+    engine = new_engine(model.build(lookahead=lookahead))
+    kept_to = kept(regex_grammar("[0-9]{600}", "guided_regex"), max_tokens=64)
+    results = generate(engine, prompts(2), [kept_to, kept(None, max_tokens=64, ignore_eos=True)])
+    assert [len(result.token_ids) for result in results] == [64, 64]
+    assert engine.stats().step <= most
+
+
 def test_an_output_goes_on_elsewhere_from_any_token(model: Model, engine: Engine) -> None:
     params = [replace(each, max_tokens=200) for each in mixed_params(6)]
     undisturbed = generate(engine, prompts(6), params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from shared.messages import SamplingParams, TokenLogprob
@@ -23,13 +23,32 @@ def counting(item: ScheduledSequence) -> int:
 
 @dataclass
 class ScriptedHandle:
+    runner: ScriptedRunner
+    number: int
     result: StepResult
-    error: Exception | None
+    structured: dict[int, ScheduledSequence]  # not sampled yet
+
+    def sample_structured(self, seq_ids: Collection[int]) -> None:
+        known = {i: len(s.output_token_ids) for i, s in self.structured.items() if i in seq_ids}
+        self.runner.sampled.append(Structured(self.number, len(self.runner.steps), known))
+        if self.number in self.runner.sample_errors:
+            raise self.runner.sample_errors[self.number]
+        self.runner.say(self.result, [self.structured[seq_id] for seq_id in seq_ids])
 
     def collect(self) -> StepResult:
-        if self.error is not None:
-            raise self.error
+        self.runner.collected.append(self.number)
+        if self.number in self.runner.collect_errors:
+            raise self.runner.collect_errors[self.number]
         return self.result
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A call of `sample_structured`."""
+
+    step: int
+    num_launched: int  # steps by then
+    num_outputs: dict[int, int]  # that were known, by sequence
 
 
 @dataclass
@@ -52,7 +71,11 @@ class ScriptedRunner:
     collect_errors: dict[int, Exception] = field(default_factory=dict)
     results: dict[int, StepResult] = field(default_factory=dict)  # instead of the computed one
     failures: dict[int, dict[int, str]] = field(default_factory=dict)
+    sample_errors: dict[int, Exception] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    sampled: list[Structured] = field(default_factory=list)
+    collected: list[int] = field(default_factory=list)
+    device_s: Callable[[ScheduledBatch], float | None] = lambda batch: None
     # Asked before every launch; returns what that launch raises, or None.
     judge: Callable[[ScheduledBatch], Exception | None] = lambda batch: None
 
@@ -74,12 +97,22 @@ class ScriptedRunner:
         if number in self.launch_errors:
             raise self.launch_errors[number]
         failed = self.failures.get(number, {})
-        tokens = {
-            s.seq_id: self.next_token(s) for s in items if s.samples and s.seq_id not in failed
-        }
-        logprobs = {seq_id: TokenLogprob(token, -0.5) for seq_id, token in tokens.items()}
-        result = self.results.get(number, StepResult(tokens, logprobs, failed))
-        return ScriptedHandle(result, self.collect_errors.get(number))
+        sampled = [s for s in items if s.samples]
+        result = self.results.get(number)
+        if result is None:
+            result = StepResult({}, {}, failed, device_s=self.device_s(batch))
+            self.say(result, [s for s in sampled if s.params.grammar is None])
+        structured = {s.seq_id: s for s in sampled if s.params.grammar is not None}
+        return ScriptedHandle(self, number, result, structured)
+
+    def say(self, result: StepResult, items: Iterable[ScheduledSequence]) -> None:
+        """Adds tokens to a result."""
+        for item in items:
+            if item.seq_id in result.failed:
+                continue
+            token = self.next_token(item)
+            result.token_ids[item.seq_id] = token  # type: ignore[index]
+            result.logprobs[item.seq_id] = TokenLogprob(token, -0.5)  # type: ignore[index]
 
 
 def make_config(**changes: object) -> EngineConfig:

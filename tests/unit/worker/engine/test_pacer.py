@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.worker.engine.scripted_runner import ScriptedRunner, make_config, make_request
+from shared.messages import Grammar, GrammarKind
+from tests.unit.worker.engine.scripted_runner import (
+    ScriptedRunner,
+    make_config,
+    make_request,
+    run_to_end,
+)
+from worker.engine.batch import ScheduledBatch
 from worker.engine.engine import Engine
 from worker.engine.pacer import ChunkPacer
 
@@ -110,5 +117,68 @@ def test_alone_a_prompt_takes_the_whole_budget() -> None:
 def test_targets_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         make_config(step_target_s=0.0)
-    with pytest.raises(ValueError, match="lookahead 0"):
-        make_config(step_target_s=0.1, lookahead=1)
+
+
+def device_s(batch: ScheduledBatch) -> float:
+    """What a device says of a step: decodes take the same whatever their number, tokens add up."""
+    return DECODE_S + TOKEN_S * (batch.num_tokens - batch.num_decodes)
+
+
+def beside_streams(lookahead: int, target_s: float | None) -> tuple[Engine, ScriptedRunner]:
+    """Returns an engine with streams and a long prompt, whose clock stands still."""
+    runner = ScriptedRunner(device_s=device_s)
+    config = make_config(
+        num_blocks=2400,
+        max_num_batched_tokens=512,
+        max_model_len=8000,
+        step_target_s=target_s,
+        lookahead=lookahead,
+        structured_output=True,
+    )
+    engine = Engine(config, runner, clock=lambda: 7.0)
+    engine.add(make_request("stream", range(900, 964), max_tokens=120))
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    engine.add(make_request("kept", range(700, 720), max_tokens=120, grammar=grammar))
+    for _ in range(5):
+        engine.step()
+    engine.add(make_request("long", [i % 800 for i in range(4000)], max_tokens=2))
+    return engine, runner
+
+
+def chunks_of(runner: ScriptedRunner) -> list[int]:
+    return [step.counts[2] for step in runner.steps if step.counts.get(2, 0) > 1]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_by_a_devices_own_time_steps_keep_to_the_target(lookahead: int) -> None:
+    engine, runner = beside_streams(lookahead, 0.1)
+    run_to_end(engine)
+    chunks = chunks_of(runner)
+    assert sum(chunks) == 4000
+    fitting = round((0.1 - DECODE_S) / TOKEN_S)
+    assert all(abs(chunk - fitting) <= 2 for chunk in chunks[5:-1]), chunks
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_each_step_teaches_its_own_time(lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taught: list[tuple[int, int, float]] = []
+    monkeypatch.setattr(ChunkPacer, "took", lambda self, *step: taught.append(step))
+    engine, runner = beside_streams(lookahead, 0.1)
+    run_to_end(engine)
+    contents = [(s.num_decodes, sum(s.counts.values()) - s.num_decodes) for s in runner.steps]
+    assert taught == [
+        (decodes, tokens, DECODE_S + TOKEN_S * tokens) for decodes, tokens in contents
+    ]
+    assert any(decodes and tokens for decodes, tokens in contents)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_outputs_are_the_same_with_and_without_a_target(lookahead: int) -> None:
+    paced, runner = beside_streams(lookahead, 0.1)
+    free, other = beside_streams(lookahead, None)
+    said = [
+        {name: (story.token_ids, story.last.finish_reason) for name, story in stories.items()}
+        for stories in (run_to_end(paced), run_to_end(free))
+    ]
+    assert said[0] == said[1]
+    assert max(chunks_of(runner)) < max(chunks_of(other)) == 510

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind, SamplingParams
+from shared.messages import ErrorCode, FinishReason, SamplingParams
 from tests.unit.worker.engine.scripted_runner import (
     ScriptedRunner,
     Story,
@@ -293,22 +293,3 @@ def test_equal_prompts_share_their_blocks_from_the_next_step_on(
     assert step.tables[1][:4] == step.tables[0][:4]
     assert step.starts[1] == 16
     assert run_to_end(engine)["b"].last.num_cached_tokens == 16
-
-
-def test_with_a_grammar_it_waits_for_its_token_in_flight_and_the_others_do_not() -> None:
-    runner = ScriptedRunner()
-    engine = make_engine(runner, lookahead=1, structured_output=True)
-    engine.add(make_request("free", max_tokens=6))
-    engine.add(make_request("kept", max_tokens=3, grammar=Grammar(GrammarKind.REGEX, "a+")))
-    stories = run_to_end(engine)
-    assert stories["free"].token_ids == say(6)
-    assert stories["kept"].token_ids == say(3)
-    assert [step.order for step in runner.steps] == [[0, 1], [0], [0, 1], [0], [0, 1], [0]]
-
-
-def test_without_lookahead_a_grammar_costs_no_step() -> None:
-    runner = ScriptedRunner()
-    engine = make_engine(runner, structured_output=True)
-    engine.add(make_request("kept", max_tokens=3, grammar=Grammar(GrammarKind.REGEX, "a+")))
-    assert run_to_end(engine)["kept"].token_ids == say(3)
-    assert len(runner.steps) == 3

@@ -6,7 +6,7 @@ On the CPU they run in Triton's interpreter, which takes a tenth of a second a r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from shared.messages import SamplingParams
 from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
 from tests.support.torch_device import torch_device
 from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
+from worker.model.device import StepTimer
 from worker.model.sampling.noise import gumbel, row_keys, seed_keys
+from worker.model.sampling.partial import PartialSample
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Sampled, Sampler
 
@@ -255,43 +257,77 @@ def test_penalties_and_min_tokens_follow_a_sequence_and_its_token_in_flight() ->
 
 
 class Masks:
-    """Stands for GrammarMasks: row i may have the tokens that i + 2 divides; one failed."""
+    """Stands for GrammarMasks: sequence i may have the tokens that i + 2 divides; one failed."""
 
     def masks_of(
         self, rows: Mapping[int, SamplingRow]
     ) -> tuple[list[int], np.ndarray[Any, Any], dict[int, str]]:
-        indices = [i for i in rows if i != 1]
+        indices = [i for i, row in rows.items() if row.seq_id != 1]
         masks = np.zeros((len(indices), -(-VOCAB // 32)), dtype=np.int32)
         words = masks.view(np.uint32)
         for n, i in enumerate(indices):
-            for token in range(0, VOCAB, i + 2):
+            for token in range(0, VOCAB, rows[i].seq_id + 2):
                 words[n, token // 32] |= np.uint32(1 << token % 32)
-        return indices, masks, {1: "cannot be followed"}
+        return indices, masks, {i: "cannot be followed" for i in rows if i not in indices}
+
+    def forget(self, seq_ids: Iterable[int]) -> None:
+        pass
 
     def apply(self, logits: Tensor, rows: Mapping[int, SamplingRow]) -> dict[int, str]:
         indices, _, failed = self.masks_of(rows)
         for i in indices:
             allowed = torch.zeros(VOCAB, dtype=torch.bool)
-            allowed[:: i + 2] = True
+            allowed[:: rows[i].seq_id + 2] = True
             logits[i].masked_fill_(~allowed, -torch.inf)
         return failed
 
 
+STRUCTURED: tuple[dict[str, Any], ...] = (
+    {"grammar": "a"},
+    {"grammar": "b"},
+    {},
+    {"grammar": "c", "top_p": 0.9, "logprobs": 4, "min_tokens": 30, "stop_token_ids": (5,)},
+    {"grammar": "d", "temperature": 0.0, "presence_penalty": 0.5},
+    {"grammar": "e"},
+    {"repetition_penalty": 1.4, "top_k": 7},
+)
+APART = [2, 6], [0, 1, 3, 4, 5]  # rows without a grammar, and those with one
+
+
 def test_rows_keep_to_their_grammars_masks() -> None:
-    changes: tuple[dict[str, Any], ...] = (
-        {"grammar": "a"},
-        {"grammar": "b"},
-        {},
-        {"grammar": "c", "top_p": 0.9, "logprobs": 4, "min_tokens": 30, "stop_token_ids": (5,)},
-        {"grammar": "d", "temperature": 0.0},
-        {"grammar": "e"},
-    )
-    params = [replace(PLAIN, seed=i, **change) for i, change in enumerate(changes)]
+    params = [replace(PLAIN, seed=i, **change) for i, change in enumerate(STRUCTURED)]
     logits = random_logits((len(params), VOCAB), torch.float32)
     logits[5, ::7] = -math.inf  # what the mask leaves
     drawn = same(logits, rows_of(params), samplers(VOCAB, Masks()))
-    assert drawn.best_logits.isfinite().tolist() == [True] * 5 + [False]
+    assert drawn.best_logits.isfinite().tolist() == [True] * 5 + [False, True]
     assert [drawn.token_ids[i].item() % n for i, n in ((0, 2), (3, 5), (4, 6))] == [0, 0, 0]
+
+
+def test_rows_drawn_apart_are_those_drawn_together_and_plans_are_uploaded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from worker.model.cuda import sampling
+
+    params = [replace(PLAIN, seed=i, **change) for i, change in enumerate(STRUCTURED)]
+    device, rows = torch_device(), rows_of(params)
+    logits = random_logits((len(params), VOCAB), torch.bfloat16).to(device)
+    nothing = NOTHING.to(device)
+    together = samplers(VOCAB, Masks())[0].sample(logits, rows, nothing)
+    ours, _ = samplers(VOCAB, Masks())
+    sent: list[Any] = []
+    upload = sampling.to_device
+    monkeypatch.setattr(
+        sampling, "to_device", lambda array, to: sent.append(array) or upload(array, to)
+    )
+    for _ in range(2):
+        sent.clear()
+        sample = PartialSample(ours, logits, rows, nothing)
+        parts = [sample.draw(places) for places in APART]
+        assert sample.token_ids.tolist() == together.token_ids.tolist()
+    assert len(sent) == 3, "what each part's rows have of this step, and the masks"
+    assert parts[1].failed == {APART[1].index(i): why for i, why in together.failed.items()}
+    for part, places in zip(parts, APART, strict=True):
+        assert torch.equal(part.best_logits, together.best_logits[places])
 
 
 @pytest.mark.parametrize(
@@ -345,10 +381,19 @@ def test_drawing_waits_for_nothing() -> None:
     logits = random_logits((len(rows), WIDE), torch.bfloat16).to(torch_device())
     nothing = NOTHING.to(torch_device())
     ours.sample(logits, rows, nothing)
+    structured = rows_of([replace(PLAIN, seed=i, **c) for i, c in enumerate(STRUCTURED)])
+    masked, few = samplers(VOCAB, Masks())[0], logits[: len(structured), :VOCAB]
+    masked.sample(few, structured, nothing)
     torch.cuda.set_sync_debug_mode("error")
     try:
         ours.sample(logits, rows, nothing)
         ours.forget(range(len(rows)))
         ours.sample(logits, rows, nothing)
+        timer = StepTimer(torch_device())
+        sample = PartialSample(masked, few, structured, nothing)
+        for places in APART:
+            sample.draw(places).to_host()
+            timer.end()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert 0 < (timer.wait() or 0) < 60

@@ -1,0 +1,59 @@
+"""LaunchedStep: a step between its launch and its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from worker.engine.errors import EngineFailed
+from worker.engine.pacer import ChunkPacer
+from worker.engine.plan import Schedule
+from worker.engine.ports import ModelRunner, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class LaunchedStep:
+    """A plan, and the runner's handle of it. Each method passes on what the runner raises."""
+
+    __slots__ = ("_clock", "_handle", "_host_s", "schedule")
+
+    def __init__(self, runner: ModelRunner, schedule: Schedule, clock: Callable[[], float]) -> None:
+        """Launches the step."""
+        self.schedule = schedule
+        self._clock = clock
+        begin_s = clock()
+        self._handle = runner.launch(schedule.batch)
+        self._host_s = clock() - begin_s  # of the runner's calls
+
+    def sample_structured(self) -> None:
+        """Samples the sequences with a grammar that have not ended meanwhile.
+
+        All tokens of the steps before have to be committed.
+        """
+        structured = self.schedule.structured
+        if structured:
+            begin_s = self._clock()
+            self._handle.sample_structured([s.seq_id for s in structured if not s.is_finished])
+            self._host_s += self._clock() - begin_s
+
+    def collect(self, pacer: ChunkPacer | None) -> StepResult:
+        """Waits for the device; the pacer learns how long this very step took."""
+        begin_s = self._clock()
+        result = self._handle.collect()
+        if pacer is not None:
+            seconds = result.device_s
+            if seconds is None:
+                seconds = self._host_s + self._clock() - begin_s
+            batch = self.schedule.batch
+            pacer.took(batch.num_decodes, batch.num_tokens - batch.num_decodes, seconds)
+        return result
+
+    def discard(self) -> None:
+        """Waits for the device and drops what it says. Raises EngineFailed only."""
+        try:
+            self._handle.collect()
+        except EngineFailed:
+            raise
+        except Exception as error:
+            logger.debug("the step behind it failed too", exc_info=error)
