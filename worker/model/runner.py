@@ -76,12 +76,15 @@ class TorchModelRunner:
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         """Enqueues a step; never waits for a CUDA device.
 
-        After an exception no sample of a step before is known. Raises OutOfMemory or DeviceLost, or
+        After an exception no sample of a step before is known, and what is kept between steps, of
+        which the step may have written a part, is made anew. Raises OutOfMemory or DeviceLost, or
         what else a step raised.
         """
         try:
             return self._launch(batch)
         except Exception as error:
+            self._kept.forget_all()
+            self._sampler.forget_all()
             failure = step_failure(error, self._device)
             if failure is None:
                 raise

@@ -7,6 +7,7 @@ into buffers that stay, sequences that are missing are padded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -17,9 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.engine.errors import DeviceLost
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cuda.kernels.fill_step import fill_step
 from worker.model.cuda.stack import CudaStack
+from worker.model.device import step_failure
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +121,8 @@ class DecodeGraphs:
     def capture(self, report: Callable[[float], None], *, largest_only: bool = False) -> None:
         """Captures all sizes, the largest first: the others fit into its memory.
 
-        `report` gets the share that is done. Raises what a step raises.
+        Where memory runs out, what has been captured is replayed and a warning says so. `report`
+        gets the share that is done. Raises what a step raises, DeviceLost among it.
         """
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
@@ -135,10 +139,31 @@ class DecodeGraphs:
     ) -> None:
         """Captures by `capture`, as `capture` does."""
         sizes = self._sizes[-1:] if largest_only else self._sizes
+        captured: list[int] = []
         for number, size in enumerate(reversed(sizes)):
             report(number / len(sizes))
-            self._replays[size] = capture(functools.partial(self._run, size))
-        self._captured = sizes
+            failure = None
+            try:
+                self._replays[size] = capture(functools.partial(self._run, size))
+            except Exception as error:
+                failure = step_failure(error, self._device)
+                if failure is None:
+                    raise
+            if isinstance(failure, DeviceLost):
+                raise failure
+            if failure is None:
+                captured.insert(0, size)
+            elif captured:  # smaller ones would take their own memory as well
+                break
+        if len(captured) < len(sizes):
+            logger.warning(
+                "memory is too small for all CUDA graphs: captured %d of %d sizes, up to %d "
+                "sequences; other steps are launched kernel by kernel",
+                len(captured),
+                len(sizes),
+                max(captured, default=0),
+            )
+        self._captured = captured
         report(1.0)
 
     def __call__(
@@ -178,7 +203,12 @@ class CudaCapture:
         # Not torch.cuda.graph(), which collects garbage each time.
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            result = run()
+            try:
+                result = run()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the stream must not stay in the capture
+                    graph.capture_end()
+                raise
             graph.capture_end()
 
         def replay() -> Tensor:

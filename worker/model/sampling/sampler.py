@@ -181,6 +181,10 @@ class Sampler:
         if self._grammar_masks is not None:
             self._grammar_masks.forget(ids)
 
+    def forget_all(self) -> None:
+        """Frees the counts of all sequences, after a step that raised."""
+        self._penalties.forget_all()
+
     def _plan_of(self, rows: Sequence[SamplingRow]) -> BatchPlan:
         if not self._plan.is_of(rows):
             self._plan = BatchPlan.of(rows, self._vocab_size)

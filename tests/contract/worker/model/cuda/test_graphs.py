@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ if not (has_triton() and IS_INTERPRETED):
     pytest.skip("the double of a graph runs in the interpreter", allow_module_level=True)
 
 from tests.support.graph_double import GraphDouble, NotCapturable
+from worker.engine.errors import DeviceLost
 from worker.model.cuda.graphs import DecodeGraphs, graph_sizes
 from worker.model.cuda.stack import CudaOps, CudaStack
 
@@ -70,6 +74,56 @@ def test_rows_that_are_padding_reach_nothing() -> None:
     torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
     assert buffers.seq_lens.tolist()[:4] == [6, 41, 17, 0]
     assert buffers.slots.tolist()[3] == -1
+
+
+class Failing:
+    """A `Capture` for which graphs of these sizes fail; `error` says how."""
+
+    def __init__(self, sizes: set[int], error: Exception) -> None:
+        self._double = GraphDouble()
+        self._sizes = sizes
+        self._error = error
+
+    def __call__(self, run: Any) -> Callable[[], torch.Tensor]:
+        (size,) = run.args
+        if size in self._sizes:
+            raise self._error
+        return self._double(run)
+
+
+def uncaptured() -> tuple[DecodeGraphs, CudaStack]:
+    """Returns graphs of 1, 2, 4 and 8 decodes, and the stack that they are of."""
+    model = new_model(QWEN3 | {"num_hidden_layers": 1}, CudaOps(), dtype=DTYPE)
+    stack = CudaStack(model, new_pool(model.config, dtype=DTYPE))
+    return DecodeGraphs(stack, max_num_seqs=5, max_blocks=6, device=CPU), stack
+
+
+@pytest.mark.parametrize(
+    ("failing", "captured"), [({1, 2, 4, 8}, []), ({1, 2, 4}, [8]), ({2, 4, 8}, [1])]
+)
+def test_memory_that_runs_out_leaves_the_graphs_that_fit(
+    failing: set[int], captured: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    replayed, stack = uncaptured()
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    shares: list[float] = []
+    with caplog.at_level("WARNING"):
+        replayed.capture_by(Failing(failing, full), shares.append)
+    assert list(replayed._captured) == captured
+    most = max(captured, default=0)
+    assert f"captured {len(captured)} of 4 sizes, up to {most} sequences" in caplog.text
+    assert shares[-1] == 1.0
+    step = [(5, 1)]
+    torch.testing.assert_close(run_step(replayed, step), run_step(stack, step))
+
+
+def test_a_device_that_is_lost_in_a_capture_ends_the_engine() -> None:
+    replayed, _ = uncaptured()
+    lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(DeviceLost, match="an illegal memory access"):
+        replayed.capture_by(Failing({8}, lost), lambda share: None)
+    with pytest.raises(ValueError, match="a bug"):
+        replayed.capture_by(Failing({8}, ValueError("a bug")), lambda share: None)
 
 
 def test_sizes_end_with_one_that_all_sequences_fit_into() -> None:
