@@ -83,3 +83,51 @@ def test_the_floor_is_bytes_and_operations_at_the_ceilings() -> None:
     assert decodes == pytest.approx(expected, rel=0.01)
     in_turns = floor_s(cost, [Work((1,) * 1000, 100)] * 2, 1, ceilings)
     assert in_turns - decodes == pytest.approx(100 * cost.weight_bytes / 4e12)
+
+
+NANO_VLLM = """
+class SamplingParams:
+    def __init__(self, temperature, max_tokens, ignore_eos):
+        assert ignore_eos and temperature > 0
+        self.max_tokens = max_tokens
+
+
+class LLM:
+    def __init__(self, model, enforce_eager, max_model_len):
+        from safetensors import safe_open
+
+        with safe_open(model + "/model.safetensors", "pt") as file:
+            assert "model.embed_tokens.weight" in file.keys()
+
+    def generate(self, prompts, params):
+        return [{"token_ids": [0] * one.max_tokens} for one in params]
+"""
+
+
+def test_nano_vllm_has_the_same_weights_and_requests(tmp_path: Path) -> None:
+    """Its place is taken by a double, which has its interface."""
+    (tmp_path / "nanovllm.py").write_text(NANO_VLLM)
+    command = [sys.executable, "-m", "tests.bench.nano_vllm", "--shape", "tiny", "--device", "cpu"]
+    command += ["--turns", "1", "--requests", "3", "--shortest", "3", "--longest", "9"]
+
+    def run(paths: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--out", str(tmp_path / "out")],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+
+    missing = run([str(REPOSITORY)])
+    assert missing.returncode == 3
+    assert "nano-vllm: not there" in missing.stdout
+    done = run([str(REPOSITORY), str(tmp_path)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "out" / "nano_vllm.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [line["label"] for line in found] == ["penstock", "nano-vllm"]
+    assert len({line["output_tokens"] for line in found}) == 1
+    assert "of nano-vllm" in done.stdout.splitlines()[-1]
