@@ -39,7 +39,13 @@ SEATS = 9
 # Four more than the first rows of the counts: these grow in mid-run.
 PARAMS = [
     *(
-        SamplingParams(temperature=0.8, seed=seed, presence_penalty=1.5, frequency_penalty=0.5)
+        SamplingParams(
+            temperature=0.8,
+            seed=seed,
+            presence_penalty=1.5,
+            frequency_penalty=0.5,
+            repetition_penalty=1.5,
+        )
         for seed in range(6)
     ),
     SamplingParams(temperature=0.0, repetition_penalty=1.3, logit_bias={9: 3.0}),
@@ -162,3 +168,29 @@ def test_no_token_changes_whichever_operator_runs_out_of_memory(
         assert found == expected, f"operator {at} of step {step}"
         num_failed += engine.stats().failed_steps
     assert num_failed > 30  # some operators are outside of the steps themselves
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_no_count_of_penalties_is_lost_or_doubled(
+    model: CausalLM, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators that count fail, which are few among those of a step."""
+    modes: list[FailsOnce | None] = []
+    seen: list[int] = []
+    count = PenaltyTable.count
+
+    def counted(self: PenaltyTable, rows: Any, sampled: Any) -> Any:
+        mode = (modes.pop(0) if modes else None) or FailsOnce()
+        with mode:
+            slots = count(self, rows, sampled)
+        seen.append(mode.num_seen)
+        return slots
+
+    monkeypatch.setattr(PenaltyTable, "count", counted)
+    expected = outputs(new_engine(model, lookahead), lambda step: None)
+    places = [(call, at) for call in range(8) for at in range(1, seen[call] + 1)]
+    for call, at in random.Random(lookahead).sample(places, 25):
+        modes[:] = [*[None] * call, FailsOnce(at)]
+        engine = new_engine(model, lookahead)
+        assert outputs(engine, lambda step: None) == expected, f"operator {at} of call {call}"
+        assert engine.stats().failed_steps >= 1
