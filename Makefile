@@ -176,11 +176,15 @@ demo-model: $(VENV)/.dev ## train the demo model that ships in worker/demo/check
 gpu-check: ## model, sampler and engine on this machine's CUDA device; needs no install step
 	@$(PYTHON) tests/gpu/check.py
 
+.PHONY: gpu-wheels
+gpu-wheels: $(VENV)/.run ## download what STAGE="service vllm" needs on a machine without a network, into .whl
+	@$(BIN)/python tests/gpu/wheels.py
+
 STAGE ?= kernels engine
 .PHONY: gpu-bench
-gpu-bench: ## kernels and engine on this machine's CUDA device (STAGE=kernels, STAGE=engine); needs no install step
+gpu-bench: ## kernels and engine on this machine's CUDA device, or STAGE="service vllm"; needs no install step
 	@$(PYTHON) tests/gpu/bench.py $(STAGE)
 
 .PHONY: clean
 clean: ## remove the virtual environments and the private server's data
-	rm -rf $(VENV) .venv-vllm .venv-vllm-cuda .penstock
+	rm -rf $(VENV) .venv-vllm .venv-vllm-cuda .penstock .whl

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
 from shared.messages import InvalidParameter
 from worker.engine.config import EngineConfig
 
@@ -15,7 +16,6 @@ Runner = Literal["model", "echo"]
 EngineName = Literal["penstock", "vllm"]
 VllmSampler = Literal["auto", "penstock", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
@@ -47,7 +47,7 @@ class EngineOptions:
 
     model_impl: ModelImpl = "auto"  # see worker.model.build.choose_source
     dtype: Dtype = "auto"
-    device: Device = "auto"
+    device: str = "auto"  # auto, cpu, cuda or cuda:N
     load_format: LoadFormat = "auto"  # dummy: random weights for config.json's shapes
     num_threads: int | None = None  # CPU threads; None: `default_threads`
     cpu_tier: CpuTier = "auto"  # see worker.model.cpu.tiers
@@ -76,6 +76,8 @@ class EngineOptions:
             requirement = _requirement_missed(name, kind, value)
             if requirement is not None:
                 raise InvalidParameter(name, f"must {requirement}, got {value!r}")
+        if self.tensor_parallel_size > 1 and device_number(self.device) is not None:
+            raise InvalidParameter("device", one_device(self.device, self.tensor_parallel_size))
 
     def engine_config(
         self,
@@ -110,6 +112,14 @@ class EngineOptions:
         )
 
 
+def one_device(device: str, num_ranks: int) -> str:
+    """Returns why `cuda:N` is not for a model with several ranks."""
+    return (
+        f"{device} is one device, and the model is divided over {num_ranks}: CUDA_VISIBLE_DEVICES "
+        "chooses several"
+    )
+
+
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "be True or False"),
     int: ((int,), "be an integer"),
@@ -126,12 +136,13 @@ _AT_LEAST_1 = (
     "max_model_len",
     "max_waiting",
 )
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_AT_LEAST_1, (lambda number: number >= 1, "be at least 1")),
     "kv_cache_memory_gb": (lambda number: number > 0, "be positive"),
     "memory_share": (lambda number: 0 < number <= 1, "be above 0 and at most 1"),
     "lookahead": (lambda number: number in (0, 1), "be 0 or 1"),
     "step_target_ms": (lambda number: number >= 0, "not be negative"),
+    "device": (is_device, f"be {DEVICE_WORDS}"),
     "echo_step_ms": (lambda number: number >= 0, "not be negative"),
 }
 

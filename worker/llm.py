@@ -294,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     parser.add_argument("--dtype", help="auto, float32, bfloat16 or float16")
-    parser.add_argument("--device", help="auto, cpu or cuda")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--load-format", help="auto, or dummy for random weights")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float)

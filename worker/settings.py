@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
 from shared.environment import variable_of
 from shared.settings import SharedSettings
 from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
 from worker.engine_options import (
     AttentionChoice,
     CpuTier,
-    Device,
     Dtype,
     EngineName,
     EngineOptions,
@@ -24,6 +24,7 @@ from worker.engine_options import (
     Runner,
     VllmSampler,
     WeightCopies,
+    one_device,
 )
 from worker.intake import max_waiting
 from worker.vllm.options import parse_vllm_args
@@ -193,7 +194,11 @@ class WorkerSettings(SharedSettings):
         "vLLM's model_impl.",
     )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
-    device: Device = Field(default="auto", description="auto, cpu or cuda.")
+    device: str = Field(
+        default="auto",
+        description="auto, cpu, cuda, or cuda:N for one CUDA device by its number among those that "
+        "the worker sees.",
+    )
     load_format: LoadFormat = Field(
         default="auto", description="auto: safetensors; dummy: random weights."
     )
@@ -341,6 +346,13 @@ class WorkerSettings(SharedSettings):
         description="Address that PENSTOCK_METRICS_PORT listens on. It asks for no key.",
     )
 
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not is_device(value):
+            raise ValueError(f"must be {DEVICE_WORDS}")
+        return value
+
     @field_validator("override_generation_config")
     @classmethod
     def _sampling_members(cls, value: str) -> str:
@@ -385,6 +397,10 @@ class WorkerSettings(SharedSettings):
             raise ValueError(
                 f"PENSTOCK_LEASE_MS ({self.lease_ms}) must be at least three times "
                 f"PENSTOCK_BEAT_INTERVAL_MS ({self.beat_interval_ms})"
+            )
+        if self.tensor_parallel_size > 1 and device_number(self.device) is not None:
+            raise ValueError(
+                one_device(f"PENSTOCK_DEVICE={self.device}", self.tensor_parallel_size)
             )
         if self.num_kv_blocks is not None and self.kv_cache_memory_gb is not None:
             raise ValueError(

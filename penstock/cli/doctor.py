@@ -61,6 +61,7 @@ def _findings() -> Iterator[Finding]:
         check_private_server,
     )
     from penstock.doctor.server import check_redis
+    from shared.cuda_devices import device_type
 
     if launcher is not None:
         if launcher.redis_url:
@@ -74,7 +75,7 @@ def _findings() -> Iterator[Finding]:
         from worker.cache import cache_directory
 
         yield from check_model(worker.model)
-        on_cpu = worker.device != "cuda"
+        on_cpu = device_type(worker.device) != "cuda"
         yield from check_memory(weights_bytes(worker.model), on_cpu=on_cpu)
         if worker.engine == "penstock" and on_cpu:
             yield from check_compiler()

@@ -17,8 +17,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from penstock.doctor.finding import Finding, fine, warning, wrong
+from shared.cuda_devices import device_number, device_type, has_nvidia_driver, no_such_device
 from shared.launcher.redis_server import find_server_binary
-from shared.launcher.torch_build import has_nvidia_driver
 from shared.launcher.vllm_environment import build_for, is_made
 
 NEEDED_BYTES = 100 * 10**6
@@ -181,10 +181,15 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
         reason = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         yield wrong("engine", f"PyTorch cannot be imported: {reason}")
         return
-    if has_cuda:
+    kind, number = device_type(device), device_number(device)
+    if has_cuda and number is not None and number >= num_devices:
+        yield wrong("engine", f"{no_such_device(device, num_devices)}.")
+    elif has_cuda:
         yield fine("engine", f"PyTorch {version}, CUDA devices: {num_devices}.")
-    elif device == "cuda":
-        yield wrong("engine", f"PENSTOCK_DEVICE=cuda, and PyTorch {version} finds no CUDA device.")
+    elif kind == "cuda":
+        yield wrong(
+            "engine", f"PENSTOCK_DEVICE={device}, and PyTorch {version} finds no CUDA device."
+        )
     elif has_nvidia_driver() and device != "cpu":
         yield warning(
             "engine",
@@ -202,8 +207,8 @@ def _check_vllm(device: str, engine_python: str) -> Iterator[Finding]:
         else:
             yield fine("engine", f"vLLM of {engine_python}.")
         return
-    if device == "cuda" and not has_nvidia_driver():
-        yield wrong("engine", "PENSTOCK_DEVICE=cuda, and this machine has no NVIDIA driver.")
+    if device_type(device) == "cuda" and not has_nvidia_driver():
+        yield wrong("engine", f"PENSTOCK_DEVICE={device}, and this machine has no NVIDIA driver.")
         return
     build = build_for(device)
     if is_made(build.directory, build):

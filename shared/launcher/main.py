@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from shared.cuda_devices import device_type, has_nvidia_driver
 from shared.environment import adopt_prefix, given_name, variable_of
 from shared.launcher.processes import (
     Child,
@@ -23,7 +24,6 @@ from shared.launcher.processes import (
 from shared.launcher.ready_line import ReadyLine
 from shared.launcher.redis_server import PrivateServer, ServerError, find_server_binary
 from shared.launcher.settings import LauncherSettings
-from shared.launcher.torch_build import has_nvidia_driver
 from shared.launcher.vllm_environment import (
     NotMade,
     build_for,
@@ -92,8 +92,10 @@ def _with_interpreter(spec: WorkerSpec, early_signals: EarlySignals) -> WorkerSp
     if spec.engine != "vllm" or spec.variable("ENGINE_PYTHON"):
         return spec
     device = spec.variable("DEVICE")
-    if device == "cuda" and not has_nvidia_driver():
-        raise NotMade(f"{spec.label}: PENSTOCK_DEVICE=cuda, and this machine has no NVIDIA driver.")
+    if device_type(device) == "cuda" and not has_nvidia_driver():
+        raise NotMade(
+            f"{spec.label}: PENSTOCK_DEVICE={device}, and this machine has no NVIDIA driver."
+        )
     python = make_environment(build_for(device), say, lambda: bool(early_signals.received))
     return spec.with_defaults({"ENGINE_PYTHON": str(python)})
 

@@ -31,7 +31,11 @@ class LauncherSettings(EnvironmentSettings):
         description="Port of the first frontend; the others take the ports that follow.",
     )
     workers: int = Field(
-        1, ge=1, le=64, description="Worker processes; they share the cores and the memory."
+        1,
+        ge=1,
+        le=64,
+        description="Worker processes; they share the cores and the memory. "
+        "On CUDA each gets devices of its own, unless PENSTOCK_DEVICE names one.",
     )
     models_file: Path | None = Field(
         None,

@@ -9,7 +9,6 @@ anything is installed, and in images.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import ssl
@@ -19,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
+from shared.cuda_devices import device_type, has_nvidia_driver
 from shared.launcher.install import install, say
 
 # Its builds have the versions of the default index with `+cpu` behind them, which pip prefers.
@@ -28,34 +28,8 @@ LOOK_S = 4.0  # for the index to answer
 Say = Callable[[str], None]
 
 
-def has_nvidia_driver() -> bool:
-    """Returns whether the library that the driver brings can be loaded."""
-    return loads("libcuda.so.1")
-
-
-def num_cuda_devices() -> int:
-    """Returns how many CUDA devices the driver shows to this process; 0 where it has no answer."""
-    count = ctypes.c_int(0)
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-            return 0
-    except (OSError, AttributeError):
-        return 0
-    return count.value
-
-
-def loads(library: str) -> bool:
-    """Returns whether a library of the system can be loaded."""
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
-
-
 def wanted_device(environ: Mapping[str, str]) -> str:
-    """Returns the setting PENSTOCK_DEVICE, under its earlier name too: auto, cpu or cuda."""
+    """Returns the setting PENSTOCK_DEVICE, under its earlier name too, as it is; else auto."""
     return environ.get("PENSTOCK_DEVICE") or environ.get("DEVICE") or "auto"
 
 
@@ -64,11 +38,12 @@ def index_words(
 ) -> list[str]:
     """Returns the words for pip's torch line that choose its build; says which one it is.
 
-    TORCH_PIP_ARGS has precedence, also where it is empty. The index of builds for the CPU is an
-    extra one: what torch requires comes from wherever pip finds it.
+    `device` is a setting's value. TORCH_PIP_ARGS has precedence, also where it is empty. The index
+    of builds for the CPU is an extra one: what torch requires comes from wherever pip finds it.
     """
     if "TORCH_PIP_ARGS" in environ:
         return shlex.split(environ["TORCH_PIP_ARGS"])
+    device = device_type(device)
     if sys.platform != "linux" or device == "cuda" or (device != "cpu" and has_nvidia_driver()):
         return []
     if fault := why_not_reached(f"{index}/torch/", environ.get("PIP_CERT")):

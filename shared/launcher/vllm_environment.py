@@ -26,8 +26,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.cuda_devices import (
+    DEVICE_WORDS,
+    device_type,
+    has_nvidia_driver,
+    is_device,
+    loads,
+)
 from shared.launcher.install import drop_half_installed
-from shared.launcher.torch_build import has_nvidia_driver, index_words, loads, wanted_device
+from shared.launcher.torch_build import index_words, wanted_device
 from shared.process import dying_with_this_process
 
 _HERE = Path(__file__).resolve().parent
@@ -46,7 +53,6 @@ PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, 
 
 _DEBIAN = {"libnuma.so.1": "libnuma1"}
 STOPPED = "stopped while vLLM's environment was being made; the next start goes on with it."
-DEVICES = ("auto", "cpu", "cuda")
 POLL_S = 0.2
 GRACE_S = 5.0
 
@@ -124,8 +130,9 @@ CUDA = Build(
 
 def build_for(device: str) -> Build:
     """Returns the build for a worker's DEVICE; `auto` or empty: CUDA where there is a driver."""
-    if device in ("cpu", "cuda"):
-        return CPU if device == "cpu" else CUDA
+    kind = device_type(device)
+    if kind in ("cpu", "cuda"):
+        return CPU if kind == "cpu" else CUDA
     return CUDA if has_nvidia_driver() else CPU
 
 
@@ -387,12 +394,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the environment; returns the exit status: 0, or with a sentence 1, or 2 for a device or
     a directory that cannot be used."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=DEVICES, help="without it: PENSTOCK_DEVICE, or auto")
+    parser.add_argument("--device", help=f"{DEVICE_WORDS}; without it: PENSTOCK_DEVICE, or auto")
     parser.add_argument("directory", nargs="?", type=Path, help="without it: the build's own")
     parsed = parser.parse_args(arguments)
     device = parsed.device or wanted_device(os.environ)
-    if device not in DEVICES:
-        parser.error(f"PENSTOCK_DEVICE={device!r} cannot be used: auto, cpu or cuda.")
+    if not is_device(device):
+        name = "--device" if parsed.device else "PENSTOCK_DEVICE"
+        parser.error(f"{name}={device!r} cannot be used: must be {DEVICE_WORDS}.")
 
     def say(sentence: str) -> None:
         print(f"penstock: {sentence}", file=sys.stderr, flush=True)

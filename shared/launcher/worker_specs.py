@@ -26,9 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from shared.cores import available_cores, share_of_cores
+from shared.cuda_devices import (
+    device_number,
+    device_type,
+    has_nvidia_driver,
+    no_such_device,
+    num_cuda_devices,
+    visible_devices,
+)
 from shared.environment import PREFIX, value_of, variable_of
 from shared.launcher.settings import LauncherSettings
-from shared.launcher.torch_build import has_nvidia_driver, num_cuda_devices
 from shared.setting_names import SETTING_NAMES
 from shared.settings import SettingsError, SharedSettings, load_settings
 
@@ -37,6 +44,7 @@ MAX_WORKERS = 64
 _OF_ALL = frozenset(SharedSettings.model_fields) | {"lease_ms"}
 # Settings that a file of models takes the place of.
 _ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "WORKERS")
+_ALL = frozenset({"all"})
 _SIZES_KV_CACHE = ("KV_CACHE_MEMORY_GB", "NUM_KV_BLOCKS", "MEMORY_SHARE")
 
 
@@ -123,40 +131,44 @@ def _sharing_cores(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
 
 
 def _with_own_devices(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-    """Spreads workers that may take any CUDA device over those that there are, in turn.
+    """Gives workers that may take any CUDA device some that no other worker has, as many as their
+    ranks, by CUDA_VISIBLE_DEVICES.
 
-    Each gets as many as its ranks, by CUDA_VISIBLE_DEVICES. A worker alone sees all. Raises
-    SettingsError where one needs more than there are.
+    A worker alone sees all. Several share a device only where DEVICE or their own environment names
+    it. Raises SettingsError for a number without a device, and for more workers than fit.
     """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    there = [name.strip() for name in given.split(",") if name.strip()]
-    open_ones = [
-        spec
-        for spec in specs
-        if "CUDA_VISIBLE_DEVICES" not in spec.own and "cpu" not in _devices(spec)
-    ]
-    if len(specs) == 1 or not open_ones:
+    given = [_devices(spec) for spec in specs]
+    if len(specs) == 1 or _ALL not in given:
         return list(specs)
-    there = there or [str(number) for number in range(num_cuda_devices())]
-    if len(there) < 2:
-        return list(specs)
-    found, next_device = [], 0
-    for spec in specs:
-        if spec not in open_ones:
-            found.append(spec)
-            continue
-        ranks = spec.variable("TENSOR_PARALLEL_SIZE")
-        num_ranks = int(ranks) if ranks.isdecimal() else 1
-        if num_ranks > len(there):
-            raise SettingsError(
-                f"{spec.label}: PENSTOCK_TENSOR_PARALLEL_SIZE={num_ranks}, and there are "
-                f"{len(there)} CUDA devices."
-            )
-        own = [there[(next_device + i) % len(there)] for i in range(num_ranks)]
-        next_device += num_ranks
-        variables = {**spec.own, "CUDA_VISIBLE_DEVICES": ",".join(own)}
-        found.append(WorkerSpec(spec.label, spec.model, variables))
+    visible = visible_devices(os.environ)
+    there = [str(n) for n in range(num_cuda_devices())] if visible is None else visible
+    if not there:
+        return list(specs)  # the driver does not answer: each worker says what torch does
+    named = frozenset[str]().union(*given)
+    left = [name for name in there if name not in named]
+    found = []
+    for spec, devices in zip(specs, given, strict=True):
+        if devices == _ALL:
+            ranks = spec.variable("TENSOR_PARALLEL_SIZE")
+            num_ranks = int(ranks) if ranks.isdecimal() else 1
+            own, left = left[:num_ranks], left[num_ranks:]
+            if len(own) < num_ranks:
+                raise SettingsError(_does_not_fit(spec, num_ranks, len(own), len(there)))
+            variables = {**spec.own, "CUDA_VISIBLE_DEVICES": ",".join(own)}
+            spec = WorkerSpec(spec.label, spec.model, variables)
+        found.append(spec)
     return found
+
+
+def _does_not_fit(spec: WorkerSpec, num_ranks: int, num_left: int, num_there: int) -> str:
+    wanted = "a CUDA device of its own"
+    if num_ranks > 1:
+        wanted = f"{num_ranks} CUDA devices of its own (PENSTOCK_TENSOR_PARALLEL_SIZE)"
+    return (
+        f"{spec.label} gets {wanted}, and {num_left or 'none'} of {num_there} is left for it: "
+        "start fewer workers, or name a device that workers share, PENSTOCK_DEVICE=cuda:0 or in a "
+        'file of models device = "cuda:0"; PENSTOCK_DEVICE=cpu leaves them to the CPU.'
+    )
 
 
 def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
@@ -172,15 +184,22 @@ def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
 
 
 def _devices(spec: WorkerSpec) -> frozenset[str]:
-    """Returns what the worker may take: {"cpu"}, the names of CUDA devices, or {"all"} of them."""
+    """Returns what the worker takes: {"cpu"}, the names of the CUDA devices that it alone is to
+    see, or {"all"} where any will do. Raises SettingsError for a number without a device."""
     device = spec.variable("DEVICE") or "auto"
-    visible = spec.variable("CUDA_VISIBLE_DEVICES")
-    names = frozenset(name.strip() for name in visible.split(",") if name.strip())
-    is_limited = "CUDA_VISIBLE_DEVICES" in spec.own or "CUDA_VISIBLE_DEVICES" in os.environ
-    sees_none = is_limited and names <= {"-1"}
-    if device == "cpu" or (device == "auto" and (sees_none or not has_nvidia_driver())):
+    own = visible_devices(spec.own)
+    visible = visible_devices(os.environ) if own is None else own
+    if device == "cpu" or spec.variable("RUNNER") == "echo":
         return frozenset({"cpu"})
-    return names or frozenset({"all"})
+    if device_type(device) == "auto" and (visible == [] or not has_nvidia_driver()):
+        return frozenset({"cpu"})
+    if (number := device_number(device)) is not None:
+        num_devices = num_cuda_devices() if visible is None else len(visible)
+        # Without an answer of the driver the worker says what is wrong.
+        if number >= num_devices and (num_devices or visible is not None):
+            raise SettingsError(f"{spec.label}: {no_such_device(device, num_devices)}.")
+        return frozenset({str(number) if visible is None else visible[number]})
+    return _ALL if own is None else frozenset(own)
 
 
 def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:

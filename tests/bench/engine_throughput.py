@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--checkpoint", type=Path, help="its weights, in place of random ones")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--attention", choices=("auto", "triton", "sdpa"), default="auto")
     parser.add_argument("--no-graphs", action="store_true")
@@ -50,8 +52,8 @@ def main() -> int:
         (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         built = build_model(
             EngineOptions(
-                checkpoint=directory,
-                load_format="dummy",
+                checkpoint=str(args.checkpoint or directory),
+                load_format="auto" if args.checkpoint else "dummy",
                 device=args.device,
                 attention_backend=args.attention,
                 cuda_graphs=not args.no_graphs,
@@ -65,20 +67,28 @@ def main() -> int:
     line = run(built, args, num_requests=args.requests)
     name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     given = {name: value for name, value in vars(args).items() if name != "device"}
+    given["checkpoint"] = str(args.checkpoint or "")
     print(json.dumps({"device": name, **given, "load_s": round(load_s, 1), **line}))
     return 0
 
 
+def works(
+    vocab_size: int, bounds: tuple[int, int], num_requests: int
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yields prompts and lengths of outputs, both within `bounds`; every call the same."""
+    numbers = random.Random(0)
+    for _ in range(num_requests):
+        prompt = tuple(numbers.randrange(vocab_size) for _ in range(numbers.randint(*bounds)))
+        yield prompt, numbers.randint(*bounds)
+
+
 def run(built: BuiltModel, args: argparse.Namespace, num_requests: int) -> dict[str, object]:
     engine = Engine(built.engine_config, built.runner)
-    numbers = random.Random(0)
-    vocab = built.model_config.vocab_size
     num_prompt = num_output = 0
-    for i in range(num_requests):
-        prompt = tuple(
-            numbers.randrange(vocab) for _ in range(numbers.randint(args.shortest, args.longest))
-        )
-        output = numbers.randint(args.shortest, args.longest)
+    bounds = (args.shortest, args.longest)
+    for i, (prompt, output) in enumerate(
+        works(built.model_config.vocab_size, bounds, num_requests)
+    ):
         params = SamplingParams(
             temperature=args.temperature,
             top_p=args.top_p,

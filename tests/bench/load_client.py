@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -15,9 +15,14 @@ TIMEOUT_S = 900.0
 
 
 def completions(
-    session: aiohttp.ClientSession, base_url: str, model: str, *, by_blank_lines: bool = False
+    session: aiohttp.ClientSession,
+    base_url: str,
+    model: str,
+    *,
+    by_blank_lines: bool = False,
+    sampling: Mapping[str, object] | None = None,
 ) -> Send:
-    """POST /v1/completions with token ids, greedy and to full length, as a stream.
+    """POST /v1/completions with token ids, greedy or by `sampling`, to full length, as a stream.
 
     `by_blank_lines`: the stream is read as `vllm bench serve` does, and a request that lost a token
     by it is an error. The server must know `return_token_ids`.
@@ -25,7 +30,7 @@ def completions(
     url = f"{base_url.rstrip('/')}/v1/completions"
 
     async def send(work: Work, seen: Seen) -> None:
-        body = {
+        body: dict[str, Any] = {
             "model": model,
             "prompt": work.prompt,
             "max_tokens": work.max_tokens,
@@ -34,6 +39,7 @@ def completions(
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        body |= sampling or {}
         if by_blank_lines:
             body["return_token_ids"] = True
         payload = msgspec.json.encode(body)

@@ -22,8 +22,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Iterator, Sequence
@@ -33,7 +31,7 @@ from typing import Any
 
 from shared.cores import available_cores
 from tests.bench.load_client import completions, new_session
-from tests.bench.machine import busy_process, busy_s, cpu_name
+from tests.bench.machine import busy_process, busy_s, conditions
 from tests.bench.plot import plot_sweep
 from tests.bench.shapes import SHAPES, make_shape, word_ids
 from tests.bench.vllm_pipe import KINDS, vllm_pipe
@@ -148,7 +146,7 @@ def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[Server]
 async def _run(
     arguments: argparse.Namespace, servers: Sequence[Server], token_ids: list[int]
 ) -> list[Row]:
-    facts = _conditions() | {"shape": arguments.shape, "neighbours": arguments.neighbours}
+    facts = conditions() | {"shape": arguments.shape, "neighbours": arguments.neighbours}
     facts["env"] = sorted(arguments.env)
     rows: list[Row] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -231,23 +229,6 @@ def _show(row: Row) -> None:
     cells = [f"{name}={row[name]:.4g}" for name in SHOWN if row.get(name) is not None]
     head = f"{row['workload']} {row['label']} {row['run']}:"
     print(head, *cells, *row.get("errors", ()), flush=True)
-
-
-def _conditions() -> Row:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": commit,
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }
 
 
 def _cpu(pid: int | None) -> tuple[float, float, float]:

@@ -122,6 +122,14 @@ async def turns(send: Send, prompts: Prompts) -> list[Row]:
 
 async def w4(send: Send, prompts: Prompts) -> list[Row]:
     streams = [Work(prompts.take(64), 192) for _ in range(4)]
+    return [await streams_beside(send, streams, send, [Work(prompts.take(1500), 16)])]
+
+
+async def streams_beside(
+    send: Send, streams: Sequence[Work], send_long: Send, long: Sequence[Work]
+) -> Row:
+    """Returns how long `streams` stand still while `long` prompts come in, one after the other,
+    once all have begun to flow."""
     seen = [Seen(len(work.prompt)) for work in streams]
     running = [
         asyncio.create_task(_guarded(send, work, one))
@@ -129,13 +137,16 @@ async def w4(send: Send, prompts: Prompts) -> list[Row]:
     ]
     while any(len(one.times) < 24 and not one.end_s for one in seen):
         await asyncio.sleep(0.002)
-    long = Seen(1500)
-    await _guarded(send, Work(prompts.take(1500), 16), long)
+    beside = [Seen(len(work.prompt)) for work in long]
+    for work, one in zip(long, beside, strict=True):
+        await _guarded(send_long, work, one)
     await asyncio.gather(*running)
-    row = summary([*seen, long])
-    if long.error is not None or not long.times:
-        return [row]
-    return [row | _stalls(seen, long.start_s, long.times[0]) | {"long_ttft_ms": long.ttft_ms}]
+    row = summary([*seen, *beside])
+    if any(one.error is not None or not one.times for one in beside):
+        return row
+    ttft_ms = statistics.median(one.ttft_ms for one in beside)
+    stalls = _stalls(seen, beside[0].start_s, beside[-1].times[0])
+    return row | stalls | {"long_ttft_ms": ttft_ms}
 
 
 def _stalls(streams: Sequence[Seen], begin_s: float, end_s: float) -> Row:

@@ -12,19 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.cuda_devices import device_number, no_such_device
 from worker.engine.errors import DeviceLost, OutOfMemory
-from worker.engine_options import Device, Dtype
+from worker.engine_options import Dtype
 from worker.model.errors import DeviceUnavailable
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def choose_device(name: Device) -> torch.device:
-    """Returns the device of that name; "auto" is CUDA where present. Raises DeviceUnavailable."""
+def choose_device(name: str) -> torch.device:
+    """Returns the device of that name; "auto" is CUDA where present. Raises DeviceUnavailable.
+
+    `cuda:1` becomes the device of the calling thread: kernels, streams and graphs are on it.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise DeviceUnavailable("device 'cuda' was requested, but torch sees no CUDA device")
+        raise DeviceUnavailable(f"device {name!r} was requested, but torch sees no CUDA device")
+    if (number := device_number(name)) is not None:
+        if number >= torch.cuda.device_count():
+            raise DeviceUnavailable(no_such_device(name, torch.cuda.device_count()))
+        torch.cuda.set_device(number)
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -111,6 +111,11 @@ class KeptBatch:
         """Frees what was kept for these sequences; unknown ones are fine."""
         self._rows.forget(seq_ids)
 
+    def forget_all(self) -> None:
+        """Frees what was kept for any sequence, after a step that raised."""
+        self._rows.forget_all()
+        self._last = None
+
     def forward_batch(self, batch: ScheduledBatch, previous: PreviousSample) -> ForwardBatch:
         """Returns the batch as ForwardBatch.build does."""
         shape = self._shape(batch)

@@ -69,6 +69,11 @@ class SequenceRows:
                 self._tables[row] = None
                 self._free.append(row)
 
+    def forget_all(self) -> None:
+        """Frees all rows: a step that raised may have taken cells that never reached the device."""
+        self.forget(list(self._row_of))
+        self._written.clear()
+
     def take_written(self) -> tuple[IntArray, IntArray]:
         """Returns the cells of the flat table that the device lacks, and what they hold."""
         written, self._written = self._written, []
@@ -107,11 +112,11 @@ class SequenceRows:
 
     def _add_rows(self, count: int) -> None:
         old = len(self._tables)
+        self._resize(old + count, self.table.shape[1])
         self._tables += [None] * count
         self._known += [0] * count
         self.num_blocks = np.concatenate([self.num_blocks, np.zeros(count, dtype=np.int32)])
         self._free += range(old + count - 1, old - 1, -1)
-        self._resize(old + count, self.table.shape[1])
 
     def _widen(self, width: int) -> None:
         self._resize(len(self._tables), 1 << (width - 1).bit_length())
@@ -120,11 +125,8 @@ class SequenceRows:
         """Makes larger tables; a step that is on the device goes on with the old one."""
         table = np.zeros((num_rows, width), dtype=np.int32)
         table[: self.table.shape[0], : self.table.shape[1]] = self.table
-        self.table = table
-        if self.is_shared:
-            self.there = torch.from_numpy(table)
-        else:
-            self.there = to_device(table, self._device)
+        there = torch.from_numpy(table) if self.is_shared else to_device(table, self._device)
+        self.table, self.there = table, there  # both or none: the device may have no room
 
 
 class Staging:

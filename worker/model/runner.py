@@ -85,10 +85,20 @@ class TorchModelRunner:
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         """Enqueues a step; never waits for a CUDA device.
 
-        After an exception no sample of a step before is known. Raises OutOfMemory or DeviceLost, or
+        After an exception no sample of a step before is known, and what is kept between steps, of
+        which the step may have written a part, is made anew. Raises OutOfMemory or DeviceLost, or
         what else a step raised.
         """
-        return _computed(self._device, lambda: self._launch(batch))
+        return self._or_anew(lambda: self._launch(batch))
+
+    def _or_anew(self, compute: Callable[[], T]) -> T:
+        """Returns what a part of a step returns; raises as `launch` does."""
+        try:
+            return _computed(self._device, compute)
+        except Exception:
+            self._kept.forget_all()
+            self._sampler.forget_all()
+            raise
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> TorchStepHandle:
@@ -142,7 +152,8 @@ class TorchModelRunner:
                     handle.add([rows[i].seq_id for i in others], sample.draw(others))
                 places = {rows[i].seq_id: i for i in structured}
                 this = PreviousSample(sample.token_ids, index_of, batch.decodes)
-                handle.wait_with(functools.partial(self._draw_rest, handle, sample, places, this))
+                rest = functools.partial(self._draw_rest, handle, sample, places, this)
+                handle.wait_with(lambda seq_ids: self._or_anew(lambda: rest(seq_ids)))
             else:
                 sampled = self._sampler.sample(logits, rows, previous.token_ids)
                 self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
@@ -237,7 +248,7 @@ class TorchStepHandle:
         """Enqueues what is left of the step. Raises as `launch` does."""
         rest, self._rest = self._rest, None
         if rest is not None:
-            _computed(self._device, lambda: rest(seq_ids))
+            rest(seq_ids)
 
     def collect(self) -> StepResult:
         """Waits until the device has sampled. Raises as `launch` does."""

@@ -21,6 +21,7 @@ from worker.vllm.load_errors import LoadInterrupted, hearing, load_failure
 from worker.vllm.options import (
     check_types,
     check_version,
+    choose_device,
     engine_args,
     num_ranks,
     parse_vllm_args,
@@ -54,6 +55,7 @@ def build_vllm_engine(
     report(loading.IMPORTING, 0.0)
     given = parse_vllm_args(options.vllm_args)
     set_environment(given)
+    choose_device(options, given)
     loading.log_records(logging.getLogger().level)
     with resting():
         import vllm

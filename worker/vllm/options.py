@@ -12,7 +12,19 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from worker.engine_options import CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS, EngineOptions
+from shared.cuda_devices import (
+    device_number,
+    device_type,
+    no_such_device,
+    num_cuda_devices,
+    visible_devices,
+)
+from worker.engine_options import (
+    CPU_BATCHED_TOKENS,
+    CUDA_BATCHED_TOKENS,
+    EngineOptions,
+    one_device,
+)
 from worker.vllm.context import context_args
 
 PROCESSOR = "worker.vllm.sampler:PenstockLogitsProcessor"
@@ -100,6 +112,23 @@ def set_environment(args: Mapping[str, Any]) -> None:
     for name, value in (ENVIRONMENT | _interfaces(args)).items():
         os.environ.setdefault(name, value)
     os.environ.update(FIXED_ENVIRONMENT)
+
+
+def choose_device(options: EngineOptions, args: Mapping[str, Any]) -> None:
+    """Shows vLLM, which takes the first devices that it sees, the one that DEVICE=cuda:N names.
+
+    Before vLLM is imported. Raises ValueError with a sentence where it is not there.
+    """
+    number = device_number(options.device)
+    if number is None:
+        return
+    if (ranks := num_ranks(options, args)) > 1:
+        raise ValueError(one_device(f"PENSTOCK_DEVICE={options.device}", ranks))
+    visible = visible_devices(os.environ)
+    num_devices = num_cuda_devices() if visible is None else len(visible)
+    if number >= num_devices:
+        raise ValueError(no_such_device(options.device, num_devices))
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(number) if visible is None else visible[number]
 
 
 def num_ranks(options: EngineOptions, args: Mapping[str, Any]) -> int:
@@ -221,7 +250,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
 
     Raises ValueError with a sentence for options that exclude each other.
     """
-    if options.device not in ("auto", device):
+    if device_type(options.device) not in ("auto", device):
         raise ValueError(
             f"PENSTOCK_DEVICE={options.device}: the vLLM in PENSTOCK_ENGINE_PYTHON is built for "
             f"{device!r}"

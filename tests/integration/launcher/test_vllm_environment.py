@@ -243,9 +243,10 @@ def test_the_build_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CPU, CPU, CPU, CUDA]
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
     assert [build_for(name) for name in ("", "auto", "cpu", "cuda")] == [CUDA, CUDA, CPU, CUDA]
+    assert build_for("cuda:1") is CUDA
 
 
-@pytest.mark.parametrize("on_cuda", ["auto", "cuda"])
+@pytest.mark.parametrize("on_cuda", ["auto", "cuda", "cuda:1"])
 def test_the_builds_have_environments_of_their_own(
     on_cuda: str, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,5 +323,5 @@ def test_make_reads_the_device_as_a_word_and_not_as_a_command(tmp_path: Path) ->
         check=False,
     )
     assert ended.returncode == 2
-    assert f"PENSTOCK_DEVICE={device!r} cannot be used: auto, cpu or cuda" in ended.stderr
+    assert f"PENSTOCK_DEVICE={device!r} cannot be used: must be auto, cpu, cuda," in ended.stderr
     assert list(tmp_path.iterdir()) == []

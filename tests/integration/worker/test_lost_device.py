@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 from shared.messages import Finished
 from shared.transport.connect import RedisTransport
@@ -18,7 +21,7 @@ from tests.integration.worker.worker_process import (
     echo,
     until,
 )
-from tests.support.faults.sitecustomize import ASSERT_TOKEN, DEVICE, MEMORY
+from tests.support.faults.sitecustomize import ASSERT_TOKEN, DEVICE, MEMORY, PLACE
 from worker.service import EXIT_GAVE_UP
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
 
@@ -48,6 +51,24 @@ def prompt_of(number: int) -> list[int]:
 async def submit_all(frontend: Frontend, num_jobs: int) -> list[str]:
     return [
         await frontend.submit(prompt_of(number), max_tokens=12, ignore_eos=True)
+        for number in range(num_jobs)
+    ]
+
+
+OPTIONS: list[dict[str, object]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.7, "seed": 5, "presence_penalty": 1.0, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "min_tokens": 10},
+]
+
+
+async def submit_sampled(frontend: Frontend, num_jobs: int) -> list[str]:
+    """Jobs that want each way of sampling in turn."""
+    return [
+        await frontend.submit(
+            prompt_of(number), max_tokens=40, ignore_eos=True, **OPTIONS[number % len(OPTIONS)]
+        )
         for number in range(num_jobs)
     ]
 
@@ -85,6 +106,53 @@ async def test_a_lost_device_ends_no_job_and_another_worker_does_them_all(
         assert result.token_ids == output[tuple(prompt_of(number))].token_ids
         assert result.text == output[tuple(prompt_of(number))].text
     assert healthy.alive
+
+
+@pytest.mark.parametrize(("place", "lookahead"), [("launch", 1), ("sampler", 0), ("collect", 1)])
+async def test_wherever_the_device_is_lost_the_same_tokens_come_once_and_in_order(
+    start_worker: StartWorker,
+    transport: RedisTransport,
+    tmp_path: Path,
+    place: str,
+    lookahead: int,
+) -> None:
+    """By the restarted engine: the device is back for it."""
+    frontend = Frontend(transport.store, DEMO_MODEL_NAME)
+    device = Device(tmp_path / "device")
+    settings = {**MODEL, **device.env, PLACE: place, "LOOKAHEAD": lookahead, "MAX_NUM_SEQS": 8}
+    worker = await start_worker(**settings).ready()
+    expected = await asyncio.gather(*map(frontend.result, await submit_sampled(frontend, 12)))
+    device.fails_after(17)
+    job_ids = await submit_sampled(frontend, 12)
+    await until(lambda: "the engine process died" in worker.log, "the device to be lost")
+    device.back()
+    found = list(await asyncio.gather(*map(frontend.result, job_ids)))
+    assert endings(found) == {"finished": 12}
+    assert [r.token_ids for r in found] == [r.token_ids for r in expected]
+    assert [r.text for r in found] == [r.text for r in expected]
+    assert "an illegal memory access was encountered" in worker.log
+
+
+async def test_a_device_that_is_lost_while_graphs_are_captured_costs_no_job(
+    start_worker: StartWorker, transport: RedisTransport, tmp_path: Path
+) -> None:
+    """The engine that was to go on with the jobs is not built; the one after it is."""
+    frontend = Frontend(transport.store, DEMO_MODEL_NAME)
+    device = Device(tmp_path / "device")
+    worker = await start_worker(
+        **MODEL, **device.env, **{PLACE: "capture"}, MAX_NUM_SEQS=8, LOOKAHEAD=1
+    ).ready()
+    expected = await asyncio.gather(*map(frontend.result, await submit_sampled(frontend, 8)))
+    device.fails_after(0)
+    job_ids = await submit_sampled(frontend, 8)
+    (engine_pid,) = worker.engine_pids()
+    os.kill(engine_pid, signal.SIGKILL)
+    await until(lambda: "the engine could not be restarted" in worker.log, "the capture to fail")
+    assert "an illegal memory access was encountered" in worker.log
+    device.back()
+    found = list(await asyncio.gather(*map(frontend.result, job_ids)))
+    assert endings(found) == {"finished": 8}
+    assert [r.token_ids for r in found] == [r.token_ids for r in expected]
 
 
 async def test_a_device_that_comes_back_is_used_again_by_the_same_worker(
@@ -155,17 +223,25 @@ async def test_a_job_under_which_every_device_fails_is_found_and_no_other_is_bla
     assert await transport.connections.commands.xlen(transport.keys.dead_letters) == 1
 
 
+@pytest.mark.parametrize(
+    ("place", "most"), [("launch", 20), ("sampler", 3), ("collect", 3)], ids=str
+)
 async def test_a_step_out_of_memory_is_computed_again_in_smaller_ones(
-    start_worker: StartWorker, transport: RedisTransport
+    start_worker: StartWorker, transport: RedisTransport, place: str, most: int
 ) -> None:
     frontend = Frontend(transport.store, DEMO_MODEL_NAME)
     prompts = [[40 + (number + i) % 90 for i in range(120)] for number in range(6)]
 
     async def answers() -> list[Result]:
-        jobs = [await frontend.submit(p, max_tokens=12, ignore_eos=True) for p in prompts]
+        jobs = [
+            await frontend.submit(p, max_tokens=12, ignore_eos=True, **OPTIONS[i % len(OPTIONS)])
+            for i, p in enumerate(prompts)
+        ]
         return list(await asyncio.gather(*map(frontend.result, jobs)))
 
-    tight = await start_worker(**MODEL, **{MEMORY: 20}, MAX_NUM_SEQS=8).ready()
+    tight = await start_worker(
+        **MODEL, **{MEMORY: most, PLACE: place}, MAX_NUM_SEQS=8, LOOKAHEAD=1
+    ).ready()
     in_small_steps = await answers()
     (status,) = await transport.registry.workers()
     while not status.stats["failed_steps"]:  # until a heartbeat that is later than the answers

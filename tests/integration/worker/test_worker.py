@@ -379,6 +379,15 @@ async def test_a_worker_that_cannot_load_its_model_says_so_and_ends(
     assert "abacus" in worker.log
 
 
+async def test_a_device_that_is_not_there_ends_the_worker_like_a_bad_setting(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(RUNNER="model", DEVICE="cuda:77")
+    assert await worker.ended() == 2
+    assert "cuda:77" in worker.log
+    assert "Traceback" not in worker.log
+
+
 async def test_a_real_model_answers_through_the_queue(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
 ) -> None:

@@ -23,7 +23,8 @@ ASSERT_TOKEN = 353  # makes the device assert before the job's first token of th
 DEVICE = (
     "CHAOS_DEVICE"  # names a file; while it is there it has the steps that the device still does
 )
-MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens than these is out of memory
+PLACE = "CHAOS_PLACE"  # where a device fails: launch, sampler, collect or capture
+MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens (sampler: rows) than these is out of memory
 TRAP = "CHAOS_TRAP"  # set: a poison prompt kills any engine
 AMX_CALLS = "AMX_CALLS"  # names a file, to which who asks for AMX adds its id and its threads
 THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
@@ -66,15 +67,19 @@ def _set_trap_at_the_door() -> None:
     EngineLoop._add = trapped  # type: ignore[method-assign]
 
 
-def _endanger_device() -> None:
-    """What torch raises when a device is lost, or its memory is full, comes out of each step."""
+def _endanger_device(place: str) -> None:
+    """What torch raises when a device is lost, or its memory is full, comes out of each step: where
+    it is launched, where its logits are sampled from, or where its results arrive. Or out of a
+    capture of graphs, which no step is needed for."""
     import torch
 
+    from worker.model.cpu.native_stack import NativeStack
     from worker.model.forward_batch import ForwardBatch
+    from worker.model.layers.decoder import LayerByLayer
+    from worker.model.runner import TorchStepHandle
+    from worker.model.sampling.sampler import Sampler
 
-    build = ForwardBatch.build
-
-    def endangered(batch: Any, **options: Any) -> ForwardBatch:
+    def endanger(num_tokens: int) -> None:
         path, most_tokens = os.environ.get(DEVICE), os.environ.get(MEMORY)
         if path is not None and os.path.exists(path):
             with open(path) as file:
@@ -83,11 +88,40 @@ def _endanger_device() -> None:
                 raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
             with open(path, "w") as file:
                 file.write(str(left - 1))
-        if most_tokens is not None and batch.num_tokens > int(most_tokens):
+        if most_tokens is not None and num_tokens > int(most_tokens):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    build, sample, collect = ForwardBatch.build, Sampler.sample, TorchStepHandle._collect
+
+    def endangered_build(batch: Any, **options: Any) -> ForwardBatch:
+        endanger(batch.num_tokens)
         return build(batch, **options)
 
-    ForwardBatch.build = endangered  # type: ignore[method-assign,assignment]
+    def endangered_sample(self: Sampler, logits: Any, rows: Any, previous: Any) -> Any:
+        endanger(len(rows))
+        return sample(self, logits, rows, previous)
+
+    def endangered_collect(self: TorchStepHandle) -> Any:
+        if self._index_of:
+            endanger(len(self._index_of))
+        return collect(self)
+
+    def endangered_capture(self: object, report: Any, *, largest_only: bool = False) -> None:
+        endanger(0)
+        report(1.0)
+
+    match place:
+        case "launch":
+            ForwardBatch.build = endangered_build  # type: ignore[method-assign,assignment]
+        case "sampler":
+            Sampler.sample = endangered_sample  # type: ignore[method-assign]
+        case "collect":
+            TorchStepHandle._collect = endangered_collect  # type: ignore[method-assign]
+        case "capture":  # of which no stack on a CPU has any
+            for stack in (NativeStack, LayerByLayer):
+                stack.capture = endangered_capture  # type: ignore[attr-defined]
+        case _:
+            raise ValueError(place)
 
 
 def _fit_throttle(path: str) -> None:
@@ -144,7 +178,7 @@ def _set_faults() -> None:
         elif TRAP in os.environ:
             _set_trap_at_the_door()
         elif DEVICE in os.environ or MEMORY in os.environ:
-            _endanger_device()
+            _endanger_device(os.environ.get(PLACE, "launch"))
         if THROTTLE in os.environ:
             _fit_throttle(os.environ[THROTTLE])
     is_vllms = "worker.engine_process" in sys.orig_argv or "--multiprocessing-fork" in sys.orig_argv

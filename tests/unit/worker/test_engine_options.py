@@ -46,6 +46,10 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("prefix_caching", "no", "must be True or False"),
     ("checkpoint", None, "must be text"),
     ("runner", "none", "must be one of model, echo, got 'none'"),
+    *(
+        ("device", value, "must be auto, cpu, cuda, or cuda:N with the number of one CUDA device")
+        for value in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:01", "cpu:0", "")
+    ),
     ("dtype", ["float32"], "must be one of auto, float32"),
     ("scheduling_policy", None, "must be one of fcfs, priority, got None"),
 ]
@@ -67,6 +71,8 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, senten
         {"lookahead": 0, "step_target_ms": 0, "echo_step_ms": 0},
         {"lookahead": 1, "step_target_ms": 70, "echo_step_ms": 0.5},
         {"kv_cache_memory_gb": 2},
+        {"device": "cuda:0"},
+        {"device": "cuda:12"},
         {"kv_cache_memory_gb": 1e-7, "prefix_caching": False, "structured_output": False},
     ],
 )

@@ -12,11 +12,13 @@ from typing import Any, Literal
 import pytest
 
 from worker.engine_options import EngineOptions
+from worker.vllm import options as options_module
 from worker.vllm.options import (
     CPU_RANK,
     PROCESSOR,
     check_types,
     check_version,
+    choose_device,
     engine_args,
     num_ranks,
     parse_vllm_args,
@@ -137,6 +139,38 @@ def test_another_device_than_vllm_is_built_for_is_refused() -> None:
             device="cpu",
             free_bytes=FREE,
         )
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "found"),
+    [
+        (None, "cuda", None),
+        (None, "cuda:1", "1"),
+        ("2,GPU-a", "cuda:1", "GPU-a"),
+        (None, "cuda:2", "PENSTOCK_DEVICE=cuda:2: the CUDA devices are cuda:0 to cuda:1"),
+        ("3", "cuda:1", "PENSTOCK_DEVICE=cuda:1: the only CUDA device is cuda:0"),
+        ("", "cuda:0", "PENSTOCK_DEVICE=cuda:0: no CUDA device is there"),
+    ],
+)
+def test_vllm_sees_the_numbered_device_alone(
+    visible: str | None, device: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options_module, "num_cuda_devices", lambda: 2)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    monkeypatch.setattr(options_module.os, "environ", environ)
+    options = EngineOptions(checkpoint="/m", engine="vllm", device=device)
+    if found is not None and found.startswith("PENSTOCK_DEVICE"):
+        with pytest.raises(ValueError, match=found):
+            choose_device(options, {})
+        return
+    choose_device(options, {})
+    assert environ.get("CUDA_VISIBLE_DEVICES") == found
+
+
+def test_a_numbered_device_is_not_for_several_ranks() -> None:
+    options = EngineOptions(checkpoint="/m", engine="vllm", device="cuda:0")
+    with pytest.raises(ValueError, match="cuda:0 is one device, and the model is divided over 2"):
+        choose_device(options, {"pipeline_parallel_size": 2})
 
 
 @pytest.mark.parametrize(

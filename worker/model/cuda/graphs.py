@@ -11,6 +11,7 @@ tokens than the largest takes the device longer than its launches take the host.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import statistics
 import time
@@ -22,10 +23,13 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from worker.engine.errors import DeviceLost
 from worker.model.attention.base import AttentionMetadata
+from worker.model.cuda.drawing import BestTokens
 from worker.model.cuda.few_rows import MAX_ROWS
 from worker.model.cuda.stack import CudaStack
 from worker.model.cuda.step_buffers import GraphShape, StepBuffers
+from worker.model.device import step_failure
 
 logger = logging.getLogger(__name__)
 
@@ -79,18 +83,19 @@ class StepGraphs:
         max_num_tokens: int,
         max_blocks: int,
         device: torch.device,
-        best_tokens: Callable[[Tensor], tuple[Tensor, Tensor]],
+        logits: Callable[[Tensor], Tensor],
     ) -> None:
         """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence.
 
-        `best_tokens` returns ids [rows] int64 and logits [rows] float32 of hidden states [rows,
-        hidden]. Until `capture` nothing is replayed.
+        `logits` returns [rows, vocab] of hidden states [rows, hidden]. Until `capture` nothing is
+        replayed.
         """
         self._stack = stack
         self._device = device
-        self._best_tokens = best_tokens
+        self._logits = logits
         self._decodes = [GraphShape(size, size) for size in decode_sizes(max_num_seqs)]
         self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
+        self._of_logits = BestTokens(self._decodes[-1].tokens, device)
         largest = self._mixed[-1]
         self._buffers = StepBuffers.zeros(
             max(self._decodes[-1].tokens, largest.tokens),
@@ -107,7 +112,8 @@ class StepGraphs:
     def capture(self, report: Callable[[float], None], *, largest_only: bool = False) -> None:
         """Captures all shapes, the largest first: the others fit into its memory.
 
-        `report` gets the share that is done. Raises what a step raises.
+        Where memory runs out, what has been captured is replayed and a warning says so. `report`
+        gets the share that is done. Raises what a step raises, DeviceLost among it.
         """
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
@@ -130,10 +136,27 @@ class StepGraphs:
         shapes = sorted([*decodes, *mixed], reverse=True)
         for number, shape in enumerate(shapes):
             report(number / len(shapes))
-            self._steps[shape] = self._captured(shape, capture)
-            if not shape.chunks:
-                hidden = self._buffers.hidden[: shape.tokens]
-                self._best[shape] = capture(partial(self._best_tokens, hidden))
+            failure = None
+            try:
+                self._capture_shape(shape, capture)
+            except Exception as error:
+                failure = step_failure(error, self._device)
+                if failure is None:
+                    raise
+            if isinstance(failure, DeviceLost):
+                raise failure
+            if failure is not None and self._steps:
+                break  # smaller ones would take their own memory as well
+        if len(self._steps) < len(shapes):
+            logger.warning(
+                "memory is too small for all CUDA graphs: captured %d of %d shapes, up to %d "
+                "tokens; other steps are launched kernel by kernel",
+                len(self._steps),
+                len(shapes),
+                max((shape.tokens for shape in self._steps), default=0),
+            )
+        self._decodes = [shape for shape in decodes if shape in self._steps]
+        self._mixed = [shape for shape in mixed if shape in self._steps]
         report(1.0)
 
     def __call__(
@@ -166,23 +189,22 @@ class StepGraphs:
             return self._decodes[index] if index < len(self._decodes) else None
         if len(metadata.query_lens) - num_decodes > _MIXED_CHUNKS:
             return None
-        index = bisect_left(_MIXED_TOKENS, num_tokens)
-        if index == len(_MIXED_TOKENS):  # the largest graph may be smaller
-            return None
-        least = GraphShape(_MIXED_TOKENS[index], num_decodes, _MIXED_CHUNKS)
-        index = bisect_left(self._mixed, least)
-        assert index < len(self._mixed), "the engine keeps to its seats and its token budget"
-        return self._mixed[index]
+        for shape in self._mixed[bisect_left(self._mixed, GraphShape(num_tokens, num_decodes)) :]:
+            if shape.decodes >= num_decodes:
+                return shape
+        return None
 
-    def _captured(self, shape: GraphShape, capture: Capture) -> Callable[[], None]:
-        """Returns a step of that shape. Of few rows there are two ways: the faster one here."""
-        replay = capture(partial(self._run, shape))
-        if shape.chunks or shape.tokens > MAX_ROWS or not self._stack.has_few_rows:
-            return replay
-        replays = (replay, capture(partial(self._run_few_rows, shape)))
-        chosen = capture.fastest(replays)
-        logger.debug("a step of %d tokens: %s", shape.tokens, ("products", "few rows")[chosen])
-        return replays[chosen]
+    def _capture_shape(self, shape: GraphShape, capture: Capture) -> None:
+        """Captures a step. Of few rows there are two ways, and the faster one here is kept."""
+        step = capture(partial(self._run, shape))
+        if not shape.chunks:
+            if shape.tokens <= MAX_ROWS and self._stack.has_few_rows:
+                ways = (step, capture(partial(self._run_few_rows, shape)))
+                chosen = capture.fastest(ways)
+                logger.debug("a step of %d tokens is replayed in way %d", shape.tokens, chosen)
+                step = ways[chosen]
+            self._best[shape] = capture(partial(self._run_best, shape))
+        self._steps[shape] = step
 
     def _run(self, shape: GraphShape) -> None:
         """Computes the final hidden states of what lies in the buffers."""
@@ -191,6 +213,10 @@ class StepGraphs:
             buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
         )
         self._stack.normed(x, delta, buffers.hidden[:tokens])
+
+    def _run_best(self, shape: GraphShape) -> tuple[Tensor, Tensor]:
+        """Returns the best tokens of the last hidden states, and their logits."""
+        return self._of_logits(self._logits(self._buffers.hidden[: shape.tokens]))
 
     def _run_few_rows(self, shape: GraphShape) -> None:
         buffers, tokens = self._buffers, shape.tokens
@@ -217,7 +243,12 @@ class CudaCapture:
         # Not torch.cuda.graph(), which collects garbage each time.
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            result = run()
+            try:
+                result = run()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the stream must not stay in the capture
+                    graph.capture_end()
+                raise
             graph.capture_end()
 
         def replay() -> T:

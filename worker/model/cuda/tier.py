@@ -30,7 +30,6 @@ def cuda_tier(
     if not uses_kernels(options, placement.device):
         return reference_tier(request)
     # Here and not above: they need Triton.
-    from worker.model.cuda.drawing import BestTokens
     from worker.model.cuda.graphs import StepGraphs
     from worker.model.cuda.stack import CudaOps, CudaStack
 
@@ -38,14 +37,13 @@ def cuda_tier(
         whole = CudaStack(model, pool)
         if not options.cuda_graphs or placement.group.size > 1:
             return whole
-        best = BestTokens(options.max_num_seqs, placement.device)
         return StepGraphs(
             whole,
             max_num_seqs=options.max_num_seqs,
             max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
             max_blocks=max_blocks,
             device=placement.device,
-            best_tokens=lambda hidden: best(model.logits(hidden)),
+            logits=model.logits,
         )
 
     return Tier("triton", CudaOps(), stack)

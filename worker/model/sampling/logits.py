@@ -130,8 +130,14 @@ class PenaltyTable:
                 self._free.append(slot)
                 del self._num_counted[seq_id]
 
+    def forget_all(self) -> None:
+        """Has all sequences counted anew: a step that raised may have counted in part."""
+        self.forget(list(self._row_of))
+
     def _slot(self, row: SamplingRow, wanted: set[int]) -> int:
         """Returns the sequence's row in the table, made from its prompt where it has none."""
+        if self._num_counted.get(row.seq_id, 0) > row.num_outputs:
+            self.forget([row.seq_id])  # of a step that was given up the last token was counted
         slot = self._row_of.get(row.seq_id)
         if slot is not None:
             self._row_of.move_to_end(row.seq_id)
@@ -172,8 +178,9 @@ class PenaltyTable:
         if capacity < self._max_rows:
             grown = min(max(2 * capacity, _FIRST_CAPACITY), self._max_rows)
             padding = (0, 0, 0, grown - capacity)
-            self.output_counts = torch.nn.functional.pad(self.output_counts, padding)
-            self.in_prompt = torch.nn.functional.pad(self.in_prompt, padding)
+            output_counts = torch.nn.functional.pad(self.output_counts, padding)
+            in_prompt = torch.nn.functional.pad(self.in_prompt, padding)
+            self.output_counts, self.in_prompt = output_counts, in_prompt  # both or none
             self._free.extend(range(capacity, grown))
             return
         oldest = next((seq_id for seq_id in self._row_of if seq_id not in wanted), None)
@@ -208,7 +215,7 @@ class HostPenalties:
         """Does what PenaltyTable.apply does."""
         for i, row in zip(indices, rows, strict=True):
             seen = self._seen.get(row.seq_id)
-            if seen is None:
+            if seen is None or seen.num_counted > row.num_outputs:  # of a step that was given up
                 seen = self._seen[row.seq_id] = _Seen(row.prompt_token_ids, self._vocab_size)
             seen.count(row.output_token_ids[seen.num_counted :])
             if row.in_flight is not None and seen.num_counted < row.num_outputs:
@@ -218,6 +225,10 @@ class HostPenalties:
     def forget(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:
             self._seen.pop(seq_id, None)
+
+    def forget_all(self) -> None:
+        """Does what PenaltyTable.forget_all does."""
+        self._seen.clear()
 
 
 class _Seen:

@@ -186,6 +186,10 @@ class Sampler:
         if self._grammar_masks is not None:
             self._grammar_masks.forget(ids)
 
+    def forget_all(self) -> None:
+        """Frees the counts of all sequences, after a step that raised."""
+        self._penalties.forget_all()
+
     def _plan_of(self, rows: Sequence[SamplingRow]) -> BatchPlan:
         kind = bool(rows) and rows[0].params.grammar is not None
         plan = self._plans.get(kind)

@@ -99,7 +99,8 @@ def test_a_name_whose_look_up_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
 def test_a_driver_or_a_setting_chooses_the_build_of_the_default_index(
     index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert chosen("cuda", index) == ([], "")
+    for device in ("cuda", "cuda:1"):
+        assert chosen(device, index) == ([], "")
     monkeypatch.setattr(torch_build, "has_nvidia_driver", lambda: True)
     assert chosen("auto", index) == ([], "")
     assert chosen("cpu", index)[0] == [EXTRA, index]
@@ -114,6 +115,7 @@ def test_the_device_has_its_two_names() -> None:
     assert wanted_device({}) == "auto"
     assert wanted_device({"DEVICE": "cpu"}) == "cpu"
     assert wanted_device({"DEVICE": "cpu", "PENSTOCK_DEVICE": "cuda"}) == "cuda"
+    assert wanted_device({"PENSTOCK_DEVICE": "cuda:1"}) == "cuda:1"
 
 
 def test_images_look_at_the_same_index() -> None:

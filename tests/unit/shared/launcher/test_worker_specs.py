@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ env = {CUDA_VISIBLE_DEVICES = "1"}
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MODEL", "SERVED_MODEL_NAME", "WORKERS", "OMP_NUM_THREADS", "NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("DEVICE", "CUDA_VISIBLE_DEVICES"):
+    for name in ("DEVICE", "RUNNER", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "available_cores", lambda: 8)
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: False)
@@ -83,11 +83,12 @@ def test_workers_of_one_device_share_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    small, _, on_a_gpu = specs_of(tmp_path, TWO)
+    monkeypatch.setattr(module, "num_cuda_devices", lambda: 2)
+    text = TWO.replace("workers = 2", "workers = 2\ndevice = 'cuda:0'")
+    small, _, on_a_gpu = specs_of(tmp_path, text)
     assert small.own["PENSTOCK_MEMORY_SHARE"] == "0.5"  # the third has a device of its own
     assert "PENSTOCK_MEMORY_SHARE" not in on_a_gpu.own
-    sized = TWO.replace("workers = 2", "workers = 2\nkv_cache_memory_gb = 1.5")
+    sized = text.replace("workers = 2", "workers = 2\nkv_cache_memory_gb = 1.5")
     assert "PENSTOCK_MEMORY_SHARE" not in specs_of(tmp_path, sized)[0].own
 
 
@@ -96,8 +97,8 @@ def test_workers_of_one_device_share_its_memory(
     [
         (False, [("", None), ("cpu", None)], ["0.5", "0.5"]),
         (False, [("auto", "0"), ("", "1")], ["0.5", "0.5"]),
-        (True, [("auto", None), ("cuda", None), ("cpu", None)], ["0.5", "0.5", ""]),
-        (True, [("", None), ("", "0"), ("", "1")], ["0.3333", "0.5", "0.5"]),
+        (True, [("auto", None), ("cuda", None), ("cpu", None)], ["", "", ""]),
+        (True, [("cuda:0", None), ("", "0"), ("", "1")], ["0.5", "0.5", ""]),
         (True, [("", "0,1"), ("", "1, 2"), ("", "3")], ["0.5", "0.5", ""]),
         (True, [("", "GPU-a"), ("", "GPU-b"), ("", "1")], ["0.5", "0.5", "0.3333"]),
         (True, [("", ""), ("auto", "-1"), ("", None)], ["0.5", "0.5", ""]),  # no GPU: the CPU
@@ -111,6 +112,7 @@ def test_a_device_is_the_one_that_the_worker_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: has_driver)
+    monkeypatch.setattr(module, "num_cuda_devices", lambda: 2)
     text = ""
     for number, (device, visible) in enumerate(devices):
         env = "" if visible is None else f"CUDA_VISIBLE_DEVICES = '{visible}'"
@@ -120,32 +122,112 @@ def test_a_device_is_the_one_that_the_worker_takes(
     assert [spec.own.get("PENSTOCK_MEMORY_SHARE", "") for spec in specs] == shares
 
 
-def test_workers_are_spread_over_the_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Gives the machine so many CUDA devices."""
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
-    monkeypatch.setattr(module, "num_cuda_devices", lambda: 2)
 
-    def of(workers: int) -> list[tuple[str, str]]:
-        return [
-            (
-                spec.own.get("CUDA_VISIBLE_DEVICES", "all"),
-                spec.own.get("PENSTOCK_MEMORY_SHARE", "1"),
-            )
-            for spec in worker_specs(LauncherSettings(workers=workers))
-        ]
+    def set_number(number: int) -> None:
+        monkeypatch.setattr(module, "num_cuda_devices", lambda: number)
 
-    assert of(1) == [("all", "1")]
-    assert of(2) == [("0", "1"), ("1", "1")]
-    assert of(3) == [("0", "0.5"), ("1", "1"), ("0", "0.5")]
+    return set_number
+
+
+def spread(specs: list[WorkerSpec]) -> list[tuple[str, str]]:
+    """Returns the devices and the share of memory of each worker."""
+    return [
+        (spec.own.get("CUDA_VISIBLE_DEVICES", "all"), spec.own.get("PENSTOCK_MEMORY_SHARE", "1"))
+        for spec in specs
+    ]
+
+
+def alike(workers: int) -> list[tuple[str, str]]:
+    return spread(worker_specs(LauncherSettings(workers=workers)))
+
+
+def test_each_worker_gets_a_cuda_device_of_its_own(
+    cards: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(4)
+    assert alike(1) == [("all", "1")]
+    assert alike(2) == [("0", "1"), ("1", "1")]
     monkeypatch.setenv("PENSTOCK_TENSOR_PARALLEL_SIZE", "2")
-    assert of(2) == [("0,1", "0.5"), ("0,1", "0.5")]
-    monkeypatch.setenv("PENSTOCK_TENSOR_PARALLEL_SIZE", "3")
-    with pytest.raises(SettingsError, match="there are 2 CUDA devices"):
-        of(2)
+    assert alike(2) == [("0,1", "1"), ("2,3", "1")]
     monkeypatch.delenv("PENSTOCK_TENSOR_PARALLEL_SIZE")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-a")
-    assert [device for device, _ in of(3)] == ["3", "GPU-a", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert alike(2) == [("3", "1"), ("5", "1")]
     monkeypatch.setenv("PENSTOCK_DEVICE", "cpu")
-    assert of(2) == [("all", "0.5"), ("all", "0.5")]
+    assert alike(9) == [("all", "0.1111")] * 9
+    monkeypatch.setenv("PENSTOCK_DEVICE", "auto")
+    monkeypatch.setenv("PENSTOCK_RUNNER", "echo")  # it takes no device
+    assert alike(9) == [("all", "0.1111")] * 9
+
+
+@pytest.mark.parametrize(
+    ("num_cards", "environ", "workers", "sentence"),
+    [
+        (1, {}, 2, "worker 1 gets a CUDA device of its own, and none of 1 is left for it: start"),
+        (2, {}, 3, "worker 2 gets a CUDA device of its own, and none of 2 is left for it: start"),
+        (4, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}, 2, "and none of 1 is left for it"),
+        (
+            3,
+            {"PENSTOCK_TENSOR_PARALLEL_SIZE": "2"},
+            2,
+            r"gets 2 CUDA devices of its own \(PENSTOCK_TENSOR_PARALLEL_SIZE\), and 1 of 3 is left",
+        ),
+        (2, {"PENSTOCK_DEVICE": "cuda:2"}, 1, "worker 0: PENSTOCK_DEVICE=cuda:2: the CUDA devices"),
+        (1, {"PENSTOCK_DEVICE": "cuda:1"}, 2, "cuda:1: the only CUDA device is cuda:0"),
+        (
+            2,
+            {"PENSTOCK_DEVICE": "cuda:0", "CUDA_VISIBLE_DEVICES": ""},
+            1,
+            "no CUDA device is there",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_cuda_devices_is_refused(
+    num_cards: int,
+    environ: dict[str, str],
+    workers: int,
+    sentence: str,
+    cards: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards(num_cards)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=sentence):
+        alike(workers)
+
+
+def test_workers_share_the_device_that_is_named(
+    cards: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cards(2)
+    monkeypatch.setenv("PENSTOCK_DEVICE", "cuda:1")
+    assert alike(3) == [("all", "0.3333")] * 3  # which the worker counts among all
+    monkeypatch.delenv("PENSTOCK_DEVICE")
+    named = """
+    [[models]]
+    served_model_name = "a"
+    device = "cuda:0"
+    workers = 2
+    [[models]]
+    served_model_name = "b"
+    """
+    assert spread(specs_of(tmp_path, named)) == [("all", "0.5"), ("all", "0.5"), ("1", "1")]
+    cards(1)
+    with pytest.raises(SettingsError, match=r"worker 2 \(b\) gets a CUDA device of its own"):
+        specs_of(tmp_path, named)
+
+
+def test_a_driver_that_does_not_answer_refuses_nothing(
+    cards: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(0)
+    assert alike(2) == [("all", "0.5"), ("all", "0.5")]
+    monkeypatch.setenv("PENSTOCK_DEVICE", "cuda:1")
+    assert alike(1) == [("all", "1")]
 
 
 def test_devices_of_their_own_are_left_alone(
@@ -154,7 +236,7 @@ def test_devices_of_their_own_are_left_alone(
     monkeypatch.setattr(module, "has_nvidia_driver", lambda: True)
     monkeypatch.setattr(module, "num_cuda_devices", lambda: 4)
     specs = specs_of(tmp_path, TWO)
-    assert [spec.own["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["0", "1", "1"]
+    assert [spec.own["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["0", "2", "1"]
 
 
 def test_alike_workers_without_a_file_share_too() -> None:

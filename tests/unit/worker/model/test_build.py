@@ -146,6 +146,24 @@ def test_cuda_where_there_is_none_is_refused() -> None:
     assert choose_device("auto") == CPU
     with pytest.raises(DeviceUnavailable, match="no CUDA device"):
         choose_device("cuda")
+    with pytest.raises(DeviceUnavailable, match="device 'cuda:1' was requested, but torch sees no"):
+        choose_device("cuda:1")
+
+
+def test_a_numbered_device_becomes_the_one_that_is_computed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: current.append(number))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    assert choose_device("cuda") == torch.device("cuda", 0)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    assert current == [0, 1]
+    with pytest.raises(DeviceUnavailable, match="cuda:2: the CUDA devices are cuda:0 to cuda:1"):
+        choose_device("cuda:2")
+    assert current == [0, 1]
 
 
 def test_available_memory_is_a_number_of_this_machine() -> None:

@@ -14,7 +14,7 @@ import torch
 from shared.messages import SamplingParams
 from tests.support.native_models import QWEN3, new_model, new_pool
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
+from tests.support.triton_device import NO_TRITON, has_triton
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.request import EngineRequest
@@ -26,8 +26,7 @@ from worker.model.runner import TorchModelRunner
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
-from worker.model.cuda.drawing import BestTokens
-from worker.model.cuda.graphs import Capture, CudaCapture, StepGraphs
+from tests.support.step_graphs import new_capture, new_graphs
 from worker.model.cuda.stack import CudaOps, CudaStack
 
 pytestmark = [
@@ -48,14 +47,6 @@ PROMPTS = {
 CANCELLED_AT = 3  # tokens
 
 
-def capture(fastest: int) -> Capture:
-    if not IS_INTERPRETED:
-        return CudaCapture(torch_device())
-    from tests.support.graph_double import GraphDouble
-
-    return GraphDouble(fastest)
-
-
 def by_operators() -> tuple[CausalLM, DecoderStack]:
     model = new_model(SHAPE, TorchOps(), device=torch_device(), dtype=torch.float32)
     pool = new_pool(model.config, device=torch_device(), dtype=torch.float32)
@@ -70,16 +61,8 @@ def by_kernels() -> tuple[CausalLM, CudaStack]:
 
 def replayed(fastest: int) -> tuple[CausalLM, DecoderStack]:
     model, stack = by_kernels()
-    best = BestTokens(SEATS + 1, torch_device())
-    graphs = StepGraphs(
-        stack,
-        max_num_seqs=SEATS,
-        max_num_tokens=24,
-        max_blocks=6,
-        device=torch_device(),
-        best_tokens=lambda hidden: best(model.logits(hidden)),
-    )
-    graphs.capture_by(capture(fastest), lambda share: None)
+    graphs = new_graphs(model, stack, max_num_seqs=SEATS, max_num_tokens=24, max_blocks=6)
+    graphs.capture_by(new_capture(fastest), lambda share: None)
     return model, graphs
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,19 +12,14 @@ from tests.support import native_models
 from tests.support.native_models import QWEN3, new_model
 from tests.support.torch_device import torch_device
 from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
+from worker.engine.errors import DeviceLost
 
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
+from tests.support.step_graphs import new_capture, new_graphs
 from worker.model.attention.base import AttentionMetadata
-from worker.model.cuda.drawing import BestTokens
-from worker.model.cuda.graphs import (
-    Capture,
-    CudaCapture,
-    StepGraphs,
-    decode_sizes,
-    mixed_shapes,
-)
+from worker.model.cuda.graphs import StepGraphs, decode_sizes, mixed_shapes
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.cuda.step_buffers import GraphShape
 from worker.model.kv_cache import KVCachePool
@@ -56,15 +54,6 @@ class CountingStack(CudaStack):
         return super().__call__(*arguments)  # type: ignore[arg-type]
 
 
-def new_capture(fastest: int = 0) -> Capture:
-    """Returns one for graphs of the device; in the interpreter a double."""
-    if not IS_INTERPRETED:
-        return CudaCapture(torch_device())
-    from tests.support.graph_double import GraphDouble
-
-    return GraphDouble(fastest)
-
-
 def small_pool(model: CausalLM) -> KVCachePool:
     return native_models.new_pool(model.config, device=torch_device(), dtype=DTYPE)
 
@@ -81,14 +70,9 @@ def small_model(num_layers: int = 1) -> CausalLM:
 def graphs_over(
     model: CausalLM, pool: KVCachePool, *, max_num_seqs: int = 4, max_num_tokens: int = 30
 ) -> tuple[StepGraphs, CountingStack]:
-    stack, best = CountingStack(model, pool), BestTokens(max_num_seqs + 3, torch_device())
-    graphs = StepGraphs(
-        stack,
-        max_num_seqs=max_num_seqs,
-        max_num_tokens=max_num_tokens,
-        max_blocks=6,
-        device=torch_device(),
-        best_tokens=lambda hidden: best(model.logits(hidden)),
+    stack = CountingStack(model, pool)
+    graphs = new_graphs(
+        model, stack, max_num_seqs=max_num_seqs, max_num_tokens=max_num_tokens, max_blocks=6
     )
     return graphs, stack
 
@@ -214,6 +198,66 @@ def shape_of(replayed: StepGraphs, query_lens: tuple[int, ...]) -> GraphShape | 
             context_lens=query_lens,
         )
     )
+
+
+class Failing:
+    """A `Capture` for which graphs of some shapes fail; `error` says how."""
+
+    def __init__(self, fails: Callable[[GraphShape], bool], error: Exception) -> None:
+        self._capture = new_capture()
+        self._fails = fails
+        self._error = error
+
+    def __call__(self, run: Any) -> Any:
+        (of_run,) = run.args
+        if isinstance(of_run, GraphShape) and self._fails(of_run):
+            raise self._error
+        return self._capture(run)
+
+    def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("fails", "captured"),
+    [
+        (lambda shape: True, []),
+        (lambda shape: shape.tokens < 32, [(32, 0), (32, 2)]),
+        (lambda shape: shape.tokens > 1, [(1, 1)]),
+    ],
+)
+def test_memory_that_runs_out_leaves_the_graphs_that_fit(
+    fails: Callable[[GraphShape], bool],
+    captured: list[tuple[int, int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = small_model()
+    pools = [small_pool(model) for _ in range(2)]
+    replayed, inner = graphs_over(model, pools[0], max_num_seqs=2)
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    shares: list[float] = []
+    with caplog.at_level("WARNING"):
+        replayed.capture_by(Failing(fails, full), shares.append)
+    most = max((tokens for tokens, _ in captured), default=0)
+    assert f"captured {len(captured)} of 4 shapes, up to {most} tokens" in caplog.text
+    assert shares[-1] == 1.0
+    stack = CudaStack(model, pools[1])
+    for step, shape in (([(5, 1)], (1, 1)), ([(5, 1), (0, 4)], (32, 2))):
+        before = inner.num_calls
+        torch.testing.assert_close(
+            run_step(replayed, step), run_step(stack, step), rtol=1e-4, atol=1e-4
+        )
+        assert (inner.num_calls == before) is (shape in captured), step
+
+
+def test_a_device_that_is_lost_in_a_capture_ends_the_engine() -> None:
+    model = small_model()
+    replayed, _ = graphs_over(model, small_pool(model))
+    lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(DeviceLost, match="an illegal memory access"):
+        replayed.capture_by(Failing(lambda shape: True, lost), lambda share: None)
+    with pytest.raises(ValueError, match="a bug"):
+        replayed.capture_by(Failing(lambda shape: True, ValueError("a bug")), lambda share: None)
 
 
 def test_sizes_end_with_one_that_all_sequences_fit_into() -> None:

@@ -21,12 +21,11 @@ from tests.support.triton_device import IS_INTERPRETED, has_triton
 if not (has_triton() and IS_INTERPRETED):
     pytest.skip("the double of a graph runs in the interpreter", allow_module_level=True)
 
-from tests.support.graph_double import GraphDouble
+from tests.support.step_graphs import new_capture, new_graphs
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
-from worker.model.cuda.graphs import DecodeGraphs
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
@@ -79,8 +78,10 @@ def engine_over(path: Path, stack: str, *, lookahead: int, kernels: bool) -> Eng
         model.use(CudaOps())
         layers = CudaStack(model, pool)
     if stack == "graphs":
-        layers = DecodeGraphs(layers, max_num_seqs=NUM_SEATS, max_blocks=8, device=CPU)
-        layers.capture_by(GraphDouble(), lambda share: None)
+        layers = new_graphs(
+            model, layers, max_num_seqs=NUM_SEATS, max_num_tokens=32, max_blocks=8, device=CPU
+        )
+        layers.capture_by(new_capture(), lambda share: None)
     ends = config.eos_token_ids
     compiler = GrammarCompiler(load_tokenizer(path), config.vocab_size, sorted(ends))
     masks = GrammarMasks(compiler, ends, CPU)

@@ -1,0 +1,262 @@
+"""FakeCuda: tensors in the host's memory that say they are on a CUDA device, and refuse to be read.
+
+What makes the host wait for a real device raises Waits: a value that is read, a shape that depends
+on values, a copy that is not from or to pinned memory or not told to go on, a synchronisation. So
+does an operator of tensors of both sides, which CUDA refuses. Kernels of Triton do nothing, but
+their tensors must be on the device.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
+
+CUDA = torch.device("cuda", 0)
+RING = 3  # launches after which an event has surely happened
+
+# By the names of functions and methods of torch: they look at values.
+_READ_VALUES = {
+    "__array__",
+    "__bool__",
+    "__contains__",
+    "__float__",
+    "__format__",
+    "__index__",
+    "__int__",
+    "__repr__",
+    "allclose",
+    "argwhere",
+    "bincount",
+    "cpu",
+    "equal",
+    "item",
+    "masked_select",
+    "nonzero",
+    "numpy",
+    "tolist",
+    "unique",
+    "unique_consecutive",
+}
+# The same by the names of operators: inside of others the function is not seen.
+_OPERATORS_THAT_READ = {
+    "_local_scalar_dense",
+    "_unique2",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "unique_dim",
+}
+_MADE_OF_OTHERS = "CompositeImplicitAutograd"
+_MOVES = {"to", "cuda", "cpu", "copy_"}
+
+
+class Waits(AssertionError):
+    """The host would wait for the device."""
+
+
+class OnDevice(Tensor):
+    """Says that it is on a device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    device = property(lambda self: CUDA)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+class Pinned(Tensor):
+    """Host memory that a device copies from and to by itself; what it is a view of is one too."""
+
+
+class Event:
+    """Of torch.cuda. During a launch only those of RING launches ago may be waited for."""
+
+    now = 0  # launches
+    is_launching = False
+
+    def __init__(self, **options: object) -> None:
+        self._recorded: int | None = None
+
+    def record(self, stream: object = None) -> None:
+        self._recorded = Event.now
+
+    def synchronize(self) -> None:
+        is_young = self._recorded is not None and Event.now - self._recorded < RING
+        if Event.is_launching and is_young:
+            raise Waits("an event of the last launches is waited for")
+
+
+class FakeCuda(TorchFunctionMode):
+    """While it lasts, tensors made for a CUDA device are OnDevice."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        there = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
+        if name in _MOVES and tensors:
+            return _moved(name, function, args, kwargs)
+        if name == "pin_memory":
+            return args[0].clone().as_subclass(Pinned)
+        if there:
+            _refuse_reads(name, args)
+            _refuse_the_host(name, tensors)
+        if kwargs.pop("pin_memory", False):
+            return function(*args, **kwargs).as_subclass(Pinned)
+        is_for_device = _is_cuda(kwargs.get("device"))
+        if is_for_device:
+            kwargs["device"] = "cpu"
+            if name in ("tensor", "as_tensor", "asarray"):
+                raise Waits(f"torch.{name} copies from memory that is not pinned")
+            if name == "empty":
+                function = torch.zeros
+            if name == "Generator":
+                return function(**kwargs)
+        if name == "empty_like":  # what no kernel writes here is read by operators
+            function = torch.zeros_like
+        result = function(*args, **kwargs)
+        if there or is_for_device:
+            return pytree.tree_map_only(Tensor, _on_device, result)
+        return result
+
+
+def _on_device(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, OnDevice | Pinned) else tensor.as_subclass(OnDevice)
+
+
+def _is_cuda(device: object) -> bool:
+    return device is not None and torch.device(device).type == "cuda"  # type: ignore[call-overload]
+
+
+def _refuse_reads(name: str, args: Any) -> None:
+    if name in _READ_VALUES:
+        raise Waits(f"{name} reads a tensor of the device")
+    if name in ("__getitem__", "__setitem__"):
+        indices = pytree.tree_leaves(args[1])
+        if any(isinstance(index, Tensor) and index.dtype is torch.bool for index in indices):
+            raise Waits("a mask of bools is an index: its shape depends on values")
+        if any(isinstance(index, list) for index in (args[1], *_tuple(args[1]))):
+            raise Waits("a list is an index: it is copied from memory that is not pinned")
+    if name == "repeat_interleave" and isinstance(args[-1], Tensor):
+        raise Waits("repeat_interleave: its shape depends on values")
+
+
+def _tuple(index: object) -> tuple[object, ...]:
+    return index if isinstance(index, tuple) else ()
+
+
+def _refuse_the_host(name: str, tensors: list[Tensor]) -> None:
+    if any(not isinstance(t, OnDevice) and t.dim() for t in tensors):
+        raise Waits(f"{name} of tensors on the device and on the host")
+
+
+def _moved(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copies between host and device, or changes of dtype."""
+    tensor = args[0]
+    if name == "copy_":
+        to, source = args[0], args[1]
+        if isinstance(to, OnDevice) != isinstance(source, OnDevice):
+            host = source if isinstance(to, OnDevice) else to
+            _check_copy(host, kwargs)
+        Tensor.copy_(to, source)
+        return to
+    places = [*args[1:], kwargs.pop("device", None)]
+    devices = [p for p in places if isinstance(p, torch.device | str)] or (
+        ["cuda" if name == "cuda" else "cpu"] if name in ("cuda", "cpu") else []
+    )
+    is_there = isinstance(tensor, OnDevice)
+    goes_there = _is_cuda(devices[0]) if devices else is_there
+    if is_there and not goes_there:
+        raise Waits(f"{name} reads a tensor of the device")
+    if goes_there and not is_there:
+        _check_copy(tensor, kwargs)
+    kwargs.pop("non_blocking", None)
+    others = [p for p in args[1:] if not isinstance(p, torch.device | str)]
+    if name == "to" and (others or kwargs):
+        result = function(tensor, *others, **kwargs)
+    else:
+        result = tensor.detach()
+    result = result.clone() if goes_there and not is_there else result
+    return result.as_subclass(OnDevice) if goes_there else result
+
+
+def _check_copy(host: Tensor, kwargs: dict[str, Any]) -> None:
+    if not Event.is_launching:  # what is made beforehand may be waited for
+        return
+    if not isinstance(host, Pinned):
+        raise Waits("a copy from or to memory that is not pinned")
+    if not kwargs.get("non_blocking"):
+        raise Waits("a copy that is waited for")
+
+
+class _Operators(TorchDispatchMode):
+    """Refuses operators that read, also inside of others."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        has_mask = name in ("index", "index_put_") and any(
+            isinstance(leaf, Tensor) and leaf.dtype is torch.bool
+            for leaf in pytree.tree_leaves(args[1])
+        )
+        if name in _OPERATORS_THAT_READ or has_mask:
+            raise Waits(f"{name} reads a tensor")
+        if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), _MADE_OF_OTHERS):
+            with self:
+                return function.decompose(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def launching(*, goes_on: bool = False) -> Iterator[None]:
+    """A launch of a step, or what goes on of the last one: nothing in it may wait."""
+    Event.now += not goes_on
+    Event.is_launching = True
+    try:
+        with FakeCuda(), _Operators():
+            yield
+    finally:
+        Event.is_launching = False
+
+
+def set_up(
+    monkeypatch: pytest.MonkeyPatch, draws: Callable[[str, tuple[Any, ...]], None]
+) -> list[str]:
+    """Puts doubles in the place of what a CUDA build of torch has, and of Triton's interpreter.
+
+    Returns the names of the kernels that are launched. `draws` gets a kernel's name and arguments
+    and may write results.
+    """
+    kernels: list[str] = []
+
+    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+        name = executor.fn.__name__
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and not isinstance(value, OnDevice):
+                raise Waits(f"{name} gets a tensor of the host")
+        kernels.append(name)
+        draws(name, args)
+
+    def synchronize(*_: object) -> None:
+        raise Waits("the device is waited for")
+
+    stream = types.SimpleNamespace(synchronize=synchronize, cuda_stream=0)
+    card = types.SimpleNamespace(multi_processor_count=132, name="a double")
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: card)
+    return kernels
