@@ -94,6 +94,11 @@ class Event:
         if Event.is_launching and is_young:
             raise Waits("an event of the last launches is waited for")
 
+    def elapsed_time(self, end: Event) -> float:
+        self.synchronize()
+        end.synchronize()
+        return 1.0
+
 
 class FakeCuda(TorchFunctionMode):
     """While it lasts, tensors made for a CUDA device are OnDevice."""

@@ -137,9 +137,10 @@ def test_what_has_no_graph_is_left_to_the_stack() -> None:
     step = [(5, 1), (0, 4)]
     torch.testing.assert_close(run_step(replayed, step), run_step(stack, step))
     replayed.capture_by(new_capture(), lambda share: None, largest_only=True)
-    torch.testing.assert_close(run_step(replayed, [(3, 1)]), run_step(stack, [(3, 1)]))
-    assert inner.num_calls == 2
     assert replayed.best_tokens() is None
+    seen, expected = run_step(replayed, [(3, 1)]), run_step(stack, [(3, 1)])
+    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
+    assert inner.num_calls == 1, "the largest graph has room for smaller steps"
 
 
 def test_steps_with_more_than_the_largest_graph_have_none() -> None:
