@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_CAPABILITY = (8, 0)  # before it there is no bfloat16, and the kernels spill their registers
 
+_FP8_CAPABILITY = (8, 9)
+
 
 def cuda_tier(
     options: EngineOptions, request: TierRequest, placement: Placement, max_blocks: int
@@ -50,6 +52,25 @@ def cuda_tier(
         )
 
     return Tier("triton", CudaOps(), stack)
+
+
+def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
+    """Returns whether the tier multiplies by weights in FP8. Tries it; logs why it does not."""
+    device = placement.device
+    if options.attention_backend == "sdpa" or _what_is_wrong(device):
+        return False  # torch's operators compute the model
+    reason: str | None = None
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        reason = f"{torch.cuda.get_device_name(device)} has less than compute capability 8.9"
+    elif placement.dtype is not torch.bfloat16:
+        reason = f"products of FP8 give bfloat16, the model is {placement.dtype}"
+    else:
+        from worker.model.cuda import fp8
+
+        reason = fp8.what_is_wrong(device)
+    if reason:
+        logger.warning("FP8 weights become %s, twice their size: %s", placement.dtype, reason)
+    return reason is None
 
 
 def _what_is_wrong(device: torch.device) -> str | None:

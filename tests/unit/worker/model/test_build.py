@@ -174,7 +174,7 @@ def test_a_block_is_contiguous_over_all_layers(options: EngineOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    "member", [{"quantization_config": {"quant_method": "fp8"}}, {"model_type": "gemma2"}]
+    "member", [{"quantization_config": {"quant_method": "awq"}}, {"model_type": "gemma2"}]
 )
 def test_what_no_native_family_computes_is_refused_with_what_would(
     member: dict[str, Any], tmp_path: Path

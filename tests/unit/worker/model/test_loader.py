@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,19 @@ from worker.model.config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
-from worker.model.loader import fill_with_noise, load_weights
+from worker.model.loader import Checkpoint, fill_with_noise
 
 NORM = "model.layers.1.input_layernorm.weight"
 
 
 def empty_model(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     return CausalLM(ModelConfig.from_directory(path), 32, Placement(torch_device(), dtype))
+
+
+def load_weights(
+    model: CausalLM, path: Path, report: Callable[[float], None] | None = None
+) -> None:
+    Checkpoint(path, model.config).load(model, report)
 
 
 def edited(path: Path, **changes: torch.Tensor | None) -> Path:
@@ -69,7 +76,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=f"'{NORM}' is missing"):
         load_weights(empty_model(path), path)
     path = edited(make_checkpoint(tmp_path / "unexpected"), extra=torch.zeros(2))
-    with pytest.raises(CheckpointError, match="unexpected or repeated tensor 'extra'"):
+    with pytest.raises(CheckpointError, match="unexpected tensor 'extra'"):
         load_weights(empty_model(path), path)
     path = edited(make_checkpoint(tmp_path / "shape"), **{NORM: torch.zeros(3)})
     with pytest.raises(CheckpointError, match=rf"'{NORM}' has shape \[3\], .* \[64\]"):

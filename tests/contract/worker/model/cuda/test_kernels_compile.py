@@ -15,6 +15,8 @@ from tests.support.triton_compile import Variant, compile_variants
 pytest.importorskip("triton")
 
 from worker.model.cuda.attention import chunk_tiles, decode_tiles
+from worker.model.cuda.fp8 import block_tiles
+from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK
 
 pytestmark = [
     pytest.mark.triton,
@@ -196,3 +198,59 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         assert compiled.spills == 0, variant
         if variant.arch == "sm_90" and "chunk" in variant.kernel:
             assert "wgmma.mma_async" in compiled.ptx, variant
+
+
+def quantize(arch: str, size: int, group: int, num_warps: int, has_scale: bool = False) -> Variant:
+    width = 1 << (group - 1).bit_length()
+    constants = {
+        "SIZE": size,
+        "GROUP": group,
+        "WIDTH": width,
+        "GROUPS_A_PROGRAM": max(1, 1024 // width),
+        "LARGEST": LARGEST,
+        "LEAST_PEAK": LEAST_PEAK,
+        "HAS_SCALE": has_scale,
+    }
+    floats = dict.fromkeys(("scales", "input_scale"), "*fp32")
+    signature = {"x": "*bf16", "values": "*fp8e4nv", **floats, "x_stride": "i32:16"}
+    return Variant(f"{KERNELS}.fp8:quantize_kernel", signature, constants, arch, num_warps)
+
+
+def block_product(arch: str, rows: int, has_bias: bool = False) -> Variant:
+    """Returns that of a layer of 4096 in, 12288 out."""
+    block_m, block_n, warps, stages = block_tiles(rows)
+    constants = {
+        "SIZE_IN": 4096,
+        "SIZE_OUT": 12288,
+        "GROUP": BLOCK,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "HAS_BIAS": has_bias,
+    }
+    scales = dict.fromkeys(("x_scales", "weight_scales"), "*fp32")
+    values = dict.fromkeys(("x", "weight"), "*fp8e4nv")
+    outputs = dict.fromkeys(("bias", "out"), "*bf16")
+    signature = {**values, **scales, **outputs, "num_rows": "i32"}
+    name = f"{KERNELS}.fp8:block_product_kernel"
+    return Variant(name, signature, constants, arch, warps, stages)
+
+
+def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:
+    variants = [
+        quantize("sm_90", 4096, 4096, 8),
+        quantize("sm_90", 25600, 25600, 16),
+        quantize("sm_90", 12288, BLOCK, 4),
+        quantize("sm_90", 4096, 4096, 8, has_scale=True),
+        quantize("sm_89", 12288, BLOCK, 4),
+        *(block_product("sm_90", rows) for rows in (1, 64, 512)),
+        block_product("sm_90", 512, has_bias=True),
+        *(block_product("sm_89", rows) for rows in (1, 64, 512)),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        assert compiled.shared <= (227 if variant.arch == "sm_90" else 99) << 10, variant
+        if "product" in variant.kernel:
+            unit = "wgmma.mma_async" if variant.arch == "sm_90" else "mma.sync"
+            products = [line for line in compiled.ptx.splitlines() if unit in line]
+            assert products, variant
+            assert all("e4m3" in line for line in products if "mma" in line), variant
