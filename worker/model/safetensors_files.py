@@ -43,26 +43,23 @@ class StoredTensor:
     offset: int
     num_bytes: int
 
-    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Returns rows [start, stop) on the host; of a single number, without an argument, that.
+    def read(self) -> Tensor:
+        """Returns all of it, on the host. Raises CheckpointError."""
+        memory = torch.empty(self.num_bytes, dtype=torch.uint8)
+        self.read_into(memory)
+        return memory.view(DTYPES[self.type_name]).view(self.shape)
+
+    def read_into(self, memory: Tensor, start: int = 0) -> None:
+        """Fills uint8 `memory` [n], on the host and contiguous, with the bytes of row `start` and
+        of those behind it.
 
         Raises CheckpointError for a file that cannot be read, or has become shorter.
         """
-        num_rows = self.shape[0] if self.shape else 1
-        stop = num_rows if stop is None else stop
-        row_bytes = self.num_bytes // max(1, num_rows)
-        memory = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
-        self.read_into(memory, self.offset + start * row_bytes)
-        shape = (stop - start, *self.shape[1:]) if self.shape else ()
-        return memory.view(DTYPES[self.type_name]).view(shape)
-
-    def read_into(self, memory: Tensor, offset: int) -> None:
-        """Fills uint8 `memory` [n] on the host from the file's byte `offset` on. Raises
-        CheckpointError."""
+        row_bytes = self.num_bytes // self.shape[0] if self.shape else 0
         view = memoryview(memory.numpy().data)
         try:
             with self.path.open("rb", buffering=0) as file:
-                file.seek(offset)
+                file.seek(self.offset + start * row_bytes)
                 while view:
                     if not (count := file.readinto(view)):
                         raise EOFError(f"it ends at byte {file.tell()}")
