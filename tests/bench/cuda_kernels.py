@@ -254,7 +254,8 @@ def expected(pool: KVCachePool, step: AttentionMetadata, q: Tensor) -> Tensor:
     backend.prepare(step)
     out = torch.empty_like(q)
     k, v = (part[0][blocks, offsets].clone() for part in (pool.keys, pool.values))
-    backend.forward(0, q, k, v, out)
+    backend.store(0, k, v)
+    backend.attend(0, q, out)
     return out
 
 

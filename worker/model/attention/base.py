@@ -77,10 +77,12 @@ class AttentionBackend(Protocol):
         """Prepares a step, before its first layer. Never waits for the device."""
         ...
 
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Writes k [T, kv_heads, key_dim] and v [..., value_dim] to their slots, fills `out`.
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Writes k [T, kv_heads, key_dim] and v [..., value_dim], which may be strided views, to
+        their slots. They stay as they are until the layer has attended."""
+        ...
 
-        q is [T, heads, key_dim], out [T, heads, value_dim] and contiguous, the others may be
-        strided views.
-        """
+    def attend(self, layer: int, q: Tensor, out: Tensor) -> None:
+        """Fills `out` [T, heads, value_dim], contiguous, for q [T, heads, key_dim], which may be a
+        strided view. The layer's keys and values of this step have been stored."""
         ...

@@ -59,6 +59,8 @@ class SdpaAttention:
         self._slot_blocks = torch.empty(0)
         self._slot_offsets = torch.empty(0)
         self._metadata: AttentionMetadata | None = None
+        # What `store` got: prompts that begin in this step are not gathered from their blocks.
+        self._stored: tuple[Tensor, Tensor] | None = None
         self._plans: dict[Reach, _Plan] = {}
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -69,20 +71,16 @@ class SdpaAttention:
         self._metadata = metadata
         self._plans = {}
 
-    def forward(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Computes one layer as AttentionBackend says. `sinks` [heads]: scores of a key without a
-        value."""
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self._pool.keys[layer][self._slot_blocks, self._slot_offsets] = k
+        self._pool.values[layer][self._slot_blocks, self._slot_offsets] = v
+        self._stored = (k, v)
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
+        """Attends as AttentionBackend says. `sinks` [heads]: scores of a key without a value."""
+        assert self._stored is not None, "attend comes after store"
+        (k, v), self._stored = self._stored, None
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        keys[self._slot_blocks, self._slot_offsets] = k
-        values[self._slot_blocks, self._slot_offsets] = v
         scores = self._layers[layer]
         plan = self._plans.get(scores.reach)
         if plan is None:
@@ -96,7 +94,7 @@ class SdpaAttention:
 
     def _plan(self, reach: Reach) -> _Plan:
         metadata = self._metadata
-        assert metadata is not None, "forward comes after prepare"
+        assert metadata is not None, "attend comes after prepare"
         chunks, start = [], metadata.num_decodes
         for row in range(metadata.num_decodes, len(metadata.query_lens)):
             end = start + metadata.query_lens[row]

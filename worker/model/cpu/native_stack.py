@@ -262,9 +262,9 @@ class NativeAttention:
         stack.attention_scale, own.window = self._scores[layer]
         stack.block_stride = self._block_stride
 
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        num_tokens, num_heads = q.shape[0], q.shape[1]
-        metadata, there = self.step(num_heads)
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        metadata = self._metadata
+        assert metadata is not None, "store comes after prepare"
         keys, values = self._layers[layer]
         self._kernels.kv_store(
             k.data_ptr(),
@@ -275,10 +275,14 @@ class NativeAttention:
             values,
             self._block_stride,
             metadata.slots.data_ptr(),
-            num_tokens,
+            k.shape[0],
             self._num_kv_heads,
             self._head_dim,
         )
+
+    def attend(self, layer: int, q: Tensor, out: Tensor) -> None:
+        num_heads = q.shape[1]
+        keys, values = self._layers[layer]
         self._kernels.paged_attention(
             q.data_ptr(),
             q.stride(0),
@@ -286,7 +290,7 @@ class NativeAttention:
             values,
             self._block_stride,
             out.data_ptr(),
-            there,
+            self.step(num_heads)[1],
             num_heads,
             self._num_kv_heads,
             self._head_dim,

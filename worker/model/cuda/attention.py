@@ -48,25 +48,14 @@ class TritonAttention:
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
 
-    def forward(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Computes one layer as AttentionBackend says. `sinks` [heads]: scores of a key without a
-        value."""
-        assert self._metadata is not None, "forward comes after prepare"
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        assert self._metadata is not None, "store comes after prepare"
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         store_keys_and_values(k, v, keys, values, self._metadata.slots)
-        self.attend(layer, q, out, sinks)
 
     def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
-        """Fills `out` [T, heads, value_dim] for q [T, heads, key_dim], whose last dimension is
-        contiguous; the keys and values of this step have been stored."""
+        """Attends as AttentionBackend says; of q the last dimension is contiguous. `sinks` [heads]:
+        scores of a key without a value."""
         metadata, this = self._metadata, self._layers[layer]
         assert metadata is not None, "attend comes after prepare"
         decodes = metadata.num_decodes

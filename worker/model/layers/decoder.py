@@ -71,7 +71,8 @@ class Attention(nn.Module):
             rotation.sin,
         )
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        step.backend.forward(self.layer, queries, keys, values, out)
+        step.backend.store(self.layer, keys, values)
+        step.backend.attend(self.layer, queries, out)
         output: Tensor = self.output(out.view(x.shape[0], -1))
         return output
 

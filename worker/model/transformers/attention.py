@@ -164,9 +164,11 @@ class PagedAttention:
         assert backend is not None, "a call comes after use"
         out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
         if isinstance(backend, SdpaAttention):
-            backend.forward(number, q, k, v, out, s_aux)
+            backend.store(number, k, v)
+            backend.attend(number, q, out, s_aux)
         else:
-            backend.forward(number, _by_token(q), _by_token(k), _by_token(v), out)
+            backend.store(number, _by_token(k), _by_token(v))
+            backend.attend(number, _by_token(q), out)
         return out
 
     def _check(

@@ -161,10 +161,11 @@ def attend(
     q, k, v = (
         torch.cat([part, part], dim=1)[:, : part.shape[1]] for part in (step.q, step.k, step.v)
     )
+    backend.store(layer, k, v)
     if sinks is None:
-        backend.forward(layer, q, k, v, out)
+        backend.attend(layer, q, out)
     else:
-        backend.forward(layer, q, k, v, out, torch.from_numpy(sinks).to(step.q))  # type: ignore[call-arg]
+        backend.attend(layer, q, out, torch.from_numpy(sinks).to(step.q))  # type: ignore[call-arg]
     return out
 
 

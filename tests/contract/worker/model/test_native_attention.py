@@ -116,7 +116,8 @@ def run_step(
     q, k, v = fused.split((heads, kv_heads, kv_heads), dim=1)
     backend.prepare(forward.metadata)
     out = torch.full((fused.shape[0], heads, head_dim), 7.0, dtype=BF16)
-    backend.forward(layer, q, k, v, out)
+    backend.store(layer, k, v)
+    backend.attend(layer, q, out)
     for sequence, row in zip(sequences, range(len(sequences)), strict=True):
         start = sum(new for _, new in shape[:row])
         for i, place in enumerate(range(sequence.start, sequence.end)):

@@ -243,8 +243,8 @@ def test_an_attention_that_leaves_something_out_is_found_at_load(
         def __init__(self, pool: KVCachePool, layers: Sequence[LayerScores]) -> None:
             super().__init__(pool, layers if part == "sinks" else without(part, layers))
 
-        def forward(self, *tensors: Any) -> None:
-            super().forward(*tensors[: 5 if part == "sinks" else 6])
+        def attend(self, *arguments: Any) -> None:
+            super().attend(*arguments[: 3 if part == "sinks" else 4])
 
     monkeypatch.setattr(attention, "SdpaAttention", Incomplete)
     write_tiny_model(tmp_path, model_type)
