@@ -13,6 +13,7 @@ from shared.cores import default_threads
 from worker.engine_options import EngineOptions
 from worker.model.config import ModelConfig
 from worker.model.cpu.tiers import Tier, TierRequest, choose_tier
+from worker.model.device import choose_kv_dtype
 from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import Fp8Layout
@@ -64,6 +65,7 @@ class NativeSource:
         return BuiltStack(
             model=model,
             keeps=config,
+            kv_dtype=choose_kv_dtype(options.kv_cache_dtype, placement.dtype),
             stack=lambda pool: tier.stack(model, pool),
             tier=tier.name,
             has_own_threads=tier.has_own_threads,
@@ -113,6 +115,7 @@ def _tier(
         dtype=placement.dtype,
         block_size=block_size,
         quantization=options.quantization,
+        kv_dtype=choose_kv_dtype(options.kv_cache_dtype, placement.dtype),
         num_threads=options.num_threads or default_threads(),
         num_ranks=placement.group.size,
         weight_copies=options.cpu_weight_copies,

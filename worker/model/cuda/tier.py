@@ -36,6 +36,13 @@ def cuda_tier(
             raise ModelError(f"attention_backend 'triton' cannot be had: {reason}")
         logger.warning("torch's operators compute the model, which is slow: %s", reason)
         return reference_tier(request)
+    capability = torch.cuda.get_device_capability(placement.device)
+    if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
+        raise ModelError(
+            f"kv_cache_dtype {options.kv_cache_dtype!r}: Triton has FP8 from compute capability "
+            f"8.9 on, {torch.cuda.get_device_name(placement.device)} has "
+            f"{'.'.join(map(str, capability))}; PENSTOCK_ATTENTION_BACKEND=sdpa keeps it in FP8"
+        )
     # Here and not above: they need Triton.
     from worker.model.cuda.graphs import DecodeGraphs
     from worker.model.cuda.stack import CudaOps, CudaStack

@@ -61,9 +61,14 @@ def quantize_rows(x: Tensor, group: int, scale: Tensor | None = None) -> tuple[T
     if scale is None:
         scales = groups.abs().amax(dim=2, keepdim=True).clamp_min(LEAST_PEAK) / LARGEST
     else:
-        scales = scale.expand(*groups.shape[:2], 1)
+        scales = scale + (groups * 0).sum(dim=2, keepdim=True)  # NaN where not all are finite
     values = (groups / scales).clamp(-LARGEST, LARGEST).to(FP8)
     return values.flatten(1), scales.squeeze(2).contiguous()
+
+
+def saturated(x: Tensor) -> Tensor:
+    """Returns x in e4m3: numbers beyond LARGEST become that, what is not finite NaN."""
+    return torch.where(x.isinf(), torch.nan, x.clamp(-LARGEST, LARGEST)).to(FP8)
 
 
 def multiply(values: Tensor, scales: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:

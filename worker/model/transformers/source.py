@@ -70,6 +70,11 @@ class TransformersSource:
         report: Progress,
     ) -> BuiltStack:
         """Loads the weights. Raises ModelError."""
+        if options.kv_cache_dtype != "auto":
+            raise ModelError(
+                f"kv_cache_dtype {options.kv_cache_dtype!r} is for native model families, "
+                f"transformers computes model_type {self.config.model_type!r}"
+            )
         report(WEIGHTS, 0.0)
         group = placement.group
         attention = PagedAttention(self._probe.calls)
@@ -114,6 +119,7 @@ class TransformersSource:
         return BuiltStack(
             model=model,
             keeps=keeps,
+            kv_dtype=placement.dtype,
             stack=stack,
             tier=products.name,
             has_own_threads=(

@@ -237,7 +237,7 @@ def test_a_config_and_files_that_disagree_are_refused(tmp_path: Path) -> None:
 
 
 def test_scales_of_keys_and_values_change_nothing(tmp_path: Path) -> None:
-    """They are for a KV cache in FP8; ours has the model's dtype."""
+    """A KV cache in FP8 has a scale of 1."""
     quantised, twin = make_quantised(tmp_path, FP8_FORMATS["fp8-rows"])
     file = quantised / "model.safetensors"
     stored = load_file(file)

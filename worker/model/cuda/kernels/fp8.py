@@ -33,8 +33,8 @@ def quantize_kernel(
         scale = tl.load(input_scale) + tl.zeros([GROUPS_A_PROGRAM], tl.float32)
     else:
         scale = tl.maximum(tl.max(tl.abs(wide), 1), LEAST_PEAK) / LARGEST
-        # The largest number of a group passes over NaN, a sum does not.
-        scale += tl.sum(wide * 0.0, 1)
+    # NaN where not all are finite: neither the largest number nor the bounds would show it.
+    scale += tl.sum(wide * 0.0, 1)
     scaled = wide / scale[:, None]
     scaled = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(values + row * SIZE + columns, scaled.to(values.dtype.element_ty), mask=inside)

@@ -66,10 +66,10 @@ def test_rows_are_rounded_as_by_the_twin(
 def test_what_is_not_finite_shows_in_its_row_alone(bad: float) -> None:
     x = numbers(3, 256)
     x[1, 200] = bad
-    for kind in ("rows", "blocks"):
+    for kind in ("rows", "static", "blocks"):
         weight = weight_of(256, 128, kind)
         for quantize in (kernels.quantize_rows, twins.quantize_rows):
-            out = twins.multiply(*quantize(x, weight.group), weight, None)
+            out = twins.multiply(*quantize(x, weight.group, weight.input_scale), weight, None)
             assert not out[1].isfinite().any(), kind
             assert out[[0, 2]].isfinite().all(), kind
 

@@ -5,6 +5,7 @@ Needs no GPU: Triton brings the assembler along.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,8 +137,9 @@ def heads(dim: int, group: int) -> dict[str, Any]:
     }
 
 
-def decode(arch: str, dim: int, group: int, **changes: Any) -> Variant:
-    tiles = decode_tiles(group, 1 << (dim - 1).bit_length(), torch.bfloat16)
+def decode(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
+    width = 1 << (dim - 1).bit_length()
+    tiles = decode_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
     constants = {
         **PLAIN,
         **heads(dim, group),
@@ -161,8 +163,9 @@ def decode(arch: str, dim: int, group: int, **changes: Any) -> Variant:
     return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
 
 
-def chunks(arch: str, dim: int, group: int, **changes: Any) -> Variant:
-    tiles = chunk_tiles(group, 1 << (dim - 1).bit_length(), torch.bfloat16)
+def chunks(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
+    width = 1 << (dim - 1).bit_length()
+    tiles = chunk_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
     constants = {
         **PLAIN,
         **heads(dim, group),
@@ -233,6 +236,44 @@ def block_product(arch: str, rows: int, has_bias: bool = False) -> Variant:
     signature = {**values, **scales, **outputs, "num_rows": "i32"}
     name = f"{KERNELS}.fp8:block_product_kernel"
     return Variant(name, signature, constants, arch, warps, stages)
+
+
+def in_fp8(variant: Variant) -> Variant:
+    caches = dict.fromkeys(("keys", "values"), "*fp8e4nv")
+    return replace(variant, signature={**variant.signature, **caches})
+
+
+def rotate_and_store(arch: str) -> Variant:
+    signature = {
+        **dict.fromkeys(("qkv", "cosines", "sines", "query_weight", "key_weight"), "*bf16"),
+        **dict.fromkeys(("positions", "slots"), "*i32"),
+        **dict.fromkeys(("keys", "values"), "*fp8e4nv"),
+        "eps": "fp32",
+        "qkv_stride": "i32:16",
+        **{name: kind for name, kind in STRIDES.items() if name.startswith(("key", "value"))},
+    }
+    constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF": 64, "HALF_WIDTH": 64}
+    constants |= {"BLOCK_SIZE": 32, "HEADS_A_PROGRAM": 4, "HAS_NORM": True, "ADDS_ONE": False}
+    return Variant(f"{KERNELS}.layers:rotate_and_store_kernel", signature, constants, arch, 2)
+
+
+def test_a_cache_in_fp8_spills_no_register() -> None:
+    variants = [
+        in_fp8(decode("sm_90", 128, 4)),
+        in_fp8(decode("sm_89", 128, 4, is_narrow=True)),
+        in_fp8(decode("sm_89", 64, 7, is_narrow=True, HAS_WINDOW=True)),
+        in_fp8(chunks("sm_90", 128, 4)),
+        in_fp8(chunks("sm_89", 128, 4, is_narrow=True)),
+        in_fp8(chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True)),
+        rotate_and_store("sm_90"),
+        rotate_and_store("sm_89"),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if variant.arch == "sm_90" and "chunk" in variant.kernel:
+            assert "wgmma.mma_async" in compiled.ptx, variant
+        if "rotate" in variant.kernel:
+            assert "e4m3x2" in compiled.ptx, variant
 
 
 def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:
