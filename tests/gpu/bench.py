@@ -25,6 +25,7 @@ QWEN_DEFAULTS = ["--temperature", "0.7", "--top-p", "0.8", "--top-k", "20"]
 STAGES: dict[str, list[tuple[list[str], int]]] = {
     "kernels": [
         (["tests.bench.cuda_kernels", "--out", "{out}/attention.jsonl"], 120),
+        (["tests.bench.cuda_fp8", "--out", "{out}/fp8.jsonl"], 90),
         (["tests.bench.cuda_sampling", "--out", "{out}/sampling.jsonl"], 120),
     ],
     "engine": [
