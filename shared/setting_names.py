@@ -41,6 +41,7 @@ SETTING_NAMES = frozenset(
         "HOST",
         "KEEPALIVE_S",
         "KEEP_MODELS",
+        "KV_CACHE_DTYPE",
         "KV_CACHE_MEMORY_GB",
         "LEASE_MS",
         "LOAD_FORMAT",

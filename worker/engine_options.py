@@ -19,6 +19,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]  # vLLM's words
 WeightCopies = Literal["auto", "on", "off"]
 AttentionChoice = Literal["auto", "triton", "sdpa"]
 
@@ -56,6 +57,7 @@ class EngineOptions:
     attention_backend: AttentionChoice = "auto"  # on CUDA; see worker.model.cuda.tier
     cuda_graphs: bool = True  # see worker.model.cuda.graphs
 
+    kv_cache_dtype: KVCacheDtype = "auto"  # the model's; see worker.model.device
     block_size: int | None = None  # token positions of a KV block
     num_kv_blocks: int | None = None  # takes precedence over kv_cache_memory_gb
     kv_cache_memory_gb: float | None = None  # GiB

@@ -18,6 +18,7 @@ from worker.engine_options import (
     Dtype,
     EngineName,
     EngineOptions,
+    KVCacheDtype,
     LoadFormat,
     ModelImpl,
     Quantization,
@@ -95,6 +96,7 @@ OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
         "cpu_weight_copies",
         "attention_backend",
         "cuda_graphs",
+        "kv_cache_dtype",
         "lookahead",
         "step_target_ms",
         "model_impl",
@@ -193,7 +195,9 @@ class WorkerSettings(SharedSettings):
         "auto: native where there is one. With PENSTOCK_ENGINE=vllm PENSTOCK_VLLM_ARGS has "
         "vLLM's model_impl.",
     )
-    dtype: Dtype = Field(default="auto", description="Type of weights and KV cache.")
+    dtype: Dtype = Field(
+        default="auto", description="Type of the model, and of its KV cache by default."
+    )
     device: str = Field(
         default="auto",
         description="auto, cpu, cuda, or cuda:N for one CUDA device by its number among those that "
@@ -236,6 +240,12 @@ class WorkerSettings(SharedSettings):
         "debuggers and profilers want it.",
     )
 
+    kv_cache_dtype: KVCacheDtype = Field(
+        default="auto",
+        description="auto: the model's; fp8 (or fp8_e4m3): keys and values in half the memory, "
+        "rounded to e4m3 with a scale of 1. Native model families; not in the CPU's native tier. "
+        "With vLLM: in PENSTOCK_VLLM_ARGS.",
+    )
     block_size: int | None = Field(
         default=None, ge=1, le=1024, description="Tokens in a KV block; unset: the backend's."
     )

@@ -276,7 +276,7 @@ def measure(
             tiles.rows,
             chosen(HEADS // KV_HEADS, DIM, q.dtype).rows if which == "decode_tiles" else 0,
         )
-        setattr(attention, which, lambda group, width, dtype: replace(tiles, rows=rows))
+        setattr(attention, which, lambda *shape, is_narrow: replace(tiles, rows=rows))
     try:
         backend = TritonAttention(pool)
         backend.prepare(step)

@@ -33,6 +33,7 @@ SERVICE = ["tests.bench.gpu_service", "--out", "{out}"]
 STAGES: dict[str, list[tuple[list[str], int]]] = {
     "kernels": [
         (["tests.bench.cuda_kernels", "--out", "{out}/attention.jsonl"], 120),
+        (["tests.bench.cuda_fp8", "--out", "{out}/fp8.jsonl"], 90),
         (["tests.bench.cuda_sampling", "--out", "{out}/sampling.jsonl"], 120),
     ],
     "engine": [

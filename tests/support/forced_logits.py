@@ -15,7 +15,7 @@ from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 
 _BLOCK_SIZE = 16
 
@@ -38,7 +38,7 @@ def forced_logits(
     cpu = torch.device("cpu")
     longest = max(map(len, texts))
     model = CausalLM(config, longest, Placement(cpu, dtype))
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     request = TierRequest(
         config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization
     )

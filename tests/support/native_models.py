@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from worker.model.attention.base import AttentionMetadata
@@ -13,7 +15,8 @@ from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderStack
 from worker.model.layers.linear import Placement
 from worker.model.layers.ops import Ops
-from worker.model.loader import fill_with_noise
+from worker.model.loader import Checkpoint, fill_with_noise
+from worker.model.parallel.group import ALONE, RankGroup
 
 CPU = torch.device("cpu")
 MAX_LEN = 96
@@ -76,6 +79,22 @@ def new_model(
         if place.columns is None:  # norms of 1 and biases of 0 would show no mistake
             place.data.add_((torch.randn(place.data.shape, generator=noise) * 0.2).to(device))
     model.use(ops)
+    return model
+
+
+def model_in_fp8(
+    path: Path,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+    group: RankGroup = ALONE,
+) -> CausalLM:
+    """A checkpoint's model whose weights stay in FP8, as on CUDA."""
+    config = ModelConfig.from_directory(path)
+    checkpoint = Checkpoint(path, config)
+    placement = Placement(device, dtype, group)
+    model = CausalLM(config, MAX_LEN, placement, checkpoint.fp8_layouts())
+    checkpoint.load(model)
     return model
 
 

@@ -52,17 +52,27 @@ class Format:
     quantises_activations: bool = False
 
 
-def make_quantised(directory: Path, format: Format, family: str = "qwen3") -> tuple[Path, Path]:
+def is_projection(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def make_quantised(
+    directory: Path,
+    format: Format,
+    family: str = "qwen3",
+    is_quantised: Callable[[str], bool] = is_projection,
+    **shape: Any,
+) -> tuple[Path, Path]:
     """Writes a checkpoint in `format` and its dequantised twin. Returns both directories.
 
     Embeddings, norms and lm_head stay as they are, which is what the tools do by default.
     """
-    twin = make_checkpoint(directory / f"{format.name}-twin", family, **SHAPE)
+    twin = make_checkpoint(directory / f"{format.name}-twin", family, **SHAPE | shape)
     quantised = directory / format.name
     shutil.copytree(twin, quantised)
     stored, meant = {}, {}
     for name, tensor in load_file(twin / "model.safetensors").items():
-        if not name.endswith("_proj.weight"):
+        if not is_quantised(name):
             stored[name] = meant[name] = tensor
             continue
         parts, meant[name] = format.quantise(tensor)
@@ -161,6 +171,27 @@ def _fp8_in_blocks(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch
     return {"weight": values.reshape(weight.shape), "weight_scale_inv": scales}, meant
 
 
+def _fp8_rows(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """One scale for each row, rounded to bfloat16."""
+    scales = (weight.abs().amax(1, keepdim=True) / torch.finfo(FP8).max).bfloat16()
+    values = (weight / scales.float()).to(FP8)
+    return {"weight": values, "weight_scale": scales}, values.float() * scales.float()
+
+
+def _fp8_static(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """One scale for the tensor, and one for what it multiplies."""
+    parts, meant = _fp8(weight)
+    return {**parts, "input_scale": torch.tensor([0.05])}, meant
+
+
+def _renamed(quantise: Quantise, **names: str) -> Quantise:
+    def renamed(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        parts, meant = quantise(weight)
+        return {names.get(name, name): part for name, part in parts.items()}, meant
+
+    return renamed
+
+
 def _compressed_tensors(format: str, weights: dict[str, Any], inputs: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
@@ -176,6 +207,10 @@ def _compressed_tensors(format: str, weights: dict[str, Any], inputs: Any) -> di
 def _integers(num_bits: int, strategy: str, **more: Any) -> dict[str, Any]:
     kind = {"num_bits": num_bits, "type": "int", "symmetric": True, "strategy": strategy}
     return {**kind, "dynamic": False, "group_size": None, **more}
+
+
+def _floats(strategy: str, **more: Any) -> dict[str, Any]:
+    return _integers(8, strategy, **{"type": "float", **more})
 
 
 FORMATS = {
@@ -238,6 +273,55 @@ FORMATS = {
             "w4a16",
             _compressed_tensors("pack-quantized", _integers(4, "group", group_size=GROUP), None),
             _w4a16,
+        ),
+    )
+}
+
+# FP8 as the makers of checkpoints write it, for our own loader.
+FP8_FORMATS = {
+    format.name: format
+    for format in (
+        FORMATS["fp8"],
+        FORMATS["fp8-blocks"],
+        Format(
+            "fp8-rows",  # llm-compressor's FP8_DYNAMIC
+            _compressed_tensors(
+                "float-quantized", _floats("channel"), _floats("token", dynamic=True)
+            ),
+            _fp8_rows,
+            quantises_activations=True,
+        ),
+        Format(
+            "fp8-static",  # llm-compressor's FP8
+            _compressed_tensors("float-quantized", _floats("tensor"), _floats("tensor")),
+            _fp8_static,
+            quantises_activations=True,
+        ),
+        Format(
+            "fp8-weights",  # what they multiply is not rounded
+            _compressed_tensors("naive-quantized", _floats("channel"), None),
+            _fp8_rows,
+        ),
+        Format(
+            "fp8-block",  # llm-compressor's FP8_BLOCK
+            _compressed_tensors(
+                "float-quantized",
+                _floats("block", block_structure=[BLOCK, BLOCK]),
+                _floats("group", dynamic=True, group_size=BLOCK),
+            ),
+            _renamed(_fp8_in_blocks, weight_scale_inv="weight_scale"),
+            quantises_activations=True,
+        ),
+        Format(
+            "fp8-mistral",
+            {
+                "quant_method": "fp8",
+                "activation_scheme": "static",
+                "weight_block_size": None,
+                "modules_to_not_convert": ["vision_tower", "lm_head"],
+            },
+            _renamed(_fp8_static, weight_scale="weight_scale_inv", input_scale="activation_scale"),
+            quantises_activations=True,
         ),
     )
 }

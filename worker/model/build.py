@@ -56,7 +56,7 @@ class BuiltModel:
     runner: ModelRunner
     engine_config: EngineConfig
     model_config: ServedConfig
-    dtype: str  # of weights and KV cache, e.g. "bfloat16"
+    dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
     close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
 
@@ -142,7 +142,7 @@ def load_part(
         torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
     report("allocating KV cache", 0.0)
     num_blocks = group.least(choose_num_blocks(options, built, block_size, longest), device)
-    pool = KVCachePool(built.keeps, num_blocks, block_size, device=device, dtype=dtype)
+    pool = KVCachePool(built.keeps, num_blocks, block_size, device=device, dtype=built.kv_dtype)
     report("allocating KV cache", 1.0)
     lookahead = options.lookahead
     return LoadedPart(

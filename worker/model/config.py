@@ -21,6 +21,7 @@ from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.kv_cache import KVLayer
 from worker.model.layer_kinds import LayerKind, Windows, layer_kinds
 from worker.model.layers.ops import Activation
+from worker.model.quantization import Fp8Format, fp8_format
 from worker.model.rope import RopeConfig
 from worker.model.stored_dtype import stored_dtype
 
@@ -128,6 +129,7 @@ class ModelConfig:
     dtype: str  # the checkpoint's: one of DTYPES
     eos_token_ids: frozenset[int]
     context_length: int  # tokens of a sequence; with YaRN or linear scaling more than the positions
+    fp8: Fp8Format | None = None  # of weights that are stored so; without it none is
     is_language_part: bool = False  # of a model that has more, which is not loaded
 
     @property
@@ -211,6 +213,7 @@ class ModelConfig:
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(raw, generation or {}, family),
             context_length=context.default,
+            fp8=fp8_format(raw),
             is_language_part=is_part,
         )
 
@@ -256,9 +259,6 @@ def _check_family(raw: Mapping[str, Any]) -> Family:
             f"architectures {architectures!r} is not supported for model_type {model_type!r}; "
             f"it must be {family.architecture!r}"
         )
-    for member in ("quantization_config", "compression_config"):
-        if raw.get(member):
-            raise UnsupportedModel(f"{member}: quantized checkpoints are not supported")
     accepted = _ACTIVATIONS[family.activation]
     if (act := raw.get(family.activation_member, accepted[0])) not in accepted:
         raise UnsupportedModel(

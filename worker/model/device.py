@@ -14,8 +14,9 @@ from torch import Tensor
 
 from shared.cuda_devices import device_number, no_such_device
 from worker.engine.errors import DeviceLost, OutOfMemory
-from worker.engine_options import Dtype
+from worker.engine_options import Dtype, KVCacheDtype
 from worker.model.errors import DeviceUnavailable
+from worker.model.layers.fp8 import FP8
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -54,6 +55,11 @@ def choose_dtype(name: Dtype, stored: str, device: torch.device) -> torch.dtype:
         "float16": torch.float16,
     }
     return dtypes[chosen]
+
+
+def choose_kv_dtype(name: KVCacheDtype, dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of keys and values in the cache of a model of that `dtype`."""
+    return dtype if name == "auto" else FP8
 
 
 def available_host_bytes() -> int:

@@ -35,16 +35,16 @@ def choose_num_blocks(
     Without options it takes at most what all running sequences could fill twice; the second half
     serves the prefix cache. Raises KVCacheTooSmall.
     """
-    keeps, placement = built.keeps, built.model.placement
+    keeps, kv_dtype = built.keeps, built.kv_dtype
     per_sequence = -(-longest // block_size)
     if options.num_kv_blocks is not None:
         num_blocks = options.num_kv_blocks
     elif options.kv_cache_memory_gb is not None:
         memory = int(options.kv_cache_memory_gb * 2**30)
-        num_blocks = blocks_that_fit(memory, keeps, block_size, placement.dtype)
+        num_blocks = blocks_that_fit(memory, keeps, block_size, kv_dtype)
     else:
         memory = _free_bytes(options, built, block_size, longest)
-        num_blocks = blocks_that_fit(memory, keeps, block_size, placement.dtype)
+        num_blocks = blocks_that_fit(memory, keeps, block_size, kv_dtype)
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
     if options.max_model_len is not None and num_blocks < per_sequence:
         raise KVCacheTooSmall(
@@ -72,7 +72,7 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
         -(-num_tokens // block_size),
         block_size,
         device=device,
-        dtype=model.placement.dtype,
+        dtype=built.kv_dtype,
     )
     stack = built.stack(pool)
     if model.placement.group.rank == 0:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
+from worker.model.config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
+from worker.model.fp8_scales import StoredScales, StoredWeights
 from worker.model.layers.decoder import CausalLM
-from worker.model.parallel.group import Share
+from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Layout
+from worker.model.layers.linear import Place
+from worker.model.safetensors_files import StoredTensor, stored_tensors
+from worker.model.weight_reader import copier_for, pieces_of, read_pieces
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+logger = logging.getLogger(__name__)
+
 _TYPES = frozenset({"F32", "BF16", "F16"})
 # Old exports carry this table; it follows from the configuration.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
@@ -32,49 +34,88 @@ _OTHER_PARTS = (
 )
 
 
-def load_weights(
-    model: CausalLM, directory: Path, on_progress: Callable[[float], None] | None = None
-) -> None:
-    """Fills every parameter from the directory's safetensors files, file by file.
+class Checkpoint:
+    """The weights in a directory's safetensors files, of which the headers have been read."""
 
-    Of each tensor a rank reads its part. Tensors are converted to the model's dtype on its device.
-    `on_progress` gets the share of the tensors that are in place. Raises CheckpointError naming the
-    file or the tensor: missing, unexpected, of another shape, stored twice;
-    UnsupportedModel for a stored format that is not one of float32, bfloat16 and float16.
-    """
-    places = dict(model.named_tensors())
-    num_places = len(places)
-    tied = model.config.tie_word_embeddings
-    for path in _files(directory):
-        for stored_name, stored in _read(path, model.placement.device):
-            name = stored_name
-            if model.config.is_language_part:
-                name = _name_in_language_part(stored_name)
-            if not name or _DERIVED.search(name) or (tied and name == "lm_head.weight"):
-                continue
-            place = places.pop(name, None)
+    def __init__(self, directory: Path, config: ModelConfig) -> None:
+        """Raises CheckpointError naming the file or the tensor at fault, UnsupportedModel for
+        scales of a type that is not known."""
+        self._directory = directory
+        self._format = config.fp8
+        tensors: dict[str, StoredTensor] = {}
+        for stored_name, tensor in stored_tensors(directory).items():
+            name = _name_in_language_part(stored_name) if config.is_language_part else stored_name
+            is_tied = config.tie_word_embeddings and name == "lm_head.weight"
+            if name and not _DERIVED.search(name) and not is_tied:
+                tensors[name] = tensor
+        self._stored = StoredWeights.of(tensors, config.fp8)
+
+    def fp8_layouts(self) -> dict[str, Fp8Layout]:
+        """Returns the layouts of the weights that may stay in FP8, by name."""
+        return {} if self._format is None else self._stored.layouts(self._format)
+
+    def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
+        """Fills every parameter of the model.
+
+        Of each tensor a rank keeps its part. Tensors are converted to the model's dtype on its
+        device; those in FP8 are multiplied by their scales, unless the model keeps them. What is
+        missing, unexpected, or of another shape or type is found before anything is read.
+        `on_progress` gets the share of the bytes that are in place. Raises CheckpointError naming
+        the file or the tensor; UnsupportedModel for a type that is not float32, bfloat16 or
+        float16, or FP8 that config.json tells of.
+        """
+        places = dict(model.named_tensors())
+        self._check(places)
+        scales = self._scales(places)
+        pieces = [
+            piece
+            for name, tensor in self._stored.weights.items()
+            for piece in pieces_of(tensor, places[name], scales.get(name))
+        ]
+        took = read_pieces(pieces, copier_for(model.placement.device), on_progress)
+        logger.info(
+            "weights read: gigabytes=%.2f seconds=%.2f gigabytes_per_s=%.2f reading_seconds=%.2f",
+            took.num_bytes / 1e9,
+            took.seconds,
+            took.num_bytes / 1e9 / took.seconds,
+            took.reading_seconds,
+        )
+
+    def _check(self, places: Mapping[str, Place]) -> None:
+        for name, tensor in self._stored.weights.items():
+            file, place = tensor.path.name, places.get(name)
             if place is None:
-                raise CheckpointError(f"{path.name}: unexpected or repeated tensor {stored_name!r}")
-            if stored.shape != place.whole_shape:
+                raise CheckpointError(f"{file}: unexpected tensor {tensor.name!r}")
+            if tensor.shape != place.whole_shape:
                 raise CheckpointError(
-                    f"{path.name}: tensor {name!r} has shape {list(stored.shape)}, "
+                    f"{file}: tensor {name!r} has shape {list(tensor.shape)}, "
                     f"config.json gives {list(place.whole_shape)}"
                 )
-            if stored.type_name not in _TYPES:
+            if tensor.type_name not in _TYPES and name not in self._stored.scales:
                 raise UnsupportedModel(
-                    f"{path.name}: tensor {name!r} is stored as {stored.type_name}, "
+                    f"{file}: tensor {name!r} is stored as {tensor.type_name}, "
                     "which is not supported; PENSTOCK_ENGINE=vllm may serve it"
                 )
-            if place.data is not None:
-                place.data.copy_(stored.part(place.rows, place.columns))
-            if on_progress is not None:
-                on_progress(1 - len(places) / num_places)
-    if places:
-        missing = sorted(places)
-        raise CheckpointError(
-            f"{directory}: tensor {missing[0]!r} is missing"
-            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
-        )
+        if missing := sorted(places.keys() - self._stored.weights.keys()):
+            raise CheckpointError(
+                f"{self._directory}: tensor {missing[0]!r} is missing"
+                + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+            )
+
+    def _scales(self, places: Mapping[str, Place]) -> dict[str, StoredScales]:
+        """Reads the scales of all weights, and gives them to those that stay in FP8."""
+        if self._format is None:
+            return {}
+        found = {name: self._stored.read(name, self._format) for name in self._stored.scales}
+        for name, scales in found.items():
+            place = places[name]
+            assert place.columns is not None, "a weight in FP8 is a matrix"
+            if place.scales is not None:
+                scales.fill(place.scales, place.rows, place.columns)
+            if place.input_scale is not None and scales.input_scale is not None:
+                # Fused parts have the same inputs; the largest scale holds those of each.
+                place.input_scale.clamp_(min=scales.input_scale.item())
+        return found
 
 
 def _name_in_language_part(name: str) -> str:
@@ -83,6 +124,20 @@ def _name_in_language_part(name: str) -> str:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return "" if name.startswith(_OTHER_PARTS) else name
+
+
+def noise_layouts(config: ModelConfig) -> dict[str, Fp8Layout]:
+    """Returns the layouts of the weights that checkpoints of this config have in FP8, by name."""
+    if config.fp8 is None or config.fp8.block not in (None, (BLOCK, BLOCK)):
+        return {}
+    layout = Fp8Layout(in_blocks=config.fp8.block is not None)
+    parts = [f"self_attn.{one}_proj" for one in "qkvo"]
+    parts += [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
+    return {
+        f"model.layers.{layer}.{part}.weight": layout
+        for layer in range(config.num_layers)
+        for part in parts
+    }
 
 
 def fill_with_noise(model: CausalLM, seed: int = 0) -> None:
@@ -96,57 +151,10 @@ def fill_with_noise(model: CausalLM, seed: int = 0) -> None:
             place.data.fill_(1.0)
         elif place.columns is None:
             place.data.zero_()
+        elif place.scales is not None:
+            wide = torch.empty(place.data.shape, device=place.data.device)
+            wide.normal_(0.0, LARGEST / 8, generator=generator).clamp_(-LARGEST, LARGEST)
+            place.data.copy_(wide)
+            place.scales.fill_(8 / LARGEST * place.columns.whole**-0.5)
         else:
             place.data.normal_(0.0, place.columns.whole**-0.5, generator=generator)
-
-
-def _files(directory: Path) -> list[Path]:
-    index = directory / _INDEX
-    if not index.exists():
-        if not (directory / _SINGLE).exists():
-            raise CheckpointError(f"{directory} has neither {_SINGLE} nor {_INDEX}")
-        return [directory / _SINGLE]
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error!r}") from error
-    if not isinstance(weight_map, Mapping) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map must be an object with tensors")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: {name!r} is not a safetensors file of this directory")
-        if not (directory / name).exists():
-            raise CheckpointError(f"{directory / name} is missing; {_INDEX} names it")
-    return [directory / name for name in names]
-
-
-class StoredTensor:
-    """A tensor in a safetensors file, of which nothing has been read yet."""
-
-    def __init__(self, file: Any, name: str) -> None:
-        self._file = file
-        self._name = name
-        view = file.get_slice(name)
-        self.shape: tuple[int, ...] = tuple(view.get_shape())
-        self.type_name: str = view.get_dtype()
-
-    def part(self, rows: Share, columns: Share | None) -> Tensor:
-        """Reads [rows.size, columns.size] of it, or [rows.size]."""
-        if rows.is_all and (columns is None or columns.is_all):
-            return cast(Tensor, self._file.get_tensor(self._name))
-        view = self._file.get_slice(self._name)
-        if columns is None:
-            return cast(Tensor, view[rows.start : rows.stop])
-        return cast(Tensor, view[rows.start : rows.stop, columns.start : columns.stop])
-
-
-def _read(path: Path, device: torch.device) -> Iterator[tuple[str, StoredTensor]]:
-    """Yields the names and tensors of a file, each to be read at once. Raises CheckpointError."""
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            names = file.keys()  # it is no mapping
-            for name in names:
-                yield name, StoredTensor(file, name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error

@@ -13,10 +13,12 @@ from shared.cores import default_threads
 from worker.engine_options import EngineOptions
 from worker.model.config import ModelConfig
 from worker.model.cpu.tiers import Tier, TierRequest, choose_tier
+from worker.model.device import choose_kv_dtype
 from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
+from worker.model.layers.fp8 import Fp8Layout
 from worker.model.layers.linear import Placement
-from worker.model.loader import fill_with_noise, load_weights
+from worker.model.loader import Checkpoint, fill_with_noise, noise_layouts
 from worker.model.parallel.plan import check_divisible, rank_config
 from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
 
@@ -48,11 +50,7 @@ class NativeSource:
         """Loads the weights and gives them to the tier's products. Raises ModelError."""
         report(WEIGHTS, 0.0)
         try:
-            model = CausalLM(self.config, max_model_len, placement)
-            if options.load_format == "dummy":
-                fill_with_noise(model)
-            else:
-                load_weights(model, self._directory, partial(report, WEIGHTS))
+            model = self._model(options, placement, max_model_len, partial(report, WEIGHTS))
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the weights do not fit in the memory of {placement.device}"
@@ -67,10 +65,41 @@ class NativeSource:
         return BuiltStack(
             model=model,
             keeps=config,
+            kv_dtype=choose_kv_dtype(options.kv_cache_dtype, placement.dtype),
             stack=lambda pool: tier.stack(model, pool),
             tier=tier.name,
             has_own_threads=tier.has_own_threads,
         )
+
+    def _model(
+        self,
+        options: EngineOptions,
+        placement: Placement,
+        max_model_len: int,
+        report: Callable[[float], None],
+    ) -> CausalLM:
+        """Returns the model with its weights."""
+        is_dummy = options.load_format == "dummy"
+        checkpoint = None if is_dummy else Checkpoint(self._directory, self.config)
+        layouts: dict[str, Fp8Layout] = {}
+        if self.config.fp8 is not None and _keeps_fp8(options, placement):
+            layouts = checkpoint.fp8_layouts() if checkpoint else noise_layouts(self.config)
+        model = CausalLM(self.config, max_model_len, placement, layouts)
+        if checkpoint is None:
+            fill_with_noise(model)
+        else:
+            checkpoint.load(model, report)
+        return model
+
+
+def _keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
+    """Returns whether weights in FP8 stay so; elsewhere they become the model's dtype."""
+    if placement.device.type == "cpu":
+        return False
+    # Here and not above: see _tier.
+    from worker.model.cuda.tier import keeps_fp8
+
+    return keeps_fp8(options, placement)
 
 
 def _tier(
@@ -86,6 +115,7 @@ def _tier(
         dtype=placement.dtype,
         block_size=block_size,
         quantization=options.quantization,
+        kv_dtype=choose_kv_dtype(options.kv_cache_dtype, placement.dtype),
         num_threads=options.num_threads or default_threads(),
         num_ranks=placement.group.size,
         weight_copies=options.cpu_weight_copies,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from worker.engine.batch import ScheduledBatch
@@ -70,6 +71,7 @@ class BuiltStack:
 
     model: ServedModel
     keeps: KeepsKV  # what this rank keeps in the KV cache
+    kv_dtype: torch.dtype
     stack: Callable[[KVCachePool], DecoderStack]
     tier: str  # of the CPU, "reference" elsewhere
     has_own_threads: bool = False  # torch computes next to nothing of a step

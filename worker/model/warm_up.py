@@ -12,6 +12,8 @@ from worker.model.served import Report
 
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_TOKENS = 16
+# FP8 products in blocks have kernels for up to 16 rows, up to 64, and more.
+_CUDA_TOKENS = 64
 _FILTERED = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=0)
 # What the kernels that draw tokens are compiled for: nobody waits for a compiler in mid-answer.
 _CUDA_PARAMS = (
@@ -30,6 +32,7 @@ def warm_up(
         num_tokens = min(num_tokens, _CPU_TOKENS)
     run_prefill(runner, config.block_size, num_tokens)
     if device.type == "cuda":
+        run_prefill(runner, config.block_size, min(num_tokens, _CUDA_TOKENS))
         for params in _CUDA_PARAMS:
             run_prefill(runner, config.block_size, 1, params)
     report(1.0)

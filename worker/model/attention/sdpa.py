@@ -17,6 +17,7 @@ from worker.model.attention.base import AttentionMetadata, LayerScores, Reach
 from worker.model.attention.scores import attend
 from worker.model.device import to_device
 from worker.model.kv_cache import KVCachePool
+from worker.model.layers.fp8 import FP8, saturated
 
 # A decode group gathers at most this many places, and none of its sequences is shorter than this
 # part of the longest: bounds of the gathered copy's size and of its padding.
@@ -50,7 +51,8 @@ class _Plan:
 
 
 class SdpaAttention:
-    """An AttentionBackend over `pool`, whose layers may differ."""
+    """An AttentionBackend over `pool`, whose layers may differ; of another dtype than the queries
+    only where it is in FP8."""
 
     def __init__(self, pool: KVCachePool, layers: Sequence[LayerScores] | None = None) -> None:
         """Without `layers` every one is LayerScores()."""
@@ -72,6 +74,8 @@ class SdpaAttention:
         self._plans = {}
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        if self._pool.storage.dtype is FP8:
+            k, v = saturated(k), saturated(v)
         self._pool.keys[layer][self._slot_blocks, self._slot_offsets] = k
         self._pool.values[layer][self._slot_blocks, self._slot_offsets] = v
         self._stored = (k, v)
@@ -185,8 +189,8 @@ def _attend_decodes(
     # Zeros for the places past the end: a NaN that another sequence left there would survive
     # a mask, because 0 * NaN is NaN.
     padding = group.is_padding[:, group.shortest :, None, None]
-    gathered_k = keys[group.blocks].flatten(1, 2)
-    gathered_v = values[group.blocks].flatten(1, 2)
+    gathered_k = keys[group.blocks].flatten(1, 2).to(q.dtype)
+    gathered_v = values[group.blocks].flatten(1, 2).to(q.dtype)
     gathered_k[:, group.shortest :].masked_fill_(padding, 0)
     gathered_v[:, group.shortest :].masked_fill_(padding, 0)
     attended = attend(
@@ -226,6 +230,7 @@ def _attend_chunk(
         context_k = keys[chunk.blocks].flatten(0, 1)[: chunk.context_len]
         context_v = values[chunk.blocks].flatten(0, 1)[: chunk.context_len]
     groups = queries.shape[0]
+    context_k, context_v = context_k.to(q.dtype), context_v.to(q.dtype)
     attended = attend(
         queries,
         context_k.transpose(0, 1).expand(groups, -1, -1, -1),

@@ -61,6 +61,7 @@ class TierRequest:
     dtype: torch.dtype
     block_size: int
     quantization: Quantization = "none"
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`
     num_threads: int = 1
     num_ranks: int = 1  # among which the layers are divided; they add up after products
     weight_copies: WeightCopies = "auto"  # the native tier's
@@ -108,6 +109,8 @@ def native_tier(request: TierRequest) -> Tier:
     """Returns the tier of the compiled kernels, built if need be. Raises TierUnavailable."""
     if request.block_size != ATTENTION_BLOCK:
         raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
+    if request.kv_dtype not in (None, request.dtype):
+        raise TierUnavailable("kv_cache_dtype is fp8, the kernels attend over bfloat16")
     assert request.config is not None, "a stack is of a configuration"
     if reason := native_ops.what_is_wrong(request.config):
         raise TierUnavailable(reason)

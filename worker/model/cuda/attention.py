@@ -14,6 +14,7 @@ from worker.model.cuda.kernels.chunk_attention import chunk_attention
 from worker.model.cuda.kernels.decode_attention import decode_attention, merge_splits
 from worker.model.cuda.layers import store_keys_and_values
 from worker.model.kv_cache import KVCachePool
+from worker.model.layers.fp8 import FP8
 
 _MIN_ROWS = 16  # of a matrix operand
 _MAX_SPLITS = 32
@@ -43,6 +44,7 @@ class TritonAttention:
             for keys, values, scores in zip(pool.keys, pool.values, layers, strict=True)
         ]
         self._num_processors = _num_processors(pool.storage.device)
+        self._is_narrow = pool.storage.dtype is FP8 and _lacks_wgmma(pool.storage.device)
         self._metadata: AttentionMetadata | None = None
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -75,7 +77,7 @@ class TritonAttention:
         """Attends with the sequences of one query each; q and out are their rows."""
         num_rows, heads, value_dim = out.shape
         group = heads // layer.kv_heads
-        tiles = decode_tiles(group, layer.key_width, q.dtype)
+        tiles = decode_tiles(group, layer.key_width, q.dtype, is_narrow=self._is_narrow)
         splits = num_splits(num_rows * layer.kv_heads, self._num_processors)
         partial = best = total = out  # not read where there is one split
         if splits > 1:
@@ -133,7 +135,7 @@ class TritonAttention:
     ) -> None:
         """Attends with the chunks of prompts, which come behind the decodes."""
         decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
-        tiles = chunk_tiles(group, layer.key_width, q.dtype)
+        tiles = chunk_tiles(group, layer.key_width, q.dtype, is_narrow=self._is_narrow)
         num_chunks = len(metadata.query_lens) - decodes
         # In a graph it is not known how many of the tokens are decodes.
         num_tiles = len(q) // (tiles.rows // group) + num_chunks
@@ -179,7 +181,7 @@ class _Layer:
         reach, key_dim, value_dim = scores.reach, keys.shape[3], values.shape[3]
         key_width, value_width = _width(key_dim), _width(value_dim)
         # What is compared with the formula, in float32, is not rounded to TF32.
-        precision = "ieee" if keys.dtype is torch.float32 else "tf32"
+        precision = "tf32" if keys.dtype.itemsize == 2 else "ieee"
         arguments = {
             "scale": key_dim**-0.5 if scores.scale is None else scores.scale,
             "softcap": scores.softcap or 0.0,
@@ -202,18 +204,23 @@ class _Layer:
         return cls(keys, values, keys.shape[2], key_width, value_width, arguments)
 
 
-def decode_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
-    """Returns the tiles of the kernel for single queries of `group` heads, `width` wide."""
+def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool = False) -> Tiles:
+    """Returns the tiles of the kernel for single queries of `group` heads, `width` wide.
+
+    `is_narrow`: with half of the keys.
+    """
     rows = max(_MIN_ROWS, power_of_two(group))
     is_wide = width * dtype.itemsize > 256
-    return Tiles(rows, 32 if is_wide else 64, 2 if rows == _MIN_ROWS else 4, 3)
+    keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
+    return Tiles(rows, keys, 2 if rows == _MIN_ROWS else 4, 3)
 
 
-def chunk_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
-    """Returns the tiles of the kernel for chunks of prompts."""
+def chunk_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool = False) -> Tiles:
+    """Returns the tiles of the kernel for chunks of prompts, as `decode_tiles` does."""
     is_wide = width * dtype.itemsize > 256
     rows = max(64 if is_wide else 128, power_of_two(group))
-    return Tiles(rows, 32 if is_wide else 64, 4 if is_wide else 8, 2)
+    keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
+    return Tiles(rows, keys, 4 if is_wide else 8, 2)
 
 
 def num_splits(num_programs: int, num_processors: int) -> int:
@@ -231,6 +238,12 @@ def _width(dim: int) -> int:
 def power_of_two(least: int) -> int:
     """Returns the smallest power of two that is at least `least`, a positive number."""
     return 1 << (least - 1).bit_length()
+
+
+def _lacks_wgmma(device: torch.device) -> bool:
+    """Returns whether operands of `tl.dot` are in registers, of which FP8 needs twice as many: as
+    it is and widened."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
 
 
 def _num_processors(device: torch.device) -> int:

@@ -8,9 +8,11 @@ from torch import Tensor
 from worker.model.attention.base import AttentionMetadata
 from worker.model.cuda.attention import TritonAttention
 from worker.model.cuda.few_rows import GatedProduct, Product, few_rows
-from worker.model.cuda.layers import add_norm, rotate_and_store
+from worker.model.cuda.fp8 import fp8_linear
+from worker.model.cuda.layers import add_norm, gate, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
+from worker.model.layers.fp8 import Fp8Weight
 from worker.model.layers.linear import Linear
 from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm, TorchOps
 
@@ -29,6 +31,15 @@ class CudaOps(TorchOps):
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
     ) -> Multiply:
         return GatedProduct(Product(weight, bias), activation)
+
+    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
+        return fp8_linear(weight, bias)
+
+    def gated_fp8_linear(
+        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        multiply = fp8_linear(weight, bias)
+        return lambda x: gate(multiply(x), activation)
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None

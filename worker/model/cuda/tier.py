@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_CAPABILITY = (8, 0)  # before it there is no bfloat16, and the kernels spill their registers
 
+_FP8_CAPABILITY = (8, 9)
+
 
 def cuda_tier(
     options: EngineOptions, request: TierRequest, placement: Placement, max_blocks: int
@@ -29,6 +31,13 @@ def cuda_tier(
     sequence. Raises ModelError where the one wanted cannot run here."""
     if not uses_kernels(options, placement.device):
         return reference_tier(request)
+    capability = torch.cuda.get_device_capability(placement.device)
+    if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
+        raise ModelError(
+            f"kv_cache_dtype {options.kv_cache_dtype!r}: Triton has FP8 from compute capability "
+            f"8.9 on, {torch.cuda.get_device_name(placement.device)} has "
+            f"{'.'.join(map(str, capability))}; PENSTOCK_ATTENTION_BACKEND=sdpa keeps it in FP8"
+        )
     # Here and not above: they need Triton.
     from worker.model.cuda.graphs import StepGraphs
     from worker.model.cuda.stack import CudaOps, CudaStack
@@ -61,6 +70,25 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
         raise ModelError(f"attention_backend 'triton' cannot be had: {reason}")
     logger.warning("torch's operators compute the attention, which is slow: %s", reason)
     return False
+
+
+def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
+    """Returns whether the tier multiplies by weights in FP8. Tries it; logs why it does not."""
+    device = placement.device
+    if options.attention_backend == "sdpa" or _what_is_wrong(device):
+        return False  # torch's operators compute the model
+    reason: str | None = None
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        reason = f"{torch.cuda.get_device_name(device)} has less than compute capability 8.9"
+    elif placement.dtype is not torch.bfloat16:
+        reason = f"products of FP8 give bfloat16, the model is {placement.dtype}"
+    else:
+        from worker.model.cuda import fp8
+
+        reason = fp8.what_is_wrong(device)
+    if reason:
+        logger.warning("FP8 weights become %s, twice their size: %s", placement.dtype, reason)
+    return reason is None
 
 
 def _what_is_wrong(device: torch.device) -> str | None:

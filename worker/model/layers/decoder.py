@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from worker.model.attention.base import AttentionBackend, AttentionMetadata
 from worker.model.config import ModelConfig
+from worker.model.layers.fp8 import Fp8Layout
 from worker.model.layers.linear import (
     Embedding,
     GatedLinear,
@@ -152,13 +153,26 @@ def _norm(config: ModelConfig, size: int, placement: Placement) -> RMSNorm:
     return RMSNorm(size, config.rms_norm_eps, adds_one=config.norms_add_one, placement=placement)
 
 
+def _prefix(path: str) -> str:
+    """Returns what stands before the names of a Linear's parts in the checkpoint."""
+    parent = path.rpartition(".")[0]
+    return f"model.{parent}." if parent else ""
+
+
 class CausalLM(nn.Module):
     """A decoder-only language model whose parameters are still empty.
 
     It computes positions below `max_model_len`. What families differ in stands in the config.
     """
 
-    def __init__(self, config: ModelConfig, max_model_len: int, placement: Placement) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_model_len: int,
+        placement: Placement,
+        fp8: Mapping[str, Fp8Layout] | None = None,
+    ) -> None:
+        """`fp8` has the checkpoint's names of weights that stay in FP8."""
         super().__init__()
         self.config = config
         self.placement = placement
@@ -182,6 +196,10 @@ class CausalLM(nn.Module):
             self.local_rope = RotaryEmbedding(
                 config.local_rope, config.head_dim, max_model_len, placement=placement
             )
+        for path, module in self.named_modules():
+            if isinstance(module, Linear):
+                names = [f"{_prefix(path)}{name}.weight" for name in module.parts]
+                module.allocate([(fp8 or {}).get(name) for name in names])
         self._num_parameters = sum(math.prod(p.whole_shape) for _, p in self.named_tensors())
         self._ops: Ops = TorchOps()
 
@@ -226,8 +244,7 @@ class CausalLM(nn.Module):
         """
         for path, module in self.named_modules():
             if isinstance(module, Linear):
-                parent = path.rpartition(".")[0]
-                yield from module.named_tensors(f"model.{parent}." if parent else "")
+                yield from module.named_tensors(_prefix(path))
             elif isinstance(module, Embedding | RMSNorm):
                 yield from module.named_tensors(f"model.{path}.weight")
 

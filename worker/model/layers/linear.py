@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.model.layers.ops import Activation, Multiply, Norm, Ops, TorchOps
+from worker.model.layers.fp8 import BLOCK, FP8, Fp8Layout, Fp8Weight
+from worker.model.layers.ops import Activation, Fp8Ops, Multiply, Norm, Ops, TorchOps
 from worker.model.parallel.group import ALONE, RankGroup, Share
+
+_FP8_WIDTH = 16  # rows and columns that FP8 products come in
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +21,15 @@ class Place:
     """Where a tensor of the checkpoint goes: `rows` and `columns` of it fill `data`.
 
     `columns` is None for a tensor of one dimension. `data` is [rows.size, columns.size] or
-    [rows.size]; None where this rank needs nothing of the tensor.
+    [rows.size]; None where this rank needs nothing of the tensor. Where it is in FP8, its scales
+    and that of its inputs go to `scales` and `input_scale`, as in an Fp8Weight.
     """
 
     data: Tensor | None
     rows: Share
     columns: Share | None = None
+    scales: Tensor | None = None
+    input_scale: Tensor | None = None
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -37,8 +43,9 @@ class Linear(nn.Module):
 
     `parts` maps each checkpoint name ("q_proj") to its output features, in the order in which they
     come out. Ranks that have shares of the input features add their results up; those with shares
-    of the output features have theirs alone. Once `use` has been called, the weight is the ops' and
-    may have another form: `weight` and `bias` are None and `named_tensors` is over.
+    of the output features have theirs alone. `allocate` comes first. Once `use` has been called,
+    the weight is the ops' and may have another form: `weight` and `bias` are None and
+    `named_tensors` is over.
     """
 
     def __init__(
@@ -47,19 +54,49 @@ class Linear(nn.Module):
         super().__init__()
         self.parts = dict(parts)
         self.in_features = in_features
+        self._placement = placement
         self._group = placement.group if not in_features.is_all else ALONE
         self._has_bias = bias
-        rows = sum(part.size for part in parts.values())
-        self.weight: nn.Parameter | None = placement.parameter(rows, in_features.size)
+        self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
-        if bias and self._group.rank == 0:  # else it would be added once by each rank
-            self.bias = placement.parameter(rows)
+        self._fp8: Fp8Weight | None = None
+        self._multiply: Multiply
+
+    def allocate(self, layouts: Sequence[Fp8Layout | None] = ()) -> None:
+        """Makes room for the weight, as the parts are stored; without `layouts` in plain numbers.
+
+        Parts of several kinds are one weight in the model's dtype, and so are blocks that its rows
+        or this rank's share cut.
+        """
+        place = self._placement.parameter
+        rows, columns = sum(part.size for part in self.parts.values()), self.in_features.size
+        layout = layouts[0] if len(set(layouts)) == 1 else None
+        if layout is None or not self._divides(layout):
+            self.weight = place(rows, columns)
+        else:
+            self.weight = place(rows, columns, dtype=FP8)
+            by = (rows // BLOCK, columns // BLOCK) if layout.in_blocks else (rows,)
+            self._fp8 = Fp8Weight(
+                self.weight.data,
+                place(*by, dtype=torch.float32).data,
+                place(1, dtype=torch.float32).data.zero_() if layout.has_input_scale else None,
+            )
+        if self._has_bias and self._group.rank == 0:  # else it would be added once by each rank
+            self.bias = place(rows)
         self._multiply = self._multiplier(TorchOps())
+
+    def _divides(self, layout: Fp8Layout) -> bool:
+        """Returns whether FP8 products can be had of this rank's part of the weight."""
+        rows, columns = sum(part.size for part in self.parts.values()), self.in_features
+        if not layout.in_blocks:
+            return not (rows % _FP8_WIDTH or columns.size % _FP8_WIDTH)
+        shares = (*self.parts.values(), columns)
+        return not any(share.start % BLOCK or share.size % BLOCK for share in shares)
 
     def use(self, ops: Ops) -> None:
         """Computes with `ops` from now on."""
         self._multiply = self._multiplier(ops)
-        self.weight = self.bias = None
+        self.weight = self.bias = self._fp8 = None
 
     @property
     def product(self) -> Multiply:
@@ -76,19 +113,34 @@ class Linear(nn.Module):
         assert self.weight is not None, "the weight has been given to the ops"
         for name, part in self.parts.items():
             rows = slice(start, start + part.size)
-            yield f"{prefix}{name}.weight", Place(self.weight.data[rows], part, self.in_features)
+            scales = input_scale = None
+            if (fp8 := self._fp8) is not None:
+                input_scale = fp8.input_scale
+                in_blocks = slice(rows.start // BLOCK, rows.stop // BLOCK)
+                scales = fp8.scales[in_blocks if fp8.in_blocks else rows]
+            data = self.weight.data[rows]
+            place = Place(data, part, self.in_features, scales, input_scale)
+            yield f"{prefix}{name}.weight", place
             if self._has_bias:
                 bias = self.bias.data[rows] if self.bias is not None else None
                 yield f"{prefix}{name}.bias", Place(bias, part)
             start += part.size
 
     def _multiplier(self, ops: Ops) -> Multiply:
-        return ops.linear(*self._parameters_given_away())
+        weight, bias = self._parameters_given_away()
+        if isinstance(weight, Fp8Weight):
+            return _fp8(ops).fp8_linear(weight, bias)
+        return ops.linear(weight, bias)
 
-    def _parameters_given_away(self) -> tuple[Tensor, Tensor | None]:
+    def _parameters_given_away(self) -> tuple[Tensor | Fp8Weight, Tensor | None]:
         """Returns the weight [out, in] and the bias [out]."""
         assert self.weight is not None, "the weight has been given to the ops"
-        return self.weight, self.bias
+        return self._fp8 or self.weight, self.bias
+
+
+def _fp8(ops: Ops) -> Fp8Ops:
+    assert isinstance(ops, Fp8Ops), "weights stay in FP8 where the tier multiplies by them"
+    return ops
 
 
 class GatedLinear(Linear):
@@ -103,11 +155,14 @@ class GatedLinear(Linear):
         activation: Activation,
         placement: Placement,
     ) -> None:
-        self._activation: Activation = activation
         super().__init__(in_features, parts, bias=bias, placement=placement)
+        self._activation: Activation = activation
 
     def _multiplier(self, ops: Ops) -> Multiply:
-        return ops.gated_linear(*self._parameters_given_away(), self._activation)
+        weight, bias = self._parameters_given_away()
+        if isinstance(weight, Fp8Weight):
+            return _fp8(ops).gated_fp8_linear(weight, bias, self._activation)
+        return ops.gated_linear(weight, bias, self._activation)
 
 
 class Embedding(nn.Module):
@@ -180,8 +235,8 @@ class Placement:
     dtype: torch.dtype
     group: RankGroup = ALONE
 
-    def parameter(self, *shape: int) -> nn.Parameter:
-        data = torch.empty(shape, dtype=self.dtype, device=self.device)
+    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        data = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         return nn.Parameter(data, requires_grad=False)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from worker.model.attention.base import AttentionBackend
+from worker.model.layers import fp8
+from worker.model.layers.fp8 import Fp8Weight
 
 Multiply = Callable[[Tensor], Tensor]
 Activation = Literal["silu", "gelu_tanh"]  # of a gate
@@ -88,6 +90,22 @@ class Ops(Protocol):
         ...
 
 
+@runtime_checkable
+class Fp8Ops(Ops, Protocol):
+    """Ops that also multiply by weights as FP8 checkpoints have them."""
+
+    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
+        """Returns a function [rows, in] -> [rows, out] which rounds its input to FP8; bias [out]
+        is in the model's dtype."""
+        ...
+
+    def gated_fp8_linear(
+        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        """Returns what `gated_linear` returns, by `fp8_linear`."""
+        ...
+
+
 class TorchOps:
     """Rounds where transformers rounds: after every operation."""
 
@@ -98,6 +116,18 @@ class TorchOps:
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
     ) -> Multiply:
         return gated(self.linear(weight, bias), activation)
+
+    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
+        def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
+            rounded = fp8.quantize_rows(x, weight.group, weight.input_scale)
+            return fp8.multiply(*rounded, weight, bias).to(x.dtype)
+
+        return multiply
+
+    def gated_fp8_linear(
+        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        return gated(self.fp8_linear(weight, bias), activation)
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None

@@ -71,6 +71,11 @@ class TransformersSource:
         report: Progress,
     ) -> BuiltStack:
         """Loads the weights. Raises ModelError."""
+        if options.kv_cache_dtype != "auto":
+            raise ModelError(
+                f"kv_cache_dtype {options.kv_cache_dtype!r} is for native model families, "
+                f"transformers computes model_type {self.config.model_type!r}"
+            )
         uses_triton = _uses_triton(options, placement)
         report(WEIGHTS, 0.0)
         group = placement.group
@@ -116,6 +121,7 @@ class TransformersSource:
         return BuiltStack(
             model=model,
             keeps=keeps,
+            kv_dtype=placement.dtype,
             stack=stack,
             tier=products.name,
             has_own_threads=(

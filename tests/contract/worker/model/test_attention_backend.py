@@ -20,6 +20,7 @@ from worker.model.attention.sdpa import SdpaAttention
 from worker.model.config import ModelConfig
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool, KVLayer
+from worker.model.layers.fp8 import FP8, saturated
 
 Make = Callable[[KVCachePool, Sequence[LayerScores] | None], AttentionBackend]
 BACKENDS: dict[str, Make] = {"sdpa": SdpaAttention}
@@ -80,8 +81,12 @@ def filled_step(
     seed: int,
     scores: LayerScores = PLAIN,
     sinks: np.ndarray | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Step:
-    """Random keys and values: the past in the pool, at scattered blocks; everything else is NaN."""
+    """Random keys and values: the past in the pool, at scattered blocks; everything else is NaN.
+
+    Of a pool in FP8 they are numbers of it. `dtype` is the step's, the pool's without it.
+    """
     rng = np.random.default_rng(seed)
     kv_heads, head_dim = pool.keys[layer].shape[2:]
     value_dim = pool.values[layer].shape[3]
@@ -94,6 +99,8 @@ def filled_step(
         table = [free.pop() for _ in range(-(-end // size))]
         q = rng.standard_normal((new, heads, head_dim))
         k, v = (rng.standard_normal((end, kv_heads, dim)) for dim in (head_dim, value_dim))
+        if pool.storage.dtype is FP8:
+            k, v = (saturated(torch.from_numpy(one)).double().numpy() for one in (k, v))
         for place in range(past):
             block, offset = table[place // size], place % size
             pool.keys[layer][block, offset] = torch.from_numpy(k[place]).to(pool.storage)
@@ -106,7 +113,9 @@ def filled_step(
         parts.append((q, k[past:], v[past:]))
         expected.append(exact_attention(q, k, v, scores, sinks))
     q, k, v = (
-        torch.from_numpy(np.concatenate([part[i] for part in parts])).to(pool.storage)
+        torch.from_numpy(np.concatenate([part[i] for part in parts])).to(
+            pool.storage.device, dtype or pool.storage.dtype
+        )
         for i in range(3)
     )
     return Step(ScheduledBatch(tuple(sequences)), q, k, v, torch.cat(expected))
@@ -208,6 +217,36 @@ def test_bfloat16_stays_near_the_formula(backend: str) -> None:
     step = filled_step(pool, MIXED, 4, 1, seed=3)
     out = attend(BACKENDS[backend](pool, None), pool, step)
     torch.testing.assert_close(out.double().cpu(), step.expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+def test_a_cache_in_fp8_equals_the_formula_over_its_numbers(
+    backend: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    pool = KVCachePool(config(4, 2, 32), 64, 16, device=torch_device(), dtype=FP8)
+    step = filled_step(pool, MIXED, 4, 1, seed=3, dtype=dtype)
+    out = attend(BACKENDS[backend](pool, None), pool, step)
+    torch.testing.assert_close(out.double().cpu(), step.expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_fp8_does_not_hold_becomes_its_largest_number_or_nan(backend: str) -> None:
+    device = torch_device()
+    pool = KVCachePool(config(4, 2, 16), 4, 16, device=device, dtype=FP8)
+    step = filled_step(pool, [(0, 5)], 4, 1, seed=3, dtype=torch.bfloat16)
+    given = [1000.0, -1000.0, torch.inf, -torch.inf, torch.nan]
+    expected = [448.0, -448.0, torch.nan, torch.nan, torch.nan]
+    for new in (step.k, step.v):
+        new[:, 0, 0] = torch.tensor(given, dtype=torch.bfloat16)
+    attend(BACKENDS[backend](pool, None), pool, step)
+    block = step.batch.sequences[0].block_table[0]
+    for cache, new in ((pool.keys[1], step.k), (pool.values[1], step.v)):
+        found = cache[block, :5].float()
+        torch.testing.assert_close(
+            found[:, 0, 0].cpu(), torch.tensor(expected), rtol=0, atol=0, equal_nan=True
+        )
+        assert torch.equal(found[:, :, 1:], new[:, :, 1:].float())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -31,7 +31,7 @@ from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 
 PROMPT = [5, 17, 101, 33, 250, 250, 7, 91, 12, 300, 41, 8, 77]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -42,7 +42,7 @@ def all_logits(path: Path, dtype: torch.dtype, prompt: list[int]) -> torch.Tenso
     device = torch_device()
     config = ModelConfig.from_directory(path)
     model = CausalLM(config, 64, Placement(device, dtype))
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     pool = KVCachePool(config, 8, 16, device=device, dtype=dtype)
     backend = SdpaAttention(pool, config.layer_scores)
     sequence = ScheduledSequence(

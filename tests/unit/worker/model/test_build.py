@@ -14,7 +14,7 @@ from shared.text.checkpoint_text import card_from_checkpoint
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
-from worker.engine_options import EngineOptions
+from worker.engine_options import CpuTier, EngineOptions
 from worker.model.build import build_model
 from worker.model.config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
@@ -84,6 +84,38 @@ def test_workers_of_one_machine_size_their_pools_from_their_shares(
     assert alone == 2 * 2**20 // size
     assert shared == 2**19 // size
     assert 4 * shared <= alone
+
+
+def test_a_kv_cache_in_fp8_has_more_blocks_in_the_same_memory(options: EngineOptions) -> None:
+    """And close answers: a prefix that is found is read as it was computed with."""
+    sized = replace(options, kv_cache_memory_gb=0.01, dtype="float32", prefix_caching=True)
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    prompt = list(range(3, 60))
+    outputs, blocks = [], []
+    for name in ("auto", "fp8", "fp8_e4m3"):
+        built = build_model(replace(sized, kv_cache_dtype=name))
+        engine = new_engine(built)
+        first, again = (generate(engine, [prompt], params, f"{i}")[0].token_ids for i in range(2))
+        assert again == first, name
+        outputs.append(first)
+        blocks.append(built.engine_config.num_blocks)
+    assert abs(blocks[1] - 4 * blocks[0]) <= 4
+    assert blocks[2] == blocks[1]
+    assert outputs[2] == outputs[1]
+    assert outputs[1][0] == outputs[0][0], "the first token"
+
+
+@pytest.mark.parametrize("tier", ["native", "auto"])
+def test_the_native_tier_does_not_attend_over_fp8(tier: CpuTier, options: EngineOptions) -> None:
+    asked = replace(
+        options, device="cpu", dtype="bfloat16", kv_cache_dtype="fp8", cpu_tier=tier, block_size=16
+    )
+    if tier == "native":
+        with pytest.raises(ModelError, match="kv_cache_dtype is fp8, the kernels attend over"):
+            build_model(asked)
+        return
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    assert len(generate(new_engine(build_model(asked)), [[1, 2, 3]], params)[0].token_ids) == 5
 
 
 @pytest.mark.parametrize(
@@ -192,7 +224,7 @@ def test_a_block_is_contiguous_over_all_layers(options: EngineOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    "member", [{"quantization_config": {"quant_method": "fp8"}}, {"model_type": "gemma2"}]
+    "member", [{"quantization_config": {"quant_method": "awq"}}, {"model_type": "gemma2"}]
 )
 def test_what_no_native_family_computes_is_refused_with_what_would(
     member: dict[str, Any], tmp_path: Path

@@ -79,7 +79,7 @@ def test_eos_comes_from_the_generation_config_first(
         ({"model_type": None}, "model_type None"),
         ({"model_type": ["qwen3"]}, "model_type"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, "architectures"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"use_sliding_window": "yes"}, "use_sliding_window"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,19 @@ from worker.model.config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
-from worker.model.loader import fill_with_noise, load_weights
+from worker.model.loader import Checkpoint, fill_with_noise
 
 NORM = "model.layers.1.input_layernorm.weight"
 
 
 def empty_model(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
     return CausalLM(ModelConfig.from_directory(path), 32, Placement(torch_device(), dtype))
+
+
+def load_weights(
+    model: CausalLM, path: Path, report: Callable[[float], None] | None = None
+) -> None:
+    Checkpoint(path, model.config).load(model, report)
 
 
 def edited(path: Path, **changes: torch.Tensor | None) -> Path:
@@ -69,7 +76,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=f"'{NORM}' is missing"):
         load_weights(empty_model(path), path)
     path = edited(make_checkpoint(tmp_path / "unexpected"), extra=torch.zeros(2))
-    with pytest.raises(CheckpointError, match="unexpected or repeated tensor 'extra'"):
+    with pytest.raises(CheckpointError, match="unexpected tensor 'extra'"):
         load_weights(empty_model(path), path)
     path = edited(make_checkpoint(tmp_path / "shape"), **{NORM: torch.zeros(3)})
     with pytest.raises(CheckpointError, match=rf"'{NORM}' has shape \[3\], .* \[64\]"):
@@ -99,6 +106,45 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load_weights(empty_model(path), path)
     file.unlink()
     with pytest.raises(CheckpointError, match="has neither"):
+        load_weights(empty_model(path), path)
+
+
+def safetensors(entries: object, size: int = 8) -> bytes:
+    """A file with that header, and so many bytes of numbers."""
+    header = json.dumps(entries).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (b"", "a header of 0 bytes in a file of 0"),
+        (b"abc", "a header of .* bytes in a file of 3"),
+        ((1 << 62).to_bytes(8, "little"), "a header of 4611686018427387904 bytes"),
+        ((4).to_bytes(8, "little") + b"{{{{", "cannot be read as safetensors"),
+        (safetensors([]), "cannot be read as safetensors"),
+        (safetensors({"a": {**ENTRY, "dtype": "BF16"}}), r"'a' of shape \[2\] has 8 bytes"),
+        (safetensors({"a": {**ENTRY, "data_offsets": [-8, 0]}}), "'a' has offsets -8 to 0"),
+        (safetensors({"a": {"dtype": "F32"}}), "cannot be read as safetensors: 'shape'"),
+        (safetensors({"a": ENTRY}, 7), "is cut off: it has .* bytes and should have"),
+        (safetensors({"a": ENTRY}, 9), "has more bytes than its header tells"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_named(content: bytes, named: str, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    (path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors .*{named}"):
+        load_weights(empty_model(path), path)
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, num_shards=2)
+    first, second = sorted(path.glob("*.safetensors"))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match=f"{second.name}: repeated tensor"):
         load_weights(empty_model(path), path)
 
 

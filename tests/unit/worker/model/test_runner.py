@@ -24,7 +24,7 @@ from worker.model.device import step_failure
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 from worker.model.runner import TorchModelRunner
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CausalLM]:
     path = make_checkpoint(Path(tmp_path_factory.mktemp("checkpoint")))
     model = CausalLM(ModelConfig.from_directory(path), 64, Placement(torch_device(), torch.float32))
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     return model
 
 

@@ -5,7 +5,8 @@ The query heads that share a key head are rows of one tile, so that no key is re
 and block tables are read on the device: a launch is the same for all sequences of a padded batch,
 and can be part of a CUDA graph.
 
-Bfloat16 is widened right after a load wherever it is not an operand of `tl.dot`.
+Bfloat16 is widened right after a load wherever it is not an operand of `tl.dot`. Keys and values in
+FP8 become the queries' dtype, which has all of its numbers.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def scan_keys(
             k = tl.load(keys + key_at, mask=is_key, other=0.0)
         else:
             k = tl.load(keys + key_at)
+        if k.dtype == tl.float8e4nv:
+            k = k.to(q.dtype)
         scores = tl.dot(q, k, input_precision=PRECISION)
         if HAS_SOFTCAP:
             scores = scores * (scale / softcap)
@@ -103,6 +106,8 @@ def scan_keys(
             v = tl.load(values + value_at, mask=is_value, other=0.0)
         else:
             v = tl.load(values + value_at)
+        if v.dtype == tl.float8e4nv:
+            v = v.to(q.dtype)
         acc = acc * rescale[:, None]
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return best, total, acc

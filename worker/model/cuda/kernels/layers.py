@@ -8,6 +8,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_LARGEST = tl.constexpr(448.0)  # of e4m3
+
+
+@triton.jit
+def _as_cached(x, cache):
+    """Returns x as the cache keeps it: in FP8 bounded by its largest number, what is not finite as
+    NaN; else as it is."""
+    if cache.dtype.element_ty == tl.float8e4nv:
+        wide = x.to(tl.float32)
+        bounded = tl.clamp(wide, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        bounded = tl.where(tl.abs(wide) == float("inf"), float("nan"), bounded)
+        return bounded.to(tl.float8e4nv)
+    else:
+        return x
+
 
 @triton.jit
 def _normalize(row, weight, eps, SIZE: tl.constexpr, ADDS_ONE: tl.constexpr):
@@ -123,13 +138,13 @@ def rotate_and_store_kernel(
     key_at = keys + block * key_block_stride + offset * key_stride
     key_at = key_at + ((head - HEADS) * DIM)[:, None] + places[None, :]
     is_stored = inside & is_key[:, None] & (slot >= 0)
-    tl.store(key_at, rotated_first, mask=is_stored)
-    tl.store(key_at + HALF, rotated_second, mask=is_stored)
+    tl.store(key_at, _as_cached(rotated_first, keys), mask=is_stored)
+    tl.store(key_at + HALF, _as_cached(rotated_second, keys), mask=is_stored)
     value_at = values + block * value_block_stride + offset * value_stride
     value_at = value_at + ((head - HEADS - KV_HEADS) * DIM)[:, None] + places[None, :]
     is_stored = inside & (head >= HEADS + KV_HEADS)[:, None] & (slot >= 0)
-    tl.store(value_at, raw_first, mask=is_stored)
-    tl.store(value_at + HALF, raw_second, mask=is_stored)
+    tl.store(value_at, _as_cached(raw_first, values), mask=is_stored)
+    tl.store(value_at + HALF, _as_cached(raw_second, values), mask=is_stored)
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -145,7 +160,7 @@ def store_kernel(
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Copies one head of one token. Grid: (T, kv_heads)."""
+    """Copies one head of one token, to FP8 where the cache has it. Grid: (T, kv_heads)."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     places = tl.arange(0, WIDTH)
     slot = tl.load(slots + token)
@@ -153,7 +168,7 @@ def store_kernel(
     at = source + token * source_stride + head * source_head_stride + places
     block, offset = (slot // BLOCK_SIZE).to(tl.int64), slot % BLOCK_SIZE
     to = cache + block * block_stride + offset * place_stride + head * DIM + places
-    tl.store(to, tl.load(at, mask=inside, other=0.0), mask=inside)
+    tl.store(to, _as_cached(tl.load(at, mask=inside, other=0.0), cache), mask=inside)
 
 
 @triton.jit

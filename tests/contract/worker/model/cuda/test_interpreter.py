@@ -31,6 +31,11 @@ def dot(A, B, OUT):
 def copy(A, OUT, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
     tl.store(OUT + at, tl.load(A + at))
+
+@triton.jit
+def rounded(A, OUT):
+    at = tl.arange(0, 16)
+    tl.store(OUT + at, tl.load(A + at).to(tl.float8e4nv))
 """
 DOT = """
 if sys.argv[1] == "mended":
@@ -52,9 +57,20 @@ try:
 except Exception as error:
     print("right" if "outside of its arguments" in str(error) else error)
 """
+ROUNDING = """
+if sys.argv[1] == "mended":
+    triton_device.round_to_fp8()
+# Ties, a carry into the exponent, and a number below the smallest normal one.
+a = torch.tensor([1.0625, 1.1875, 1.97, 248.1, 0.0117] + 11 * [0.3])
+out = torch.zeros(16).to(torch.float8_e4m3fn)
+rounded[(1,)](a, out)
+print("right" if torch.equal(out.float(), a.to(torch.float8_e4m3fn).float()) else "wrong")
+"""
 
 
-@pytest.mark.parametrize("program", [DOT, ADDRESSES], ids=["dot", "addresses"])
+@pytest.mark.parametrize(
+    "program", [DOT, ADDRESSES, ROUNDING], ids=["dot", "addresses", "rounding to e4m3"]
+)
 @pytest.mark.parametrize(("how", "result"), [("mended", "right"), ("as it is", "wrong")])
 def test_the_interpreter(program: str, how: str, result: str, tmp_path: Path) -> None:
     """Where "as it is" is right, `tests.support.triton_device` can leave its mend out."""

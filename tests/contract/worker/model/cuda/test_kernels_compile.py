@@ -5,6 +5,7 @@ Needs no GPU: Triton brings the assembler along.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.support.triton_compile import Variant, compile_variants
 pytest.importorskip("triton")
 
 from worker.model.cuda.attention import chunk_tiles, decode_tiles
+from worker.model.cuda.fp8 import block_tiles
+from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK
 
 pytestmark = [
     pytest.mark.triton,
@@ -134,8 +137,9 @@ def heads(dim: int, group: int) -> dict[str, Any]:
     }
 
 
-def decode(arch: str, dim: int, group: int, **changes: Any) -> Variant:
-    tiles = decode_tiles(group, 1 << (dim - 1).bit_length(), torch.bfloat16)
+def decode(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
+    width = 1 << (dim - 1).bit_length()
+    tiles = decode_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
     constants = {
         **PLAIN,
         **heads(dim, group),
@@ -159,8 +163,9 @@ def decode(arch: str, dim: int, group: int, **changes: Any) -> Variant:
     return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
 
 
-def chunks(arch: str, dim: int, group: int, **changes: Any) -> Variant:
-    tiles = chunk_tiles(group, 1 << (dim - 1).bit_length(), torch.bfloat16)
+def chunks(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
+    width = 1 << (dim - 1).bit_length()
+    tiles = chunk_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
     constants = {
         **PLAIN,
         **heads(dim, group),
@@ -232,3 +237,97 @@ def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
         # Threads meet only where they sum up, behind the last read of weights.
         last_read = compiled.ptx.rindex("ld.global.v4")
         assert "bar.sync" not in compiled.ptx[:last_read], variant
+
+
+def quantize(arch: str, size: int, group: int, num_warps: int, has_scale: bool = False) -> Variant:
+    width = 1 << (group - 1).bit_length()
+    constants = {
+        "SIZE": size,
+        "GROUP": group,
+        "WIDTH": width,
+        "GROUPS_A_PROGRAM": max(1, 1024 // width),
+        "LARGEST": LARGEST,
+        "LEAST_PEAK": LEAST_PEAK,
+        "HAS_SCALE": has_scale,
+    }
+    floats = dict.fromkeys(("scales", "input_scale"), "*fp32")
+    signature = {"x": "*bf16", "values": "*fp8e4nv", **floats, "x_stride": "i32:16"}
+    return Variant(f"{KERNELS}.fp8:quantize_kernel", signature, constants, arch, num_warps)
+
+
+def block_product(arch: str, rows: int, has_bias: bool = False) -> Variant:
+    """Returns that of a layer of 4096 in, 12288 out."""
+    block_m, block_n, warps, stages = block_tiles(rows)
+    constants = {
+        "SIZE_IN": 4096,
+        "SIZE_OUT": 12288,
+        "GROUP": BLOCK,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "HAS_BIAS": has_bias,
+    }
+    scales = dict.fromkeys(("x_scales", "weight_scales"), "*fp32")
+    values = dict.fromkeys(("x", "weight"), "*fp8e4nv")
+    outputs = dict.fromkeys(("bias", "out"), "*bf16")
+    signature = {**values, **scales, **outputs, "num_rows": "i32"}
+    name = f"{KERNELS}.fp8:block_product_kernel"
+    return Variant(name, signature, constants, arch, warps, stages)
+
+
+def in_fp8(variant: Variant) -> Variant:
+    caches = dict.fromkeys(("keys", "values"), "*fp8e4nv")
+    return replace(variant, signature={**variant.signature, **caches})
+
+
+def rotate_and_store(arch: str) -> Variant:
+    signature = {
+        **dict.fromkeys(("qkv", "cosines", "sines", "query_weight", "key_weight"), "*bf16"),
+        **dict.fromkeys(("positions", "slots"), "*i32"),
+        **dict.fromkeys(("keys", "values"), "*fp8e4nv"),
+        "eps": "fp32",
+        "qkv_stride": "i32:16",
+        **{name: kind for name, kind in STRIDES.items() if name.startswith(("key", "value"))},
+    }
+    constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF": 64, "HALF_WIDTH": 64}
+    constants |= {"BLOCK_SIZE": 32, "HEADS_A_PROGRAM": 4, "HAS_NORM": True, "ADDS_ONE": False}
+    return Variant(f"{KERNELS}.layers:rotate_and_store_kernel", signature, constants, arch, 2)
+
+
+def test_a_cache_in_fp8_spills_no_register() -> None:
+    variants = [
+        in_fp8(decode("sm_90", 128, 4)),
+        in_fp8(decode("sm_89", 128, 4, is_narrow=True)),
+        in_fp8(decode("sm_89", 64, 7, is_narrow=True, HAS_WINDOW=True)),
+        in_fp8(chunks("sm_90", 128, 4)),
+        in_fp8(chunks("sm_89", 128, 4, is_narrow=True)),
+        in_fp8(chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True)),
+        rotate_and_store("sm_90"),
+        rotate_and_store("sm_89"),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if variant.arch == "sm_90" and "chunk" in variant.kernel:
+            assert "wgmma.mma_async" in compiled.ptx, variant
+        if "rotate" in variant.kernel:
+            assert "e4m3x2" in compiled.ptx, variant
+
+
+def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:
+    variants = [
+        quantize("sm_90", 4096, 4096, 8),
+        quantize("sm_90", 25600, 25600, 16),
+        quantize("sm_90", 12288, BLOCK, 4),
+        quantize("sm_90", 4096, 4096, 8, has_scale=True),
+        quantize("sm_89", 12288, BLOCK, 4),
+        *(block_product("sm_90", rows) for rows in (1, 64, 512)),
+        block_product("sm_90", 512, has_bias=True),
+        *(block_product("sm_89", rows) for rows in (1, 64, 512)),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        assert compiled.shared <= (227 if variant.arch == "sm_90" else 99) << 10, variant
+        if "product" in variant.kernel:
+            unit = "wgmma.mma_async" if variant.arch == "sm_90" else "mma.sync"
+            products = [line for line in compiled.ptx.splitlines() if unit in line]
+            assert products, variant
+            assert all("e4m3" in line for line in products if "mma" in line), variant

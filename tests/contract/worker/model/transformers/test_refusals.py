@@ -197,6 +197,11 @@ def test_quantized_checkpoints_name_what_is_missing(
         build(checkpoint)
 
 
+def test_a_kv_cache_in_fp8_is_for_native_families(checkpoint: Path) -> None:
+    with pytest.raises(ModelError, match="kv_cache_dtype 'fp8' is for native model families"):
+        build(checkpoint, kv_cache_dtype="fp8")
+
+
 def test_longrope_is_served_within_its_first_length(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "longrope",

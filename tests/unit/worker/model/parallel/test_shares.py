@@ -14,7 +14,7 @@ from worker.model.config import ModelConfig
 from worker.model.errors import UnsupportedModel
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 from worker.model.parallel.group import RankGroup
 from worker.model.parallel.plan import check_divisible, rank_config
 
@@ -23,7 +23,7 @@ def rank_model(path: Path, rank: int, size: int) -> CausalLM:
     """The model of one rank, loaded; nothing of it is computed, so no other rank is needed."""
     placement = Placement(torch.device("cpu"), torch.float32, RankGroup(rank, size))
     model = CausalLM(ModelConfig.from_directory(path), 32, placement)
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     return model
 
 

@@ -1,0 +1,70 @@
+"""What CUDA devices are asked for in FP8, by what they say of themselves: none is here."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from worker.engine_options import EngineOptions
+from worker.model.cpu.tiers import TierRequest
+from worker.model.cuda import fp8
+from worker.model.cuda.tier import cuda_tier, keeps_fp8
+from worker.model.errors import ModelError
+from worker.model.layers.linear import Placement
+
+ADA, HOPPER, AMPERE = (8, 9), (9, 0), (8, 0)
+
+
+def device_of(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(fp8, "what_is_wrong", lambda device: None)
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("capability", [ADA, HOPPER])
+def test_weights_stay_in_fp8_where_the_device_multiplies_by_them(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placement = Placement(device_of(capability, monkeypatch), torch.bfloat16)
+    assert keeps_fp8(EngineOptions(checkpoint="."), placement)
+    assert not keeps_fp8(EngineOptions(checkpoint=".", attention_backend="sdpa"), placement)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "wrong", "said"),
+    [
+        (AMPERE, torch.bfloat16, None, "a card has less than compute capability 8.9"),
+        (HOPPER, torch.float16, None, "products of FP8 give bfloat16, the model is torch.float16"),
+        (HOPPER, torch.bfloat16, "products are off by 3.00%", "off by 3.00%"),
+    ],
+)
+def test_why_weights_do_not_stay_in_fp8_is_logged(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    wrong: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    placement = Placement(device_of(capability, monkeypatch), dtype)
+    monkeypatch.setattr(fp8, "what_is_wrong", lambda device: wrong)
+    with caplog.at_level(logging.WARNING):
+        assert not keeps_fp8(EngineOptions(checkpoint="."), placement)
+    assert said in caplog.text
+
+
+def test_a_kv_cache_in_fp8_needs_a_device_whose_kernels_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = EngineOptions(checkpoint=".", kv_cache_dtype="fp8")
+    request = TierRequest(config=None, dtype=torch.bfloat16, block_size=32)
+    placement = Placement(device_of(AMPERE, monkeypatch), torch.bfloat16)
+    with pytest.raises(ModelError, match=r"from compute capability 8\.9 on, a card has 8\.0"):
+        cuda_tier(options, request, placement, 4)
+    placement = Placement(device_of(ADA, monkeypatch), torch.bfloat16)
+    assert cuda_tier(options, request, placement, 4).name == "triton"

@@ -1,0 +1,129 @@
+"""FP8 products on CUDA: by torch where each row has a scale, by a kernel where blocks have one.
+
+The twin is worker.model.layers.fp8.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import ScalingType
+
+from worker.model.cuda.kernels.fp8 import block_product_kernel, quantize_kernel
+from worker.model.layers.fp8 import BLOCK, FP8, LARGEST, LEAST_PEAK, Fp8Weight
+from worker.model.layers.ops import OPERATOR_ERRORS, Multiply, TorchOps
+
+_PLACES_A_PROGRAM = 1024  # of a row, in groups of BLOCK
+_FEW_ROWS = 64
+
+
+def quantize_rows(x: Tensor, group: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Does what the twin of this name does."""
+    rows, size = x.shape
+    groups = size // group
+    width = triton.next_power_of_2(group)
+    at_once = max(1, _PLACES_A_PROGRAM // width)
+    values = torch.empty((rows, size), dtype=FP8, device=x.device)
+    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    quantize_kernel[(rows, triton.cdiv(groups, at_once))](
+        x,
+        values,
+        scales,
+        scales if scale is None else scale,
+        x.stride(0),
+        SIZE=size,
+        GROUP=group,
+        WIDTH=width,
+        GROUPS_A_PROGRAM=at_once,
+        LARGEST=LARGEST,
+        LEAST_PEAK=LEAST_PEAK,
+        HAS_SCALE=scale is not None,
+        num_warps=min(16, max(4, width // 512)),
+    )
+    return values, scales
+
+
+def block_tiles(rows: int) -> tuple[int, int, int, int]:
+    """Returns BLOCK_M, BLOCK_N, warps and stages of the kernel for products in blocks."""
+    if rows <= 16:
+        return 16, 64, 4, 4
+    return (64, 64, 4, 4) if rows <= _FEW_ROWS else (128, 128, 8, 3)
+
+
+def multiply_in_blocks(
+    values: Tensor, scales: Tensor, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Returns [rows, out] of what `quantize_rows` returned for groups of BLOCK."""
+    rows, size_in = values.shape
+    size_out = weight.values.shape[0]
+    block_m, block_n, warps, stages = block_tiles(rows)
+    out = torch.empty((rows, size_out), dtype=dtype, device=values.device)
+    block_product_kernel[(size_out // block_n, triton.cdiv(rows, block_m))](
+        values,
+        scales,
+        weight.values,
+        weight.scales,
+        out if bias is None else bias,
+        out,
+        rows,
+        SIZE_IN=size_in,
+        SIZE_OUT=size_out,
+        GROUP=BLOCK,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        HAS_BIAS=bias is not None,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def fp8_linear(weight: Fp8Weight, bias: Tensor | None) -> Multiply:
+    """Does what Fp8Ops.fp8_linear does. The weight's sizes divide by 16, with blocks by BLOCK."""
+    transposed, by_row = weight.values.t(), weight.scales[None]
+
+    def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
+        values, scales = quantize_rows(x, weight.group, weight.input_scale)
+        if weight.in_blocks:
+            return multiply_in_blocks(values, scales, weight, bias, x.dtype)
+        return functional.scaled_mm(
+            values,
+            transposed,
+            scales,
+            ScalingType.RowWise,
+            by_row,
+            ScalingType.RowWise,
+            bias=bias,
+            output_dtype=x.dtype,
+        )
+
+    return multiply
+
+
+_SAMPLE = (3, 256, 128)  # rows, in, out
+_TOLERANCE = 0.01  # a few roundings to bfloat16
+
+
+@torch.inference_mode()
+def what_is_wrong(device: torch.device) -> str | None:
+    """Returns why FP8 products cannot be had on the device: they fail, or differ from the twin's.
+
+    The operators are as new as the devices that have them; either may lack them.
+    """
+    rows, size_in, size_out = _SAMPLE
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, size_in, generator=generator).to(device, torch.bfloat16)
+    values = torch.randn(size_out, size_in, generator=generator).to(device, FP8)
+    for shape in ((size_out,), (size_out // BLOCK, size_in // BLOCK)):
+        scales = (torch.rand(shape, generator=generator) + 0.5).to(device)
+        weight = Fp8Weight(values, scales)
+        expected = TorchOps().fp8_linear(weight, None)(x).float()
+        try:
+            error = (fp8_linear(weight, None)(x).float() - expected).norm() / expected.norm()
+        except OPERATOR_ERRORS as failure:
+            return f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
+        if not error <= _TOLERANCE:
+            return f"products are off by {error:.2%}"
+    return None
