@@ -250,7 +250,8 @@ class Outbox:
                 start_hash=self._accepted_hash,
                 end_hash=chain_hash(self._accepted_hash, links),
                 end_of_job=self._end if end == len(self._texts) else None,
-                cached_tokens=self.cached_tokens,
+                # The job keeps those of its first append.
+                cached_tokens=self.cached_tokens if start == START else None,
                 num_prompt_slices=0 if self._failed else self._prompt.num_slices,
             )
             self._num_in_flight = end

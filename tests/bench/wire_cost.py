@@ -42,7 +42,7 @@ def main() -> None:
     env = {
         "RUNNER": "echo",
         "ECHO_STEP_MS": f"{arguments.step_ms:g}",
-        "MAX_NUM_SEQS": "128",
+        "MAX_NUM_SEQS": str(max(128, *arguments.streams)),
         "MAX_NUM_BATCHED_TOKENS": "4096",
         "LOG_LEVEL": "WARNING",
     }
