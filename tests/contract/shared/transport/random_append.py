@@ -40,13 +40,13 @@ def _flawed(item: Append, flaw: str, rng: random.Random) -> Append:
             return replace(item, attempt=item.attempt + rng.choice((-1, 1)))
         case "gap":
             start = Cursor(start_tokens + FAR, start_bytes + FAR)
-            delta = replace(delta, start=start, end=Cursor(end_tokens + FAR, end_bytes + FAR))
+            delta = delta._replace(start=start, end=Cursor(end_tokens + FAR, end_bytes + FAR))
         case "bytes":
-            delta = replace(delta, end=Cursor(end_tokens, end_bytes + 1))
+            delta = delta._replace(end=Cursor(end_tokens, end_bytes + 1))
         case "count":
-            delta = replace(delta, end=Cursor(end_tokens + 1, end_bytes))
+            delta = delta._replace(end=Cursor(end_tokens + 1, end_bytes))
         case "segments":
-            delta = replace(delta, segments=(Segment(1, len(delta.token_ids) + 1, 0),))
+            delta = delta._replace(segments=(Segment(1, len(delta.token_ids) + 1, 0),))
     return replace(item, delta=delta)
 
 

@@ -54,9 +54,7 @@ async def test_one_call_carries_a_step_of_many_jobs_and_answers_each(
         await steps.submit()
     streams = [Stream(delivery) for delivery in await steps.pull("w1")]
     items = [stream.append([index], "x") for index, stream in enumerate(streams)]
-    broken = dataclasses.replace(
-        items[2], delta=dataclasses.replace(items[2].delta, end=Cursor(3, 1))
-    )
+    broken = dataclasses.replace(items[2], delta=items[2].delta._replace(end=Cursor(3, 1)))
     foreign = dataclasses.replace(items[3], attempt=0)
     missing = dataclasses.replace(items[4], job_id="0-nobody")
     results = await steps.queue.append(
