@@ -99,16 +99,17 @@ class Publisher:
 
     def notice(self, outbox: Outbox) -> None:
         """Sends what was added to an outbox, unless it has been settled or dropped meanwhile."""
-        if self._outboxes.get(outbox.job_id) is not outbox or outbox.job_id in self._lost:
+        job_id = outbox.job_id
+        if self._outboxes.get(job_id) is not outbox or job_id in self._lost:
             return
         if not outbox.has_something:
             return
-        if outbox.job_id not in self._waiting:
-            self._waiting[outbox.job_id] = outbox
+        if job_id not in self._waiting:
+            self._waiting[job_id] = outbox
             outbox.waiting_since_s = time.monotonic()
-        self._wake.set()
-        self._idle.clear()
-        if self._policy.is_urgent(outbox):
+            self._wake.set()
+            self._idle.clear()
+        if not self._urgent.is_set() and self._policy.is_urgent(outbox):
             self._urgent.set()
         if outbox.num_unsent >= self._policy.max_unflushed_tokens:
             self.has_capacity.clear()

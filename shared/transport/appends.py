@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.messages import JobState
+from shared.messages import Cursor, JobState
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd
 from shared.transport.scripts import Argument
 from shared.transport.wire import (
@@ -63,16 +63,15 @@ def _follows_prompt(end: JobEnd | None) -> bool:
 
 def append_result(item: Append, verdict: str) -> AppendResult:
     """Returns what the transition's verdict on `item` means."""
+    if verdict == "ok":
+        num_tokens, num_bytes = item.delta.end
+        return AppendResult(AppendStatus.OK, num_tokens, num_bytes=num_bytes)
     kind, _, detail = verdict.partition(":")
-    if kind == "ok":
-        return AppendResult(
-            AppendStatus.OK, item.delta.end.num_tokens, num_bytes=item.delta.end.num_bytes
-        )
     if kind in _PLAIN:
         return AppendResult(_PLAIN[kind])
     if kind in _WITH_CURSOR:
-        num_tokens, _, num_bytes = detail.partition("-")
-        return AppendResult(_WITH_CURSOR[kind], int(num_tokens), detail, int(num_bytes))
+        at = Cursor.parse(detail)
+        return AppendResult(_WITH_CURSOR[kind], at.num_tokens, detail, at.num_bytes)
     if kind == "ended":
         return AppendResult(AppendStatus.ENDED, detail=detail)
     return AppendResult(AppendStatus.REJECTED, detail=detail or verdict)
