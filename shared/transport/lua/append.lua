@@ -18,7 +18,6 @@
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
 local FIXED = 11
 local NOTHING = {}
-local call, try = redis.call, redis.pcall
 local now = nil   -- of all items, as it is stored
 
 local function stamp()
@@ -28,7 +27,7 @@ end
 
 -- Fields of the job that few items need.
 local function field(id, name)
-  return call('HGET', P .. 'job:' .. id, name) or nil
+  return redis.call('HGET', P .. 'job:' .. id, name) or nil
 end
 
 local function ended_by_us(id, job, item, more)
@@ -87,12 +86,12 @@ end
 -- Returns nil, or the server's error.
 local function add(id, ...)
   local log_key = P .. 'log:' .. id
-  local added = try('XADD', log_key, 'NOMKSTREAM', ...)
+  local added = redis.pcall('XADD', log_key, 'NOMKSTREAM', ...)
   if not added then
-    added = try('XADD', log_key, ...)
+    added = redis.pcall('XADD', log_key, ...)
     if type(added) == 'string' then
       local left_ms = math.max(tonumber(field(id, 'deadline_ms') or '0') - now_ms(), 0)
-      call('PEXPIRE', log_key, whole(left_ms + LEFTOVER_MS))
+      redis.call('PEXPIRE', log_key, whole(left_ms + LEFTOVER_MS))
     end
   end
   return type(added) == 'table' and added.err or nil
@@ -103,13 +102,13 @@ local function log_slice(id, more)
   local slice = whole(tonumber(more.slice) + 1)
   local failure = add(id, '0-' .. slice, 'k', 'prompt', 'lp', more.scores)
   if failure then return 'error:' .. failure end
-  call('HSET', P .. 'job:' .. id, 'ps', slice)
+  redis.call('HSET', P .. 'job:' .. id, 'ps', slice)
 end
 
 -- What only the first delta of a claim, or of a job, changes.
 local function begin_output(id, job, job_key)
-  if not job.out then call('HSET', job_key, 'out_ms', stamp()) end
-  if job.n == '0' and call('HSETNX', job_key, 'first_ms', stamp()) == 1 then
+  if not job.out then redis.call('HSET', job_key, 'out_ms', stamp()) end
+  if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', stamp()) == 1 then
     note_first_token(id, job_key)
   end
 end
@@ -127,23 +126,23 @@ local function log_delta(id, job, job_key, item, more)
     failure = add(id, at, 't', item.tokens, 'd', item.text)
   end
   if failure then return 'error:' .. failure end
-  call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1, 'last_ms', stamp())
+  redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1, 'last_ms', stamp())
   if not job.out or job.n == '0' then begin_output(id, job, job_key) end
   local place = item.n0 .. '|' .. item.n1 .. '|' .. item.b1 .. '|'
-  call(PUBLISH, P .. 'ch:' .. id, (c and 'C|' .. place .. c .. '|' or 'D|' .. place)
+  redis.call(PUBLISH, P .. 'ch:' .. id, (c and 'C|' .. place .. c .. '|' or 'D|' .. place)
     .. item.tokens .. '|' .. (lp or '') .. '|' .. item.text)
   -- A job that gave a token does not kill workers at once; one that does so later meets MAX_DEATHS.
   if (job.crashes ~= '0' or job.losses) and item.n1 ~= item.n0 then
-    call('HSET', job_key, 'crashes', 0)
-    call('HDEL', job_key, 'losses')
-    if call('GET', P .. 'probe:' .. wid) == id then call('DEL', P .. 'probe:' .. wid) end
+    redis.call('HSET', job_key, 'crashes', 0)
+    redis.call('HDEL', job_key, 'losses')
+    if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
   end
   return nil
 end
 
 local function apply(id, item, more)
   local job_key = P .. 'job:' .. id
-  local got = call('HMGET', job_key, 'state', 'owner', 'attempt', 'n', 'b', 'h', 'crashes', 'losses',
+  local got = redis.call('HMGET', job_key, 'state', 'owner', 'attempt', 'n', 'b', 'h', 'crashes', 'losses',
     'out_ms')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
     h = got[6] or '', crashes = got[7] or '0', losses = got[8], out = got[9]}
@@ -153,7 +152,7 @@ local function apply(id, item, more)
     local failure
     if more.scores then failure = log_slice(id, more) else failure = log_delta(id, job, job_key, item, more) end
     if failure then return failure end
-    if more.cached then call('HSETNX', job_key, 'cached_tokens', more.cached) end
+    if more.cached then redis.call('HSETNX', job_key, 'cached_tokens', more.cached) end
   end
   if more.state then
     local bar = string.find(more.tail, '|', 1, true)
@@ -164,7 +163,7 @@ local function apply(id, item, more)
   return 'ok'
 end
 
-call('PEXPIRE', P .. 'w:' .. wid, whole(math.max(call('PTTL', P .. 'w:' .. wid), lease_ms)))
+redis.call('PEXPIRE', P .. 'w:' .. wid, whole(math.max(redis.call('PTTL', P .. 'w:' .. wid), lease_ms)))
 local verdicts, i, num_args = {}, 5, #ARGV
 while i <= num_args do
   local past, more = i + FIXED + tonumber(ARGV[i + 10]), NOTHING
