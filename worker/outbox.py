@@ -30,25 +30,6 @@ from shared.transport.wire import chain_hash
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined
-MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushPolicy:
-    """Bounds of an outbox's waiting and memory; see worker.publisher."""
-
-    flush_interval_s: float
-    flush_tokens: int
-    max_unflushed_tokens: int
-
-    def rest_s(self, append_s: float) -> float:
-        """Returns the seconds to rest after an append that took `append_s`."""
-        rest_s = min(append_s, self.flush_interval_s)
-        return rest_s if rest_s >= MIN_REST_S else 0.0
-
-    def is_urgent(self, outbox: Outbox) -> bool:
-        """Returns True for a job's first token, its end and `flush_tokens` waiting tokens."""
-        return outbox.is_first or outbox.ending or outbox.num_unsent >= self.flush_tokens
 
 
 @dataclass(frozen=True, slots=True)
