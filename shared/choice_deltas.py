@@ -82,9 +82,10 @@ def chain_links(token_ids: Sequence[int], segments: Sequence[Segment] | None) ->
     The links of choice 0 are its tokens. Equal tokens of other choices are other links, so two
     histories that divide the same tokens otherwise never have one chain.
     """
-    if segments is None:
-        return token_ids
-    return tuple(_links(token_ids, segments))
+    for segment in segments or ():
+        if segment.choice:
+            return tuple(_links(token_ids, segments or ()))
+    return token_ids
 
 
 def _links(token_ids: Sequence[int], segments: Sequence[Segment]) -> Iterator[int]:

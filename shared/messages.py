@@ -333,8 +333,7 @@ class Segment(NamedTuple):
     stop_reason: str | int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """Tokens and the text they released, from `start` to `end`. Durable.
 
     `text` is well-formed UTF-8 of exactly `end.num_bytes - start.num_bytes` bytes and may be empty

@@ -206,8 +206,10 @@ class JobRunner:
         if not natural and piece.finish_reason is None:
             self._fail(running, output.error or ErrorCode.ENGINE_ERROR, output.message)
             return
-        self._finish_if_over(running)
-        self._start_others(running)
+        if piece.finish_reason is not None:
+            self._finish_if_over(running)
+        if len(running.choices) > 1:
+            self._start_others(running)
 
     def _refuse(self, rejected: RequestRejected) -> None:
         found = self._jobs.by_request_id(rejected.request_id)

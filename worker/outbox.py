@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import repeat
 from math import ceil
+from operator import sub
 
 from shared.choice_deltas import chain_links, segment_deltas
 from shared.messages import (
@@ -28,25 +30,6 @@ from shared.transport.wire import chain_hash
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined
-MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushPolicy:
-    """Bounds of an outbox's waiting and memory; see worker.publisher."""
-
-    flush_interval_s: float
-    flush_tokens: int
-    max_unflushed_tokens: int
-
-    def rest_s(self, append_s: float) -> float:
-        """Returns the seconds to rest after an append that took `append_s`."""
-        rest_s = min(append_s, self.flush_interval_s)
-        return rest_s if rest_s >= MIN_REST_S else 0.0
-
-    def is_urgent(self, outbox: Outbox) -> bool:
-        """Returns True for a job's first token, its end and `flush_tokens` waiting tokens."""
-        return outbox.is_first or outbox.ending or outbox.num_unsent >= self.flush_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +87,10 @@ class Outbox:
         self._logprobs: list[TokenLogprob] = []
         self._texts: list[str] = []  # one per piece
         self._segments: list[Segment] = []  # one per piece of a job with several choices
-        self._cursors: list[Cursor] = [end]  # before the first piece and after each
+        # Before the first piece and after each, cumulative: arrays, which the garbage collector
+        # does not walk through.
+        self._token_ends = array("q", (end.num_tokens,))
+        self._byte_ends = array("q", (end.num_bytes,))
         self._num_accepted = 0  # pieces
         self._accepted_hash = self._base_hash
         self._in_flight: Append | None = None
@@ -155,12 +141,11 @@ class Outbox:
         if self._failed or not (token_ids or text or is_end):
             return
         assert self._end is None, "output after the end"
-        last = self._cursors[-1]
         self._token_ids.extend(token_ids)
         self._texts.append(text)
-        self._cursors.append(
-            Cursor(last.num_tokens + len(token_ids), last.num_bytes + len(text.encode()))
-        )
+        self._token_ends.append(self._token_ends[-1] + len(token_ids))
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+        self._byte_ends.append(self._byte_ends[-1] + num_bytes)
         if logprobs is not None:
             self._logprobs.extend(logprobs)
         if segment is not None:
@@ -187,17 +172,17 @@ class Outbox:
     @property
     def cursor(self) -> Cursor:
         """After everything that was added."""
-        return self._cursors[-1]
+        return Cursor(self._token_ends[-1], self._byte_ends[-1])
 
     @property
     def accepted(self) -> Cursor:
         """After everything that is durable."""
-        return self._cursors[self._num_accepted]
+        return self._cursor_at(self._num_accepted)
 
     @property
     def num_unsent(self) -> int:
         """Tokens that are not durable yet."""
-        return self.cursor.num_tokens - self.accepted.num_tokens
+        return self._token_ends[-1] - self._token_ends[self._num_accepted]
 
     @property
     def ending(self) -> bool:
@@ -206,17 +191,18 @@ class Outbox:
     @property
     def has_slice(self) -> bool:
         """True while the next append is a slice of the prompt's log probabilities."""
-        return not self._failed and self._prompt.next_slice is not None
+        prompt = self._prompt
+        return bool(prompt.num_slices) and not self._failed and prompt.next_slice is not None
 
     @property
     def has_something(self) -> bool:
         """True when an append would carry something: prompt slices, new tokens, or the end."""
-        return not self.over and (self.num_unsent > 0 or self.ending or self.has_slice)
+        return not self.over and (self.num_unsent > 0 or self._end is not None or self.has_slice)
 
     @property
     def is_first(self) -> bool:
         """True while the job's very first token waits."""
-        return self.accepted.num_tokens == 0 and self.num_unsent > 0
+        return self._token_ends[self._num_accepted] == 0 and self._token_ends[-1] > 0
 
     def next_append(self) -> Append:
         """Returns all that is not durable; the same append while the last one is not settled.
@@ -235,7 +221,7 @@ class Outbox:
         if self._in_flight is None:
             begin = self._num_accepted
             end = self._end_of_append(begin)
-            start, stop = self._cursors[begin], self._cursors[end]
+            start, stop = self._cursor_at(begin), self._cursor_at(end)
             first = start.num_tokens - self._base.num_tokens
             last = stop.num_tokens - self._base.num_tokens
             token_ids = tuple(self._token_ids[first:last])
@@ -250,7 +236,8 @@ class Outbox:
                 start_hash=self._accepted_hash,
                 end_hash=chain_hash(self._accepted_hash, links),
                 end_of_job=self._end if end == len(self._texts) else None,
-                cached_tokens=self.cached_tokens,
+                # The job keeps those of its first append.
+                cached_tokens=self.cached_tokens if start == START else None,
                 num_prompt_slices=0 if self._failed else self._prompt.num_slices,
             )
             self._num_in_flight = end
@@ -273,8 +260,8 @@ class Outbox:
     def rewind(self, log_end: Cursor) -> bool:
         """Sends again what follows the log's end; returns False where no piece ends there."""
         self.num_gaps += 1
-        index = bisect_left(self._cursors, log_end)
-        if index == len(self._cursors) or self._cursors[index] != log_end:
+        index = self._index_of(log_end)
+        if index is None:
             return False
         token_ids = self._token_ids[: log_end.num_tokens - self._base.num_tokens]
         links = chain_links(token_ids, self._segments[:index] if self._segments else None)
@@ -294,7 +281,7 @@ class Outbox:
         except ValueError:  # of a log that cannot be divided nothing can be written again
             return
         accepted_hash, self._base, self._base_hash = self._base_hash, START, ""
-        self._cursors = [START]
+        self._token_ends, self._byte_ends = array("q", (0,)), array("q", (0,))
         for part in parts:
             num_bytes = len(part.text.encode())
             segment = Segment(
@@ -306,11 +293,23 @@ class Outbox:
 
     def _end_of_append(self, begin: int) -> int:
         """Returns the index of the piece at which an append that begins at `begin` ends."""
-        start = self._cursors[begin]
-        if self.cursor.num_tokens - start.num_tokens <= MAX_APPEND_TOKENS:
+        ends = self._token_ends
+        if ends[-1] - ends[begin] <= MAX_APPEND_TOKENS:
             return len(self._texts)
-        beyond = Cursor(start.num_tokens + MAX_APPEND_TOKENS + 1, 0)
-        return max(begin + 1, bisect_right(self._cursors, beyond, lo=begin) - 1)
+        return max(begin + 1, bisect_right(ends, ends[begin] + MAX_APPEND_TOKENS, lo=begin) - 1)
+
+    def _cursor_at(self, index: int) -> Cursor:
+        return Cursor(self._token_ends[index], self._byte_ends[index])
+
+    def _index_of(self, cursor: Cursor) -> int | None:
+        """Returns before which piece the log is at `cursor`; None: at none."""
+        first = bisect_left(self._token_ends, cursor.num_tokens)
+        for index in range(first, len(self._token_ends)):
+            if self._token_ends[index] != cursor.num_tokens:
+                return None
+            if self._byte_ends[index] == cursor.num_bytes:
+                return index
+        return None
 
     def _segments_between(self, begin: int, end: int) -> tuple[Segment, ...] | None:
         """Returns the choice and length of each piece; None where neither is needed."""
@@ -319,17 +318,19 @@ class Outbox:
             return (segments if len(segments) <= MAX_PIECES else _joined(segments)) or None
         if end - begin <= 1:
             return None
-        cuts = [*range(begin, end, ceil((end - begin) / MAX_PIECES)), end]
-        return tuple(
-            Segment(0, after.num_tokens - before.num_tokens, after.num_bytes - before.num_bytes)
-            for before, after in pairwise(self._cursors[cut] for cut in cuts)
+        step = ceil((end - begin) / MAX_PIECES)
+        tokens, num_bytes = (
+            [*ends[begin:end:step], ends[end]] for ends in (self._token_ends, self._byte_ends)
         )
+        lengths = map(sub, tokens[1:], tokens), map(sub, num_bytes[1:], num_bytes)
+        return tuple(map(Segment, repeat(0), *lengths))
 
     def _truncate(self, num_pieces: int) -> None:
-        num_tokens = self._cursors[num_pieces].num_tokens - self._base.num_tokens
+        num_tokens = self._token_ends[num_pieces] - self._base.num_tokens
         del self._texts[num_pieces:]
         del self._segments[num_pieces:]
-        del self._cursors[num_pieces + 1 :]
+        del self._token_ends[num_pieces + 1 :]
+        del self._byte_ends[num_pieces + 1 :]
         del self._token_ids[num_tokens:]
         del self._logprobs[num_tokens:]
 

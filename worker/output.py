@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.messages import Cursor, ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from shared.text.base import Tokenizer
@@ -16,8 +16,7 @@ class ReplayMismatch(Exception):
     code = ErrorCode.DETOKENIZER_MISMATCH
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The addition of a step to a job: tokens, the text that they released, and an end.
 
     `finish_reason` is STOP, LENGTH or None; `stop_reason` the stop string or token id that matched.
@@ -85,6 +84,9 @@ class OutputProcessor:
         stop_reason: int | None = None,
     ) -> Piece:
         """Returns the piece of a step's tokens. The one with a finish reason is the last."""
+        if finish_reason is None and self._matcher is None and not self._owed:
+            self.num_tokens += len(token_ids)
+            return Piece(token_ids, self._detokenizer.push(token_ids), logprobs)
         ends_by_token = finish_reason is FinishReason.STOP
         shown = token_ids[:-1] if ends_by_token else token_ids
         text, stop, num_used = self._feed(shown)

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from shared.backoff import Backoff
 from shared.messages import (
@@ -29,16 +30,35 @@ from shared.messages import (
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import Restored, TransportError
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobQueue
-from worker.outbox import FlushPolicy, Outbox, Settled
+from worker.outbox import Outbox, Settled
 
 MAX_GAPS = 3  # in a row, of one job
 MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and all jobs' tokens wait
+MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
 LEASE_WAIT_S = 0.05  # for the heartbeat that must come before a job is put back
 MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
 
 RESTORE_WAITS_S = {Restored.NO_LEASE: LEASE_WAIT_S, Restored.NO_MEMORY: MEMORY_WAIT_S}
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPolicy:
+    """Bounds of an outbox's waiting and memory; see the module."""
+
+    flush_interval_s: float
+    flush_tokens: int
+    max_unflushed_tokens: int
+
+    def rest_s(self, append_s: float) -> float:
+        """Returns the seconds to rest after an append that took `append_s`."""
+        rest_s = min(append_s, self.flush_interval_s)
+        return rest_s if rest_s >= MIN_REST_S else 0.0
+
+    def is_urgent(self, outbox: Outbox) -> bool:
+        """Returns True for a job's first token, its end and `flush_tokens` waiting tokens."""
+        return outbox.is_first or outbox.ending or outbox.num_unsent >= self.flush_tokens
 
 
 class Publisher:
@@ -99,16 +119,17 @@ class Publisher:
 
     def notice(self, outbox: Outbox) -> None:
         """Sends what was added to an outbox, unless it has been settled or dropped meanwhile."""
-        if self._outboxes.get(outbox.job_id) is not outbox or outbox.job_id in self._lost:
+        job_id = outbox.job_id
+        if self._outboxes.get(job_id) is not outbox or job_id in self._lost:
             return
         if not outbox.has_something:
             return
-        if outbox.job_id not in self._waiting:
-            self._waiting[outbox.job_id] = outbox
+        if job_id not in self._waiting:
+            self._waiting[job_id] = outbox
             outbox.waiting_since_s = time.monotonic()
-        self._wake.set()
-        self._idle.clear()
-        if self._policy.is_urgent(outbox):
+            self._wake.set()
+            self._idle.clear()
+        if not self._urgent.is_set() and self._policy.is_urgent(outbox):
             self._urgent.set()
         if outbox.num_unsent >= self._policy.max_unflushed_tokens:
             self.has_capacity.clear()

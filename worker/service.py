@@ -39,9 +39,8 @@ from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import tell_loading
 from worker.metrics import WorkerMetrics, WorkerStateCollector
-from worker.outbox import FlushPolicy
 from worker.probes import WorkerProbes
-from worker.publisher import Publisher
+from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.settings import WorkerSettings
 from worker.traces import JobTraces

@@ -85,6 +85,16 @@ class ChoiceReader(Generic[EntryT]):
                 events += choice.finish(None, None)
         return events
 
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether choice 0's text becomes text as it comes, and nothing else is read."""
+        return self._choices[0].is_plain
+
+    @property
+    def has_token_ids(self) -> bool:
+        """Returns whether events have token ids."""
+        return self._choices[0].has_token_ids
+
     def held_bytes(self, choice: int) -> int:
         """Returns how many UTF-8 bytes at the end of a choice's text are in no event yet."""
         return self._choices[choice].held_bytes
@@ -128,6 +138,14 @@ class _Choice(Generic[EntryT]):
         self._pending = b""  # text that ends within a token
         self._num_tokens = 0
         self._logprob_sum = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        return self._is_plain and not self._ranks
+
+    @property
+    def has_token_ids(self) -> bool:
+        return self._token_ids is not None
 
     @property
     def held_bytes(self) -> int:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from api.errors import ApiError, job_failed
 from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader
 from api.generation.logprobs import EntryT, PlacedLogprob
-from api.http.sse import PLAIN, Framing
-from api.output_parsers.events import OutputEvent
+from api.http.sse import PLAIN, Framing, json_bytes
+from api.output_parsers.events import OutputEvent, Text
 from shared.messages import Delta, Failed, Finished, Usage
+
+PlainEvent = Callable[[Sequence[int], str], bytes]  # of token ids and their text
+
+_MARK = "\u241e"  # where a template has the text
 
 
 class Formatter(ABC, Generic[EntryT]):
@@ -50,6 +54,11 @@ class Formatter(ABC, Generic[EntryT]):
         if len(events) == 1:
             return self.event(events[0])
         return [payload for event in events for payload in self.event(event)]
+
+    def plain_event(self) -> PlainEvent | None:
+        """Returns what encodes the event of a piece of choice 0's text at once, for a stream that
+        has begun and holds nothing back; None where only `delta` makes it."""
+        return None
 
     def held_bytes(self, choice: int) -> int:
         """Returns how many UTF-8 bytes of a choice's text no payload has yet: they may become a
@@ -182,6 +191,15 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
             event.end,
         )
         return (self._chunk([member]),)
+
+    def plain_event(self) -> PlainEvent | None:
+        """Returns what puts text into a chunk that was encoded once."""
+        if not self.reader.is_plain or self.reader.has_token_ids:
+            return None
+        (chunk,) = self.event(ChoiceEvent(0, Text(_MARK)))
+        before, mark, after = self.framing.event(chunk).rpartition(json_bytes(_MARK))
+        assert mark, "the chunk has the text"
+        return lambda _, text: before + json_bytes(text) + after
 
     def finished(self, end: Finished) -> Sequence[Any]:
         chunks = super().finished(end)

@@ -33,6 +33,32 @@ def split_by_segment(delta: Delta) -> Sequence[Delta]:
     return _cut(delta, [(segment,) for segment in segments])
 
 
+def plain_pieces(delta: Delta, num_waiting: int) -> Sequence[tuple[Sequence[int], str]]:
+    """Returns token ids and text of what `split_by_step` returns, without a Delta for each.
+
+    Nothing where that is not all that there is to know: where another choice has a part, one
+    has no text, or ends its choice, or the delta is long. Raises ValueError as `split_by_segment`.
+    """
+    token_ids, text, segments = delta.token_ids, delta.text, delta.segments
+    if not text or len(token_ids) > MANY_TOKENS:
+        return ()
+    if segments is None:
+        return ((token_ids, text),)
+    for choice, _, num_bytes, finish_reason, _ in segments:
+        if choice or not num_bytes or finish_reason is not None:
+            return ()
+    if num_waiting > FEW_EVENTS:
+        return ((token_ids, text),)
+    pieces, token, byte = [], 0, 0
+    encoded = None if text.isascii() else text.encode()  # else bytes are characters
+    for _, num_tokens, num_bytes, _, _ in segments:
+        last_token, last_byte = token + num_tokens, byte + num_bytes
+        part = text[byte:last_byte] if encoded is None else encoded[byte:last_byte].decode()
+        pieces.append((token_ids[token:last_token], part))
+        token, byte = last_token, last_byte
+    return pieces
+
+
 def split_long(delta: Delta) -> Sequence[Delta]:
     """Returns the delta cut between segments into parts of about MANY_TOKENS.
 

@@ -157,8 +157,10 @@ class JobStream:
         assert not self.ended, "nothing follows the terminal event"
         deadline = self._clock() + timeout_s
         while True:
-            if self.num_waiting:
-                await self._give_way()
+            if self.num_waiting and self._clock() - self._turn_began >= TURN_S:
+                # A reader for which much waits would never await: others have a turn.
+                await asyncio.sleep(0)
+                self._turn_began = self._clock()
             while self._page:
                 event = self._accept(self._page.popleft(), from_log=True)
                 if event is not None:
@@ -185,20 +187,15 @@ class JobStream:
             self._reading = None
         await self._bus.unsubscribe(self._subscription)
 
-    async def _give_way(self) -> None:
-        """Yields to the loop now and then: a reader for which much waits would never await."""
-        if self._clock() - self._turn_began >= TURN_S:
-            await asyncio.sleep(0)
-            self._turn_began = self._clock()
-
     async def _live(self, timeout_s: float) -> Delta | Finished | Failed | None:
-        is_here = bool(self._subscription.num_waiting)
+        is_here = self._subscription.num_waiting
         item = await self._subscription.get(timeout_s)
+        now_s = self._clock()
         if not is_here:
-            self._turn_began = self._clock()  # it was waited for
+            self._turn_began = now_s  # it was waited for
         if item is None:
             return None
-        self.last_news_s = self._clock()
+        self.last_news_s = now_s
         if isinstance(item, Resync):
             self._counts.resyncs += 1
             self._behind = True

@@ -33,7 +33,7 @@ class ReaderPosition:
         self.cursor = cursor
         self.last_start = cursor  # of the delta that was delivered last: it can be compared
         self._links: list[int] = []  # tokens, each with its choice
-        self._text = b""
+        self._text = bytearray()
         self._ended: set[int] = set()  # choices whose end was delivered
 
     def take(self, delta: Delta) -> Delta | None:
@@ -128,14 +128,14 @@ class ReaderPosition:
             del self._links[:-MAX_TOKENS]
         self._text += text
         if len(self._text) > 2 * MAX_BYTES:
-            self._text = self._text[-MAX_BYTES:]
+            del self._text[:-MAX_BYTES]
         for segment in delta.segments or ():
             if segment.finish_reason is not None:
                 self._ended.add(segment.choice)
 
 
 def _agree(
-    had: tuple[int, ...] | bytes, had_from: int, got: tuple[int, ...] | bytes, got_from: int
+    had: tuple[int, ...] | bytearray, had_from: int, got: tuple[int, ...] | bytes, got_from: int
 ) -> bool:
     """Returns whether two slices of one sequence are equal where they overlap."""
     low = max(had_from, got_from)

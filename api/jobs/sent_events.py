@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from api.errors import ApiError
-from api.generation.formatter import Formatter
+from api.generation.formatter import Formatter, PlainEvent
 from api.http.sse import whole_events
-from api.jobs.delta_parts import BatchedDeltas, delta_of, split_by_step
+from api.jobs.delta_parts import BatchedDeltas, delta_of, plain_pieces, split_by_step
 from api.jobs.reader_position import NOTHING, Extent, ResumePoint, resume_hint
 from shared.choice_deltas import choice_deltas
 from shared.messages import START, Cursor, Delta, Failed, Finished
@@ -44,6 +45,7 @@ class SentEvents:
         self._batched = None if stream_interval is None else BatchedDeltas(stream_interval)
         self._choices = SentChoices()
         self._counts_by_cursor = False  # choice 0 has begun, and nothing is batched
+        self._plain_event: PlainEvent | None = None  # of such a stream
         self._has_delta = False
         self._last_encoded: Any = None
         self._last_sent: Any = None  # payload
@@ -62,6 +64,11 @@ class SentEvents:
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
         self._has_delta = True
+        plain_event = self._plain_event if self._choices.in_order else None
+        if plain_event is not None and (pieces := plain_pieces(delta, num_waiting)):
+            self._choices.include_in_order(delta.end)
+            yield b"".join(starmap(plain_event, pieces))
+            return
         for piece in split_by_step(delta, num_waiting):
             if self._counts_by_cursor and piece.segments is None and self._choices.in_order:
                 if payloads := self._payloads_of(piece):
@@ -142,8 +149,9 @@ class SentEvents:
         extent = extent_of(part)
         self._choices.take(choice, extent)
         payloads = self._formatter.delta(part)
-        if choice == 0:
-            self._counts_by_cursor = self._batched is None
+        if choice == 0 and self._batched is None and not self._counts_by_cursor:
+            self._counts_by_cursor = True
+            self._plain_event = self._formatter.plain_event()
         if payloads:
             held_bytes = 0 if extent.has_end else self._formatter.held_bytes(choice)
             self._choices.include(choice, held_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections import deque
@@ -136,7 +135,7 @@ def _renumbered(delta: Delta, first: int) -> Delta:
         num_bytes = delta.end.num_bytes - delta.start.num_bytes
         segments = (Segment(0, len(delta.token_ids), num_bytes),)
     moved = tuple(segment._replace(choice=first + segment.choice) for segment in segments)
-    return dataclasses.replace(delta, segments=moved)
+    return delta._replace(segments=moved)
 
 
 def _all_finished(ends: Sequence[Finished | Failed]) -> Finished:

@@ -23,6 +23,7 @@ from api.generation.logprobs import ScoredPrompt
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
 from api.http.sse import EventWriter, Framing
+from api.http.time_slices import PIECE_BYTES
 from api.jobs.delta_parts import is_short, split_long
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import SentEvents
@@ -155,9 +156,8 @@ class EventStreamBody:
             if event is None:
                 await self._writer.keep_alive(send)
             elif isinstance(event, Delta):
-                source.observe(event)
-                await self._send_delta(event, stream.num_waiting, source.has_long_events, send)
-            else:
+                event = await self._send_deltas(event, stream, source, send)
+            if event is not None:
                 source.observe_end(event)
                 await self._end(event, source.is_small(event), send)
                 return
@@ -168,21 +168,57 @@ class EventStreamBody:
             await self._writer.begin(send)
         await self._writer.write(send, self._encoder.failed(error) + self._done, more=False)
 
-    async def _send_delta(
-        self, delta: Delta, num_waiting: int, has_long_events: bool, send: Send
+    async def _send_deltas(
+        self, delta: Delta, stream: EventStream, source: EventSource, send: Send
+    ) -> Finished | Failed | None:
+        """Sends a delta, and in the same write those that came while this task was busy.
+
+        Nothing is waited for. Returns the end, where it came with them.
+        """
+        late: list[bytes] = []
+        num_bytes = 0
+        while is_short(delta) and not source.has_long_events:
+            source.observe(delta)
+            late.append(b"".join(self._encoder.delta(delta, stream.num_waiting)))
+            num_bytes += len(late[-1])
+            if not stream.num_waiting or num_bytes >= PIECE_BYTES:
+                await self._write_late(send, late)
+                return None
+            try:
+                event = await stream.get(0.0)
+            except Exception:  # what came before is sent before it is told
+                await self._write_late(send, late)
+                raise
+            if not isinstance(event, Delta):
+                await self._write_late(send, late)
+                return event
+            delta = event
+        await self._write_late(send, late)
+        await self._send_long(delta, stream, source, send)
+        return None
+
+    async def _send_long(
+        self, delta: Delta, stream: EventStream, source: EventSource, send: Send
     ) -> None:
-        events, has_written = self._encoder.delta(delta, num_waiting), False
-        if is_short(delta) and not has_long_events:
-            if joined := b"".join(events):
-                await self._write(send, joined)
+        source.observe(delta)
+        has_written = False
+        async for piece in self._slices.pieces(self._encoder.delta(delta, stream.num_waiting)):
+            if piece:
+                await self._write(send, piece)
                 has_written = True
+        if not has_written:
+            await self._keep_alive_if_silent(send)
+
+    async def _write_late(self, send: Send, late: Sequence[bytes]) -> None:
+        if joined := b"".join(late):
+            await self._write(send, joined)
         else:
-            async for piece in self._slices.pieces(events):
-                if piece:
-                    await self._write(send, piece)
-                    has_written = True
-        if not has_written and self._writer.silence_s >= self._keepalive_s:
-            await self._writer.keep_alive(send)  # tokens arrive and are held back
+            await self._keep_alive_if_silent(send)
+
+    async def _keep_alive_if_silent(self, send: Send) -> None:
+        """Keeps the connection alive while tokens arrive and are held back."""
+        if self._writer.silence_s >= self._keepalive_s:
+            await self._writer.keep_alive(send)
 
     async def _end(self, end: Finished | Failed, is_small: bool, send: Send) -> None:
         events, last = self._encoder.ending(end, is_small=is_small), b""

@@ -45,7 +45,12 @@ class ByteDetokenizer:
             if part is not None:
                 self._first = False
                 parts.append(part)
-        return self._stripped(self._decoder.decode(b"".join(parts)))
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if data.isascii() and not self._decoder.buffer:
+            text = data.decode("ascii")
+        else:
+            text = self._decoder.decode(data)
+        return self._stripped(text) if self._strip_left else text
 
     def flush(self) -> str:
         return self._stripped(self._decoder.decode(b"", final=True))

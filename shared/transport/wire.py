@@ -128,10 +128,10 @@ def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | N
 
 def decode_frame(data: bytes) -> JobEvent | None:
     """Returns the event of a live frame; None for a newer release's kind. Raises ValueError."""
-    kind, _, rest = data.partition(b"|")
-    if kind == b"D":
-        n0, n1, b1, token_ids, logprobs, text = rest.split(b"|", 5)
+    if data[:2] == b"D|":  # nearly all
+        _, n0, n1, b1, token_ids, logprobs, text = data.split(b"|", 6)
         return _delta(n0, n1, b1, b"", token_ids, logprobs, text)
+    kind, _, rest = data.partition(b"|")
     if kind == b"C":
         n0, n1, b1, segments, token_ids, logprobs, text = rest.split(b"|", 6)
         return _delta(n0, n1, b1, segments, token_ids, logprobs, text)
@@ -161,14 +161,14 @@ def _delta(
     logprobs: bytes,
     text: bytes,
 ) -> Delta:
-    end = Cursor(int(n1), int(b1))
+    num_bytes = int(b1)
     return Delta(
-        Cursor(int(n0), end.num_bytes - len(text)),
-        end,
+        Cursor(int(n0), num_bytes - len(text)),
+        Cursor(int(n1), num_bytes),
         decode_token_ids(token_ids),
         text.decode(),
-        decode_logprobs(logprobs),
-        decode_segments(segments),
+        decode_logprobs(logprobs) if logprobs else None,
+        decode_segments(segments) if segments else None,
     )
 
 
@@ -207,10 +207,16 @@ def encode_segments(segments: Sequence[Segment] | None) -> str:
     """Returns segments as described above; '' for None."""
     if segments is None:
         return ""
-    if all(segment[3:] == (None, None) for segment in segments):
-        return f"[{','.join(f'[{s.choice},{s.num_tokens},{s.num_bytes}]' for s in segments)}]"
-    rows = [_without_tail(segment) for segment in segments]
-    text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+    rows = []
+    for segment in segments:
+        choice, num_tokens, num_bytes, finish_reason, stop_reason = segment
+        if finish_reason is not None or stop_reason is not None:
+            break
+        rows.append(f"[{choice},{num_tokens},{num_bytes}]")
+    else:
+        return f"[{','.join(rows)}]"
+    whole = [_without_tail(segment) for segment in segments]
+    text = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
     return text.replace("|", "\\u007c")  # only ever inside a string
 
 

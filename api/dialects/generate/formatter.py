@@ -7,7 +7,7 @@ from typing import Any
 
 from api.errors import ApiError
 from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
-from api.generation.formatter import Formatter, Timing, usage_payload
+from api.generation.formatter import Formatter, PlainEvent, Timing, usage_payload
 from api.generation.logprobs import PromptLogprobs
 from api.output_parsers.events import Text
 from shared.messages import Finished
@@ -49,6 +49,15 @@ class GenerateFormatter(Formatter[None]):
         text = event.piece.text
         self._texts.append(text)
         return (self._payload(text, event.token_ids or []),)
+
+    def plain_event(self) -> PlainEvent | None:
+        encode, keep = self.framing.event, self._texts.append
+
+        def encoded(token_ids: Sequence[int], text: str) -> bytes:
+            keep(text)
+            return encode({"text": text, "token_ids": token_ids})
+
+        return encoded
 
     def closing(self, end: Finished) -> Sequence[Any]:
         return ({**self._payload("", self._token_ids), "id": self._id, **self._end(end)},)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
 
@@ -185,7 +185,7 @@ class ResponseStore:
             if deltas:
                 cursor = deltas[-1].end
                 if text_only:
-                    deltas = [replace(delta, token_ids=(), logprobs=None) for delta in deltas]
+                    deltas = [delta._replace(token_ids=(), logprobs=None) for delta in deltas]
                 await self._slices.run(
                     map(formatter.collect, chain.from_iterable(map(split_long, deltas)))
                 )

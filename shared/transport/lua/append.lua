@@ -1,24 +1,37 @@
 -- append: one engine step of all jobs of a worker: log, then publish, then perhaps end the job.
--- ARGV: 3 worker, 4 lease_ms, then 18 per item: id, attempt, n0, b0, h0, n1, b1, h1, token ids,
---   logprobs (JSON or ''), segments (JSON without '|'; '': all of it is choice 0's), text,
---   cached tokens ('' unknown), end state ('' goes on), reason, stop_reason|message (stop_reason is
---   JSON without '|'), slice, scores. With scores the item is that slice (from 0) of the prompt's log
---   probabilities and holds nothing else; without, slice is how many of them come before the first
---   delta ('' none)
+-- ARGV: 3 worker, 4 lease_ms, then per item 11: id, attempt, n0, b0, h0, n1, b1, h1, token ids, text, and
+--   the number of arguments that follow: names and values of what few items have.
+--   lp: logprobs (JSON). c: segments (JSON without '|'); without, all of it is choice 0's.
+--   cached: cached tokens. state, reason, tail: the end; tail is stop_reason|message (stop_reason is JSON
+--   without '|'). scores: the item is that slice (`slice`, from 0) of the prompt's log probabilities and
+--   holds nothing else. slice without scores: how many of them come before the first delta.
 -- Returns one word per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
 --   bad:<why>, error:<why>.
 -- Idempotent: the same item again answers ok, and so does the same end by the same attempt.
 -- Progress renews the lease; it is also the write that lets the rest run above maxmemory. A script is
 -- atomic but never rolled back, so every item is validated before it writes and XADD runs under pcall.
+-- A token costs the server little but this script: the usual item makes four calls and few strings.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/latch.lua
 --@include lib/history.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
-local STRIDE = 18
+local FIXED = 11
+local NOTHING = {}
+local now = nil   -- of all items, as it is stored
 
-local function ended_by_us(job, item)
-  return item.state ~= '' and job.state == item.state and job.by == wid
+local function stamp()
+  now = now or whole(now_ms())
+  return now
+end
+
+-- Fields of the job that few items need.
+local function field(id, name)
+  return redis.call('HGET', P .. 'job:' .. id, name) or nil
+end
+
+local function ended_by_us(id, job, item, more)
+  return more.state and job.state == more.state and field(id, 'by') == wid
     and job.attempt == item.attempt and job.n == item.n1 and job.h == item.h1
 end
 
@@ -33,118 +46,134 @@ local function total(segments)
 end
 
 -- Is there something to log? Returns verdict or nil to go on, and whether the delta is logged already.
-local function check(job, item)
+local function check(id, job, item, more)
   if not job.state then return 'gone' end
   if TERMINAL[job.state] then
-    if ended_by_us(job, item) then return 'ok' end
+    if ended_by_us(id, job, item, more) then return 'ok' end
     if tonumber(job.attempt) > tonumber(item.attempt) then return 'fenced' end
-    return 'ended:' .. job.state .. ':' .. job.reason
+    return 'ended:' .. job.state .. ':' .. (field(id, 'reason') or '')
   end
-  -- Attempts only grow: the server has lost the claim, and the worker may have it back (restore.lua).
-  if tonumber(job.attempt) < tonumber(item.attempt) then return 'gone' end
-  if job.owner ~= wid or job.attempt ~= item.attempt then return 'fenced' end
-  local at = job.n .. '-' .. job.b
-  local slice, slices = tonumber(item.slice or ''), tonumber(job.ps)
-  if item.scores ~= '' then
+  if job.attempt ~= item.attempt then
+    -- Attempts only grow: the server has lost the claim, and the worker may have it back (restore.lua).
+    return tonumber(job.attempt) < tonumber(item.attempt) and 'gone' or 'fenced'
+  end
+  if job.owner ~= wid then return 'fenced' end
+  local slice = more.slice and tonumber(more.slice)
+  if more.scores then
+    local slices = tonumber(field(id, 'ps') or '0')
     if not slice then return 'bad:slice' end
-    if slice > slices then return 'gap:' .. at end
+    if slice > slices then return 'gap:' .. job.n .. '-' .. job.b end
     return nil, slice < slices
   end
   local n0, n1, b0, b1 = tonumber(item.n0), tonumber(item.n1), tonumber(item.b0), tonumber(item.b1)
   if not (n0 and n1 and b0 and b1) then return 'bad:number' end
   if n1 < n0 or b1 - b0 ~= #item.text then return 'bad:range' end
-  if n1 == n0 and item.state == '' then return 'bad:empty' end
-  if item.segments ~= '' then
-    local sound, sum = pcall(total, item.segments)
+  if n1 == n0 and not more.state then return 'bad:empty' end
+  if more.c then
+    local sound, sum = pcall(total, more.c)
     if not sound or sum[1] ~= n1 - n0 or sum[2] ~= b1 - b0 then return 'bad:segments' end
   end
-  if slice and slices < slice and job.n == '0' then return 'gap:' .. at end
+  if slice and job.n == '0' and tonumber(field(id, 'ps') or '0') < slice then
+    return 'gap:' .. job.n .. '-' .. job.b
+  end
   if job.n == item.n1 and job.h == item.h1 and job.b == item.b1 then return nil, true end
-  if job.n ~= item.n0 then return 'gap:' .. at end
-  if job.h ~= item.h0 or job.b ~= item.b0 then return 'diverged:' .. at end
+  if job.n ~= item.n0 then return 'gap:' .. job.n .. '-' .. job.b end
+  if job.h ~= item.h0 or job.b ~= item.b0 then return 'diverged:' .. job.n .. '-' .. job.b end
   return nil, false
 end
 
--- This entry began the log, or began it again after the log was deleted.
-local function keep_log(job, log_key)
-  if redis.call('PTTL', log_key) < 0 then
-    redis.call('PEXPIRE', log_key, whole(math.max(tonumber(job.deadline) - now_ms(), 0) + LEFTOVER_MS))
+-- Adds an entry. One that began the log, or began it again after it was deleted, gives it its life.
+-- Returns nil, or the server's error.
+local function add(id, ...)
+  local log_key = P .. 'log:' .. id
+  local added = redis.pcall('XADD', log_key, 'NOMKSTREAM', ...)
+  if not added then
+    added = redis.pcall('XADD', log_key, ...)
+    if type(added) == 'string' then
+      local left_ms = math.max(tonumber(field(id, 'deadline_ms') or '0') - now_ms(), 0)
+      redis.call('PEXPIRE', log_key, whole(left_ms + LEFTOVER_MS))
+    end
   end
+  return type(added) == 'table' and added.err or nil
 end
 
 -- No frame: readers of the prompt's log probabilities read the log, when the first delta comes.
-local function log_slice(job, item)
-  local log_key, slice = P .. 'log:' .. item.id, whole(tonumber(item.slice) + 1)
-  local added = redis.pcall('XADD', log_key, '0-' .. slice, 'k', 'prompt', 'lp', item.scores)
-  if type(added) == 'table' and added.err then return 'error:' .. added.err end
-  redis.call('HSET', P .. 'job:' .. item.id, 'ps', slice)
-  keep_log(job, log_key)
-  return nil
+local function log_slice(id, more)
+  local slice = whole(tonumber(more.slice) + 1)
+  local failure = add(id, '0-' .. slice, 'k', 'prompt', 'lp', more.scores)
+  if failure then return 'error:' .. failure end
+  redis.call('HSET', P .. 'job:' .. id, 'ps', slice)
 end
 
-local function log_delta(job, item)
-  local job_key, log_key = P .. 'job:' .. item.id, P .. 'log:' .. item.id
-  local entry = item.n1 .. '-' .. item.b1
-  local more = {}
-  if item.logprobs ~= '' then more = {'lp', item.logprobs} end
-  if item.segments ~= '' then
-    more[#more + 1] = 'c'
-    more[#more + 1] = item.segments
+-- What only the first delta of a claim, or of a job, changes.
+local function begin_output(id, job, job_key)
+  if not job.out then redis.call('HSET', job_key, 'out_ms', stamp()) end
+  if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', stamp()) == 1 then
+    note_first_token(id, job_key)
   end
-  local added = redis.pcall('XADD', log_key, entry, 't', item.tokens, 'd', item.text, unpack(more))
-  if type(added) == 'table' and added.err then return 'error:' .. added.err end
-  local now = whole(now_ms())
-  redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1, 'last_ms', now)
-  if not job.out then redis.call('HSET', job_key, 'out_ms', now) end
-  if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', now) == 1 then
-    note_first_token(item.id, job_key)
+end
+
+local function log_delta(id, job, job_key, item, more)
+  local failure
+  local lp, c, at = more.lp, more.c, item.n1 .. '-' .. item.b1
+  if lp and c then
+    failure = add(id, at, 't', item.tokens, 'd', item.text, 'lp', lp, 'c', c)
+  elseif lp then
+    failure = add(id, at, 't', item.tokens, 'd', item.text, 'lp', lp)
+  elseif c then
+    failure = add(id, at, 't', item.tokens, 'd', item.text, 'c', c)
+  else
+    failure = add(id, at, 't', item.tokens, 'd', item.text)
   end
-  keep_log(job, log_key)
-  local frame = item.segments == '' and {'D', item.n0, item.n1, item.b1}
-    or {'C', item.n0, item.n1, item.b1, item.segments}
-  redis.call(PUBLISH, P .. 'ch:' .. item.id, table.concat(frame, '|') .. '|' .. item.tokens .. '|'
-    .. item.logprobs .. '|' .. item.text)
+  if failure then return 'error:' .. failure end
+  redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1, 'last_ms', stamp())
+  if not job.out or job.n == '0' then begin_output(id, job, job_key) end
+  local place = item.n0 .. '|' .. item.n1 .. '|' .. item.b1 .. '|'
+  redis.call(PUBLISH, P .. 'ch:' .. id, (c and 'C|' .. place .. c .. '|' or 'D|' .. place)
+    .. item.tokens .. '|' .. (lp or '') .. '|' .. item.text)
   -- A job that gave a token does not kill workers at once; one that does so later meets MAX_DEATHS.
   if (job.crashes ~= '0' or job.losses) and item.n1 ~= item.n0 then
     redis.call('HSET', job_key, 'crashes', 0)
     redis.call('HDEL', job_key, 'losses')
-    if redis.call('GET', P .. 'probe:' .. wid) == item.id then redis.call('DEL', P .. 'probe:' .. wid) end
+    if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
   end
   return nil
 end
 
-local function apply(item)
-  local got = redis.call('HMGET', P .. 'job:' .. item.id, 'state', 'owner', 'attempt', 'n', 'b', 'h',
-    'crashes', 'reason', 'by', 'deadline_ms', 'losses', 'ps', 'out_ms')
+local function apply(id, item, more)
+  local job_key = P .. 'job:' .. id
+  local got = redis.call('HMGET', job_key, 'state', 'owner', 'attempt', 'n', 'b', 'h', 'crashes', 'losses',
+    'out_ms')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
-    h = got[6] or '', crashes = got[7] or '0', reason = got[8] or '', by = got[9] or '',
-    deadline = got[10] or '0', losses = got[11], ps = got[12] or '0', out = got[13]}
-  local verdict, logged = check(job, item)
+    h = got[6] or '', crashes = got[7] or '0', losses = got[8], out = got[9]}
+  local verdict, logged = check(id, job, item, more)
   if verdict then return verdict end
   if not logged then
-    local failure = item.scores ~= '' and log_slice(job, item) or nil
-    if item.scores == '' then failure = log_delta(job, item) end
+    local failure
+    if more.scores then failure = log_slice(id, more) else failure = log_delta(id, job, job_key, item, more) end
     if failure then return failure end
-    if item.cached ~= '' then
-      redis.call('HSETNX', P .. 'job:' .. item.id, 'cached_tokens', item.cached)
-    end
+    if more.cached then redis.call('HSETNX', job_key, 'cached_tokens', more.cached) end
   end
-  if item.state ~= '' then
-    local bar = string.find(item.tail, '|', 1, true)
-    latch(item.id, {state = item.state, reason = item.reason, by = wid,
-      stop_reason = string.sub(item.tail, 1, bar - 1), message = string.sub(item.tail, bar + 1),
-      cached = item.cached ~= '' and item.cached or nil})
+  if more.state then
+    local bar = string.find(more.tail, '|', 1, true)
+    latch(id, {state = more.state, reason = more.reason, by = wid,
+      stop_reason = string.sub(more.tail, 1, bar - 1), message = string.sub(more.tail, bar + 1),
+      cached = more.cached})
   end
   return 'ok'
 end
 
 redis.call('PEXPIRE', P .. 'w:' .. wid, whole(math.max(redis.call('PTTL', P .. 'w:' .. wid), lease_ms)))
-local verdicts = {}
-for i = 5, #ARGV, STRIDE do
-  verdicts[#verdicts + 1] = apply({id = ARGV[i], attempt = ARGV[i + 1], n0 = ARGV[i + 2],
-    b0 = ARGV[i + 3], h0 = ARGV[i + 4], n1 = ARGV[i + 5], b1 = ARGV[i + 6], h1 = ARGV[i + 7],
-    tokens = ARGV[i + 8], logprobs = ARGV[i + 9], segments = ARGV[i + 10], text = ARGV[i + 11],
-    cached = ARGV[i + 12], state = ARGV[i + 13], reason = ARGV[i + 14], tail = ARGV[i + 15],
-    slice = ARGV[i + 16], scores = ARGV[i + 17]})
+local verdicts, i, num_args = {}, 5, #ARGV
+while i <= num_args do
+  local past, more = i + FIXED + tonumber(ARGV[i + 10]), NOTHING
+  if past > i + FIXED then
+    more = {}
+    for k = i + FIXED, past - 1, 2 do more[ARGV[k]] = ARGV[k + 1] end
+  end
+  verdicts[#verdicts + 1] = apply(ARGV[i], {attempt = ARGV[i + 1], n0 = ARGV[i + 2], b0 = ARGV[i + 3],
+    h0 = ARGV[i + 4], n1 = ARGV[i + 5], b1 = ARGV[i + 6], h1 = ARGV[i + 7], tokens = ARGV[i + 8],
+    text = ARGV[i + 9]}, more)
+  i = past
 end
 return verdicts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shared.messages import (
     START,
@@ -34,8 +34,7 @@ class AppendStatus(StrEnum):
     REJECTED = "rejected"  # malformed range or a server error for this item; see detail
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     status: AppendStatus
     num_tokens: int = 0
     detail: str = ""
@@ -53,8 +52,7 @@ class JobEnd:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """One job's part of a step: logs (start..end], then ends the job if `end_of_job` is given.
 
     `start_hash` and `end_hash` chain over the token ids up to `start` and `end` (see chain_hash;
@@ -320,13 +318,13 @@ def _by_choice(delivery: Delivery) -> tuple[LoggedChoice, ...]:
 
 def _check_text(item: Append) -> None:
     """Raises UnicodeEncodeError for a string with a lone surrogate."""
-    stops = [segment.stop_reason for segment in item.delta.segments or ()]
+    for segment in item.delta.segments or ():
+        if isinstance(segment.stop_reason, str):
+            segment.stop_reason.encode()
     if item.end_of_job is not None:
-        stops.append(item.end_of_job.stop_reason)
         item.end_of_job.message.encode()
-    for stop in stops:
-        if isinstance(stop, str):
-            stop.encode()
+        if isinstance(item.end_of_job.stop_reason, str):
+            item.end_of_job.stop_reason.encode()
 
 
 def _fault_of_end(end: JobEnd | None) -> str | None:
@@ -346,16 +344,15 @@ def _fault_of_segments(delta: Delta) -> str | None:
     segments = delta.segments
     if segments is None:
         return None
-    if any(min(segment[:3]) < 0 for segment in segments):
-        return "a segment has negative numbers"
-    if any(
-        segment.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH)
-        for segment in segments
-    ):
-        return "a choice ends by stop or length"
-    num_tokens = sum(segment.num_tokens for segment in segments)
-    num_bytes = sum(segment.num_bytes for segment in segments)
-    if (num_tokens, num_bytes) != (
+    all_tokens = all_bytes = 0
+    for choice, num_tokens, num_bytes, finish_reason, _ in segments:
+        if choice < 0 or num_tokens < 0 or num_bytes < 0:
+            return "a segment has negative numbers"
+        if finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
+            return "a choice ends by stop or length"
+        all_tokens += num_tokens
+        all_bytes += num_bytes
+    if (all_tokens, all_bytes) != (
         delta.end.num_tokens - delta.start.num_tokens,
         delta.end.num_bytes - delta.start.num_bytes,
     ):

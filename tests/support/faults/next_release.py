@@ -12,7 +12,7 @@ from typing import Any
 _STARTED = "redis.call(PUBLISH, P .. 'ch:' .. id, 'S|'"
 NEWS = (
     # What today's transitions say, and what the next release says instead.
-    ("'XADD', log_key, entry, 't'", "'XADD', log_key, entry, 'news', 'x', 't'"),
+    ("add(id, at, 't'", "add(id, at, 'news', 'x', 't'"),
     ("'HSET', job_key, 'state', 'running',", "'HSET', job_key, 'news', 'x', 'state', 'running',"),
     (_STARTED, _STARTED.replace("'S|'", "'Z|news'); ") + _STARTED),
 )

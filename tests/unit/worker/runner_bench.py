@@ -16,8 +16,7 @@ from worker.engine.request import EngineOutput
 from worker.engine_process.messages import StepOutputs, ToEngine
 from worker.job_runner import JobRunner
 from worker.metrics import WorkerMetrics
-from worker.outbox import FlushPolicy
-from worker.publisher import Publisher
+from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJobs, request_id_of
 from worker.traces import JobTraces
 

@@ -12,8 +12,8 @@ from shared.transport.ports.jobs import Restored
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import FakeQueue, accepted, until
-from worker.outbox import FlushPolicy, Outbox, Settled
-from worker.publisher import Publisher
+from worker.outbox import Outbox, Settled
+from worker.publisher import FlushPolicy, Publisher
 
 END = JobEnd(state=JobState.FINISHED, reason=FinishReason.STOP, usage=Usage(1, 1))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from shared.messages import Cursor, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.transport.ports.queue import Append, JobEnd
@@ -35,19 +34,19 @@ def _flawed(item: Append, flaw: str, rng: random.Random) -> Append:
     (start_tokens, start_bytes), (end_tokens, end_bytes) = delta.start, delta.end
     match flaw:
         case "chain":
-            return replace(item, start_hash="0" * 16, end_hash="1" * 16)
+            return item._replace(start_hash="0" * 16, end_hash="1" * 16)
         case "attempt":
-            return replace(item, attempt=item.attempt + rng.choice((-1, 1)))
+            return item._replace(attempt=item.attempt + rng.choice((-1, 1)))
         case "gap":
             start = Cursor(start_tokens + FAR, start_bytes + FAR)
-            delta = replace(delta, start=start, end=Cursor(end_tokens + FAR, end_bytes + FAR))
+            delta = delta._replace(start=start, end=Cursor(end_tokens + FAR, end_bytes + FAR))
         case "bytes":
-            delta = replace(delta, end=Cursor(end_tokens, end_bytes + 1))
+            delta = delta._replace(end=Cursor(end_tokens, end_bytes + 1))
         case "count":
-            delta = replace(delta, end=Cursor(end_tokens + 1, end_bytes))
+            delta = delta._replace(end=Cursor(end_tokens + 1, end_bytes))
         case "segments":
-            delta = replace(delta, segments=(Segment(1, len(delta.token_ids) + 1, 0),))
-    return replace(item, delta=delta)
+            delta = delta._replace(segments=(Segment(1, len(delta.token_ids) + 1, 0),))
+    return item._replace(delta=delta)
 
 
 def _random_segments(rng: random.Random, num_tokens: int, text: str) -> tuple[Segment, ...]:

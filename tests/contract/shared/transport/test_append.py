@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -54,11 +53,9 @@ async def test_one_call_carries_a_step_of_many_jobs_and_answers_each(
         await steps.submit()
     streams = [Stream(delivery) for delivery in await steps.pull("w1")]
     items = [stream.append([index], "x") for index, stream in enumerate(streams)]
-    broken = dataclasses.replace(
-        items[2], delta=dataclasses.replace(items[2].delta, end=Cursor(3, 1))
-    )
-    foreign = dataclasses.replace(items[3], attempt=0)
-    missing = dataclasses.replace(items[4], job_id="0-nobody")
+    broken = items[2]._replace(delta=items[2].delta._replace(end=Cursor(3, 1)))
+    foreign = items[3]._replace(attempt=0)
+    missing = items[4]._replace(job_id="0-nobody")
     results = await steps.queue.append(
         "w1", LEASE_MS, [items[0], items[1], broken, foreign, missing]
     )
@@ -218,7 +215,7 @@ async def test_an_item_that_says_nothing_is_rejected(transport: RedisTransport) 
     steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")
-    item = dataclasses.replace(stream.append([], "tail"))
+    item = stream.append([], "tail")
     (result,) = await steps.queue.append("w1", LEASE_MS, [item])
     assert result.status is AppendStatus.REJECTED
 

@@ -193,7 +193,7 @@ async def _said_by_the_script(steps: Steps, item: Append, segments: str | None =
     """The verdict of the transition itself, whatever its caller would have refused."""
     arguments = list(append_arguments(item))
     if segments is not None:
-        arguments[10] = segments
+        arguments[arguments.index("c") + 1] = segments
     scripts = Scripts(steps.keys, 600_000)
     (verdict,) = await scripts.call(steps.redis, "append", "w1", LEASE_MS, *arguments)
     assert isinstance(verdict, bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -30,7 +29,7 @@ async def statuses(steps: Steps, worker_id: str, *items: Append) -> list[AppendS
 
 
 def behind(item: Append, num_slices: int) -> Append:
-    return dataclasses.replace(item, num_prompt_slices=num_slices)
+    return item._replace(num_prompt_slices=num_slices)
 
 
 async def test_slices_are_read_back_before_the_first_delta(transport: RedisTransport) -> None:
@@ -125,5 +124,5 @@ async def test_a_job_that_was_put_back_has_no_slices_until_they_are_written_agai
 async def test_a_slice_that_says_something_else_is_rejected(transport: RedisTransport) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running(sampling=SCORED))
-    item = dataclasses.replace(stream.append([5], "x"), prompt_slice=PromptSlice(0, b"[]"))
+    item = stream.append([5], "x")._replace(prompt_slice=PromptSlice(0, b"[]"))
     assert await statuses(steps, "w1", item) == [AppendStatus.REJECTED]

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from api.jobs.delta_parts import FEW_EVENTS, split_by_segment, split_by_step
+from api.jobs.delta_parts import FEW_EVENTS, plain_pieces, split_by_segment, split_by_step
 from shared.messages import Cursor, Delta, FinishReason, Segment, TokenLogprob
 
 PIECES = Delta(
@@ -45,3 +45,32 @@ def test_a_segment_that_ends_within_a_character_is_refused() -> None:
 def test_a_reader_that_lags_gets_whole_deltas() -> None:
     assert len(split_by_step(PIECES, FEW_EVENTS)) == 3
     assert split_by_step(PIECES, FEW_EVENTS + 1) == (PIECES,)
+
+
+@pytest.mark.parametrize("num_waiting", [0, FEW_EVENTS + 1])
+@pytest.mark.parametrize("text", ["aé€", "abcdef", "€é!"])
+def test_plain_pieces_are_what_a_split_by_step_gives(text: str, num_waiting: int) -> None:
+    segments = tuple(Segment(0, 1, len(character.encode())) for character in text)
+    num_bytes = len(text.encode())
+    token_ids = tuple(range(len(text)))
+    delta = Delta(
+        Cursor(5, 7), Cursor(5 + len(text), 7 + num_bytes), token_ids, text, None, segments
+    )
+    for one in (delta, delta._replace(segments=None)):
+        assert list(plain_pieces(one, num_waiting)) == [
+            (piece.token_ids, piece.text) for piece in split_by_step(one, num_waiting)
+        ]
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        Delta(Cursor(0, 0), Cursor(1, 0), (1,), ""),
+        Delta(Cursor(0, 0), Cursor(2, 1), (1, 2), "a", None, (Segment(0, 1, 1), Segment(0, 1, 0))),
+        Delta(Cursor(0, 0), Cursor(2, 2), (1, 2), "ab", None, (Segment(0, 1, 1), Segment(1, 1, 1))),
+        Delta(Cursor(0, 0), Cursor(1, 1), (1,), "a", None, (Segment(0, 1, 1, FinishReason.STOP),)),
+        Delta(Cursor(0, 0), Cursor(129, 129), (1,) * 129, "a" * 129),
+    ],
+)
+def test_a_delta_that_is_more_than_plain_text_has_no_plain_pieces(delta: Delta) -> None:
+    assert plain_pieces(delta, 0) == ()

@@ -7,9 +7,9 @@ from importlib import resources
 from pathlib import Path
 
 from shared.keys import GROUP, NUM_LANES
-from shared.messages import Cursor, Delta
-from shared.transport.appends import APPEND_FIELDS, APPEND_STRIDE, append_arguments
-from shared.transport.ports.queue import Append
+from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
+from shared.transport.appends import APPEND_FIELDS, NUM_FIXED, append_arguments
+from shared.transport.ports.queue import Append, JobEnd
 from shared.transport.scripts import load_sources
 from shared.transport.wire import SCHEMA_VERSION, chain_hash
 from tests.support.table import table
@@ -56,15 +56,28 @@ def test_lua_and_python_agree_on_constants() -> None:
 
 def test_lua_reads_an_items_arguments_in_the_order_in_which_python_writes_them() -> None:
     source = (FOLDER / "append.lua").read_text()
-    assert f"local STRIDE = {APPEND_STRIDE}\n" in source
-    assert f"then {APPEND_STRIDE} per item:" in source
+    assert f"local FIXED = {NUM_FIXED}\n" in source
+    assert f"then per item {NUM_FIXED}:" in source
+    assert f"ARGV[i + {APPEND_FIELDS.index('num_more')}]" in source
     read = re.findall(r"(\w+) = ARGV\[i(?: \+ (\d+))?\]", source)
     assert [(name, int(offset or 0)) for name, offset in read] == [
-        (name, offset) for offset, name in enumerate(APPEND_FIELDS)
+        (name, offset) for offset, name in enumerate(APPEND_FIELDS[1:-1], start=1)
     ]
-    here = Cursor(0, 0)
-    item = Append("0-a", 1, Delta(here, here, (), ""), "", "")
-    assert len(append_arguments(item)) == APPEND_STRIDE
+
+
+def test_an_item_counts_the_arguments_that_follow_it() -> None:
+    here, there = Cursor(0, 0), Cursor(1, 1)
+    plain = append_arguments(Append("0-a", 1, Delta(here, there, (5,), "a"), "", "x"))
+    assert len(plain) == NUM_FIXED
+    assert plain[-1] == 0
+    delta = Delta(here, there, (5,), "a", (TokenLogprob(5, -1.0),), (Segment(0, 1, 1),))
+    end = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 1, 2))
+    whole = append_arguments(Append("0-a", 1, delta, "", "x", end, num_prompt_slices=2))
+    assert whole[NUM_FIXED - 1] == len(whole) - NUM_FIXED
+    named = whole[NUM_FIXED::2]
+    assert named == ["c", "lp", "cached", "state", "reason", "tail", "slice"]
+    source = (FOLDER / "append.lua").read_text()
+    assert all(f"more.{name}" in source for name in [*named, "scores"])
 
 
 def test_a_chain_is_equal_exactly_for_equal_histories() -> None:
