@@ -80,7 +80,7 @@ class Tab:
     def close(self) -> None:
         """Fails if anything was complained of, or asked of anybody but the service."""
         self._context.close()
-        assert self.complaints == []
-        assert self.addresses
+        assert self.complaints == [], self.complaints
+        assert self.addresses, "the page asked for nothing"
         strangers = [a for a in self.addresses if not a.startswith(self.base_url + "/")]
-        assert strangers == []
+        assert strangers == [], strangers
