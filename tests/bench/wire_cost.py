@@ -46,7 +46,10 @@ def main() -> None:
         "MAX_NUM_BATCHED_TOKENS": "4096",
         "LOG_LEVEL": "WARNING",
     }
-    with tempfile.TemporaryDirectory() as directory, Launched(Path(directory), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Launched(Path(directory), env, is_forked=False) as penstock,
+    ):
         socket = Path(directory) / ".penstock/redis/redis.sock"
         with redis.Redis(unix_socket_path=str(socket)) as server:
             asyncio.run(read_all(penstock.port, 4, 20))  # warm
