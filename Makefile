@@ -42,7 +42,7 @@ MAKE_VLLM = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m shared.launcher.vllm_en
 vllm: ## make the environment of PENSTOCK_ENGINE=vllm for this machine, or for PENSTOCK_DEVICE, as `make run` does
 	@$(MAKE_VLLM)
 
-CHROMIUM := $(firstword $(foreach name,chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
+CHROMIUM := $(firstword $(foreach name,chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable,$(shell command -v $(name))))
 
 # The programs that are missing, by their packages' names.
 missing = $(strip $(foreach name,$(1),$(if $(shell PATH="$$PATH:/usr/sbin:/sbin" command -v $(name)),,$(or $(package_$(name)),$(name)))))

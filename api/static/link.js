@@ -21,6 +21,10 @@ export const linkedJob = () => new URLSearchParams(location.hash.slice(1)).get("
 /** Leaves the address without a job. */
 export const clearLink = () => history.replaceState(null, "", location.pathname + location.search);
 
+/** Why a linked answer is not shown, of the ServiceError of `linkedChat`. */
+export const refusalOf = ({ status, message }) =>
+  status === 404 ? "The server does not keep the linked answer." : message;
+
 /**
  * The chat of a linked job: this browser's own, or one made of what the service has: of a response
  * all of it, of another job its text. Throws ServiceError.

@@ -9,7 +9,7 @@ import { showText } from "./dialogs.js";
 import { Drawer } from "./drawer.js";
 import { setText } from "./element.js";
 import { keyGiven } from "./key.js";
-import { clearLink, disclosed, linkOf, linkedChat, linkedJob } from "./link.js";
+import { clearLink, disclosed, linkOf, linkedChat, linkedJob, refusalOf } from "./link.js";
 import { cancelAnswer } from "./live_answer.js";
 import { showLoading } from "./loading.js";
 import { ModelPicker } from "./model_picker.js";
@@ -41,9 +41,10 @@ const chats = new Chats((id) => {
   list.show();
 });
 const settings = new Settings(byId("settings-form"), showSettingsCount);
+let linkRefused = ""; // why the linked answer is not shown: what the picker says comes behind it
 const picker = new ModelPicker(byId("model"), {
   say: (text) => {
-    if (!session.isBusy) say(text);
+    if (!session.isBusy) say(`${linkRefused} ${text}`.trim());
   },
   loading: (workers) => showLoading(byId("loading"), workers),
   ready: setControls,
@@ -109,6 +110,7 @@ async function showJob({ id }) {
 function openChat(chat) {
   drawer.close();
   clearLink();
+  linkRefused = "";
   session.open(chat);
   if (!session.isBusy) say(chat ? "" : "A new chat.");
   message.focus();
@@ -117,12 +119,13 @@ function openChat(chat) {
 /** Opens the answer that the address names; asks again once a key is given. */
 async function openLink(id) {
   say("Looking for the shared answer…");
+  linkRefused = "";
   try {
     session.open(await linkedChat(chats, id));
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
-    say(error.status === 404 ? "The server does not keep the linked answer." : error.message);
-    if (error.status !== 401) return;
+    say(refusalOf(error));
+    if (error.status !== 401) return void (linkRefused = refusalOf(error));
     await keyGiven();
     await openLink(id);
   }

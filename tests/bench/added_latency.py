@@ -46,7 +46,10 @@ def main() -> None:
     built = build_model(EngineOptions(checkpoint=str(CHECKPOINT), num_threads=1))
     engine = Engine(built.engine_config, built.runner)
     env = {"LOG_LEVEL": "WARNING", "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Launched(Path(place), env, is_forked=False) as penstock,
+    ):
         row = asyncio.run(_measure(arguments, engine, penstock.base_url))
     facts = {"cpu": cpu_name(), "cores": os.cpu_count(), "torch": torch.__version__}
     print(json.dumps(facts | row))

@@ -118,7 +118,10 @@ def _penstock(
         "PYTHONPATH": str(source.resolve()),
     }
     env |= dict(pair.split("=", 1) for pair in arguments.env)
-    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Launched(Path(place), env, is_forked=False) as penstock,
+    ):
         label = f"penstock {quantization} workers={workers}"
         if len(arguments.source) > 1:
             label = f"{source.resolve().name}: {label}"

@@ -54,7 +54,10 @@ async def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     bare: list[float] = []
     ours: list[tuple[float, float]] = []
-    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Launched(Path(place), env, is_forked=False) as penstock,
+    ):
         async with _bare_relay() as (port, channel):
             for _ in range(arguments.runs):
                 bare.append(await _through_relay(port, channel, arguments))

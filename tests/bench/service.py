@@ -139,7 +139,10 @@ def _service(arguments: argparse.Namespace, directory: Path) -> Iterator[Server]
         "OMP_NUM_THREADS": str(available_cores()),
     }
     env |= dict(pair.split("=", 1) for pair in arguments.env)
-    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Launched(Path(place), env, is_forked=False) as penstock,
+    ):
         yield Server(arguments.label, penstock.base_url, penstock.pid)
 
 

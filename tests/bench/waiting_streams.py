@@ -48,7 +48,10 @@ def main() -> None:
         "REQUEST_TIMEOUT_S": "3600",
         "LOG_LEVEL": "WARNING",
     }
-    with tempfile.TemporaryDirectory() as place, Launched(Path(place), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Launched(Path(place), env, is_forked=False) as penstock,
+    ):
         row = asyncio.run(_measure(penstock, arguments))
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True

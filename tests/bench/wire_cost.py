@@ -51,7 +51,10 @@ def main() -> None:
         "FRONTENDS": str(arguments.frontends),
         "LOG_LEVEL": "WARNING",
     }
-    with tempfile.TemporaryDirectory() as directory, Launched(Path(directory), env) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Launched(Path(directory), env, is_forked=False) as penstock,
+    ):
         socket = Path(directory) / ".penstock/redis/redis.sock"
         with redis.Redis(unix_socket_path=str(socket)) as server:
             ports = range(penstock.port, penstock.port + arguments.frontends)

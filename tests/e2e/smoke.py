@@ -117,7 +117,10 @@ def main() -> None:
     if base_url := os.environ.get("BASE_URL"):
         smoke(base_url.rstrip("/"))
         return
-    with tempfile.TemporaryDirectory() as directory, Launched(Path(directory)) as penstock:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Launched(Path(directory), is_forked=False) as penstock,
+    ):
         smoke(penstock.base_url)
 
 

@@ -42,7 +42,7 @@ ENV = {
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     with (
-        Launched(tmp_path_factory.mktemp("computing"), ENV) as penstock,
+        Launched(tmp_path_factory.mktemp("computing"), ENV, is_forked=False) as penstock,
         ServiceClient(penstock) as made,
     ):
         yield made
@@ -105,7 +105,7 @@ def test_a_stream_goes_on_beside_a_long_prompt(service: ServiceClient) -> None:
 def test_many_requests_leave_the_engines_memory_as_it_was(tmp_path: Path) -> None:
     """In the tier that a worker takes by itself. The reference tier's grows: see RELIABILITY.md."""
     env = {**ENV, "CPU_TIER": "auto"}
-    with Launched(tmp_path, env) as penstock, ServiceClient(penstock) as service:
+    with Launched(tmp_path, env, is_forked=False) as penstock, ServiceClient(penstock) as service:
         grown = growth_of(service)
     # What leaks grows each time. Of 300 MiB the bound is 20 KiB for each request.
     assert all(min(shares) < 0.01 for shares in grown.values()), grown

@@ -35,7 +35,7 @@ KNOBS = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     env = {**CLOSE_LOOK, **KNOBS, "ECHO_STEP_MS": "10"}
     with (
-        Launched(tmp_path_factory.mktemp("engine"), env) as penstock,
+        Launched(tmp_path_factory.mktemp("engine"), env, is_forked=False) as penstock,
         ServiceClient(penstock) as made,
     ):
         yield made

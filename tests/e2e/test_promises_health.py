@@ -21,7 +21,7 @@ STEP_S = 0.4
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
     env = {**CLOSE_LOOK, "ECHO_STEP_MS": str(STEP_S * 1000), "MAX_NUM_SEQS": "128"}
     with (
-        Launched(tmp_path_factory.mktemp("health"), env) as penstock,
+        Launched(tmp_path_factory.mktemp("health"), env, is_forked=False) as penstock,
         ServiceClient(penstock) as made,
     ):
         yield made

@@ -42,7 +42,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         "HEALTH_INTERVAL_S": "0.1",
     }
     with (
-        Launched(tmp_path_factory.mktemp("load"), env) as penstock,
+        Launched(tmp_path_factory.mktemp("load"), env, is_forked=False) as penstock,
         ServiceClient(penstock) as made,
     ):
         yield made
@@ -157,7 +157,7 @@ def test_too_many_at_once_are_refused_and_the_others_do_not_notice(tmp_path: Pat
         "MAX_QUEUED_JOBS": "10",
         "MAX_QUEUE_SHARE_PER_TENANT": "1",
     }
-    with Launched(tmp_path, env) as penstock:
+    with Launched(tmp_path, env, is_forked=False) as penstock:
 
         async def send_all() -> list[httpx.Response]:
             limits = httpx.Limits(max_connections=100)

@@ -56,7 +56,7 @@ def service(
         "LEASE_MS": "3000",
     }
     with (
-        Launched(tmp_path_factory.mktemp("streaming"), env) as penstock,
+        Launched(tmp_path_factory.mktemp("streaming"), env, is_forked=False) as penstock,
         ServiceClient(penstock) as made,
     ):
         yield made

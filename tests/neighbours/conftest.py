@@ -56,7 +56,7 @@ def _launched(directory: Path, env: dict[str, str]) -> Iterator[Shared]:
         "PYTHONPATH": f"{FAULTS}:{REPOSITORY}",
         HISTORY: str(history),
     }
-    with Launched(directory, env) as penstock:
+    with Launched(directory, env, is_forked=False) as penstock:
         yield Shared(penstock, QUIET_KEY, WORST_KEY, history)
     check_histories(history)
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from shared.environment import variable_of
 from shared.process import dying_with_this_process
 from shared.setting_names import SETTING_NAMES
+from tests.support.forked import ForkedPopen
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 120.0
@@ -46,7 +47,8 @@ def free_port(count: int = 1) -> int:
 class Launched:
     """`with Launched(tmp_path) as penstock:` ready on entry, stopped by SIGINT on exit.
 
-    `env` has settings by their names without the prefix, and other variables.
+    `env` has settings by their names without the prefix, and other variables. `is_forked` False: by
+    an exec, as users start it, for what measures times (tests.support.forked).
     """
 
     def __init__(
@@ -54,8 +56,11 @@ class Launched:
         directory: Path,
         env: Mapping[str, str] | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
+        *,
+        is_forked: bool = True,
     ) -> None:
         self._directory = directory
+        self._popen = ForkedPopen if is_forked else subprocess.Popen
         self._ready_timeout_s = ready_timeout_s
         given = {
             variable_of(name) if name in SETTING_NAMES else name: value
@@ -85,7 +90,7 @@ class Launched:
 
     def spawn(self) -> None:
         """Starts it; does not wait for the ready line."""
-        self._process = subprocess.Popen(
+        self._process = self._popen(
             [sys.executable, "-m", "shared.launcher"],
             cwd=self._directory,
             env=self._env,

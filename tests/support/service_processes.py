@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from shared.process import dying_with_this_process
+from tests.support.forked import ForkedPopen
 from tests.support.redis_topologies import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ class Process:
     def __init__(self, redis: str, namespace: str, **settings: str) -> None:
         self.base_url = ""
         self.lines: list[str] = []
-        self.popen = subprocess.Popen(
+        self.popen = ForkedPopen(
             [sys.executable, "-m", "api"],
             cwd=REPOSITORY,
             env={
@@ -94,7 +95,7 @@ def worker_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A worker that serves `checkpoint` as MODEL; its engine echoes by default. It writes `log`."""
     with log.open("wb") as output:
-        popen = subprocess.Popen(
+        popen = ForkedPopen(
             [sys.executable, "-m", "worker"],
             cwd=REPOSITORY,
             env={

@@ -15,6 +15,7 @@ import httpx
 
 from shared.process import dying_with_this_process
 from tests.chaos.harness.polling import PATIENCE_S, until
+from tests.support.forked import ForkedPopen
 from tests.support.launched import free_port
 from tests.support.throttle import FAULTS
 
@@ -55,7 +56,7 @@ class Process:
         self.settings = settings
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
-        self._process = subprocess.Popen(
+        self._process = ForkedPopen(
             [sys.executable, "-m", self.module],
             cwd=ROOT,
             env={

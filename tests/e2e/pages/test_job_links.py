@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.e2e.pages.scripted_service import *  # noqa: F403
 from tests.e2e.pages.scripted_service import begun, job_of
@@ -96,7 +96,18 @@ def test_a_link_to_a_response_s_job_shows_its_conversation(
     expect_whole(tab.page.locator(".turn.assistant"))
 
 
-def test_a_link_to_no_job_says_so(tab: Tab) -> None:
+@pytest.mark.parametrize("later", ["v1/models", "v1/jobs/*"])
+def test_a_link_to_no_job_says_so(tab: Tab, later: str) -> None:
+    """Whichever of the two answers comes last: the list of models is told of in the same place."""
+    held: list[Route] = []
+    tab.page.route(f"**/{later}", lambda route: held.append(route))
     tab.page.goto("/#job=chatcmpl-0-00000000-0000-4000-8000-000000000000")
-    expect(tab.page.locator("#status")).to_have_text("The server does not keep the linked answer.")
+    status = tab.page.locator("#status")
+    if later == "v1/models":
+        expect(status).to_have_text("The server does not keep the linked answer.")
+    else:
+        expect(status).to_contain_text("Ready: ")
+    held.pop().continue_()
+    expect(tab.page.locator("#send")).to_be_enabled()
+    expect(status).to_contain_text("The server does not keep the linked answer.")
     tab.expect_complaint("404")

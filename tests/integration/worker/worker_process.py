@@ -27,6 +27,7 @@ from shared.messages import (
 )
 from shared.process import dying_with_this_process
 from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
+from tests.support.forked import ForkedPopen
 from tests.support.throttle import FAULTS
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +61,7 @@ class WorkerProcess:
         }
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
-        self._process = subprocess.Popen(
+        self._process = ForkedPopen(
             [sys.executable, "-m", "worker"],
             cwd=ROOT,
             env=env,
