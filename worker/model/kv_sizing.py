@@ -13,7 +13,7 @@ from worker.model.layers.decoder import DecoderStack
 from worker.model.parallel.forward import RankForward
 from worker.model.runner import TorchModelRunner
 from worker.model.served import BuiltStack, CapturingStack
-from worker.model.warm_up import prefill, run_prefill
+from worker.model.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
 
 # Shares of what is free after the weights that the KV cache takes by itself.
 _HOST_SHARE = 0.5
@@ -56,8 +56,8 @@ def choose_num_blocks(
 
 
 def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
-    """Returns the bytes that this rank's KV cache may take beside its weights and the largest
-    activations."""
+    """Returns the bytes that this rank's KV cache may take beside its weights, the activations of
+    the largest step and what drawing from all rows takes."""
     model, device = built.model, built.model.placement.device
     if device.type != "cuda":
         free = available_host_bytes() * options.memory_share
@@ -80,19 +80,19 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
             model, stack, block_size=block_size, max_num_seqs=options.max_num_seqs
         )
         run_prefill(runner, block_size, num_tokens)
+        run_widest_sample(runner, block_size, options.max_num_seqs)
         del runner
     else:
         forward = RankForward(model, stack, block_size=block_size, shares_tokens=False)
         forward.run(ScheduledBatch((prefill(block_size, num_tokens),)))
+        forward.run(widest_batch(block_size, options.max_num_seqs))
         del forward
     peak = torch.cuda.max_memory_allocated(device) - before
     captured = _captured_bytes(stack, device)
-    # Every row's logits in float32, several times over while they are sampled from.
-    logits = 8 * 4 * options.max_num_seqs * model.config.vocab_size
     del pool, stack
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - logits - captured)
+    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - captured)
 
 
 def _captured_bytes(stack: DecoderStack, device: torch.device) -> int:

@@ -15,6 +15,18 @@ _CPU_TOKENS = 16
 # FP8 products in blocks have kernels for up to 16 rows, up to 64, and more.
 _CUDA_TOKENS = 64
 _FILTERED = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=0)
+# Without top_k: torch's operators sort all tokens of a row then.
+_WIDEST = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.01,
+    presence_penalty=0.5,
+    repetition_penalty=1.1,
+    logit_bias={0: 1.0},
+    min_tokens=1,
+    logprobs=20,
+    seed=0,
+)
 # What the kernels that draw tokens are compiled for: nobody waits for a compiler in mid-answer.
 _CUDA_PARAMS = (
     SamplingParams(temperature=0.0),
@@ -49,13 +61,26 @@ def run_prefill(
     runner.launch(ScheduledBatch((), (-1,))).collect()
 
 
+def run_widest_sample(runner: TorchModelRunner, block_size: int, num_rows: int) -> None:
+    """Runs a step of `widest_batch`."""
+    runner.launch(widest_batch(block_size, num_rows)).collect()
+    runner.launch(ScheduledBatch((), tuple(range(-num_rows, 0)))).collect()
+
+
+def widest_batch(block_size: int, num_rows: int) -> ScheduledBatch:
+    """Returns so many prompts of one token, each of which wants all that sampling has."""
+    return ScheduledBatch(
+        tuple(prefill(block_size, 1, _WIDEST, seq_id) for seq_id in range(-num_rows, 0))
+    )
+
+
 def prefill(
-    block_size: int, num_tokens: int, params: SamplingParams = _FILTERED
+    block_size: int, num_tokens: int, params: SamplingParams = _FILTERED, seq_id: int = -1
 ) -> ScheduledSequence:
     """Returns a prompt of that many tokens, from whose last one a token is drawn."""
     tokens = [0] * num_tokens
     return ScheduledSequence(
-        seq_id=-1,
+        seq_id=seq_id,
         start=0,
         num_scheduled_tokens=num_tokens,
         token_ids=tokens,

@@ -9,7 +9,6 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import ScalingType
 
 from worker.model.cuda.kernels.fp8 import block_product_kernel, quantize_kernel
 from worker.model.layers.fp8 import BLOCK, FP8, LARGEST, LEAST_PEAK, Fp8Weight
@@ -88,13 +87,14 @@ def fp8_linear(weight: Fp8Weight, bias: Tensor | None) -> Multiply:
         values, scales = quantize_rows(x, weight.group, weight.input_scale)
         if weight.in_blocks:
             return multiply_in_blocks(values, scales, weight, bias, x.dtype)
+        kind = functional.ScalingType.RowWise  # not imported above: older builds lack it
         return functional.scaled_mm(
             values,
             transposed,
             scales,
-            ScalingType.RowWise,
+            kind,
             by_row,
-            ScalingType.RowWise,
+            kind,
             bias=bias,
             output_dtype=x.dtype,
         )

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
 from worker.model.loader import Checkpoint
 from worker.model.runner import TorchModelRunner
+from worker.model.sampling.plan import BatchPlan
+from worker.model.sampling.sampler import Sampled, Sampler
+from worker.model.warm_up import run_widest_sample
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
@@ -254,3 +258,25 @@ except Exception as error:
     print(type(step_failure(error, torch.device("cpu"))).__name__)
 print(int(torch.ones(32).sum()))
 """
+
+
+def test_the_widest_sample_has_all_that_rows_may_want(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = new_runner(model)
+    plans: list[BatchPlan] = []
+    sample = Sampler.sample
+
+    def recorded(self: Sampler, logits: torch.Tensor, rows: Any, previous: torch.Tensor) -> Sampled:
+        plans.append(BatchPlan.of(rows, runner.vocab_size))
+        return sample(self, logits, rows, previous)
+
+    monkeypatch.setattr(Sampler, "sample", recorded)
+    run_widest_sample(runner, 4, 8)
+    (plan,) = plans
+    every = tuple(range(8))
+    wanted = (plan.biased, plan.penalised, plan.with_minimum, plan.drawn, plan.scored)
+    assert wanted == (every,) * 5
+    assert plan.draws.is_filtered.all()
+    result = runner.launch(ScheduledBatch((part(1, [5, 6, 7, 8], 0, 4, table=[0]),))).collect()
+    assert set(result.token_ids) == {1}
