@@ -223,14 +223,15 @@ class _StartsOfSpares:
         self,
         words: Sequence[object],
         *,
-        stdin: int,
-        env: Mapping[str, str] | None,
-        pass_fds: Sequence[int],
-        start_new_session: bool,
+        stdin: int | None = None,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
         preexec_fn: Callable[[], None] | None = None,
+        **others: Any,  # what a spare cannot be given
     ) -> Start | None:
         env = dict(os.environ if env is None else env)
-        if stdin != DEVNULL or env.get("OMP_NUM_THREADS", "1") != "1":
+        if others or stdin != DEVNULL or env.get("OMP_NUM_THREADS", "1") != "1":
             return None
         return start_of(
             words,

@@ -102,8 +102,8 @@ def _endanger_device(place: str) -> None:
         return sample(self, logits, rows, previous)
 
     def endangered_collect(self: TorchStepHandle) -> Any:
-        if self._index_of:
-            endanger(len(self._index_of))
+        if num_rows := sum(len(part.seq_ids) for part in self._parts):
+            endanger(num_rows)
         return collect(self)
 
     def endangered_capture(self: object, report: Any, *, largest_only: bool = False) -> None:
@@ -120,6 +120,7 @@ def _endanger_device(place: str) -> None:
         case "capture":  # of which no stack on a CPU has any
             for stack in (NativeStack, LayerByLayer):
                 stack.capture = endangered_capture  # type: ignore[attr-defined]
+                stack.best_tokens = lambda self: None  # type: ignore[attr-defined]
         case _:
             raise ValueError(place)
 

@@ -23,7 +23,7 @@ from worker.model.device import StepTimer
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 from worker.model.runner import TorchModelRunner
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.sampler import Sampler
@@ -43,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(path: Path) -> Iterator[CausalLM]:
     model = CausalLM(ModelConfig.from_directory(path), 64, Placement(torch_device(), torch.float32))
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     return model
 
 

@@ -27,7 +27,7 @@ from worker.model.config import ModelConfig
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 from worker.model.rows import SequenceRows
 from worker.model.runner import TorchModelRunner
 from worker.model.sampling.logits import PenaltyTable
@@ -75,7 +75,7 @@ class FailsOnce(TorchDispatchMode):
 def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
     path = make_checkpoint(Path(tmp_path_factory.mktemp("checkpoint")), num_layers=1)
     model = CausalLM(ModelConfig.from_directory(path), 64, Placement(CPU, torch.float32))
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     return model
 
 

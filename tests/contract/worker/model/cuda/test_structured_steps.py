@@ -30,7 +30,7 @@ from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Placement
-from worker.model.loader import load_weights
+from worker.model.loader import Checkpoint
 from worker.model.runner import TorchModelRunner
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.sampler import Sampler
@@ -71,7 +71,7 @@ def engine_over(path: Path, stack: str, *, lookahead: int, kernels: bool) -> Eng
     """An engine that has to preempt. `stack` is "torch", "triton" or "graphs"."""
     config = ModelConfig.from_directory(path)
     model = CausalLM(config, 128, Placement(CPU, torch.float32))
-    load_weights(model, path)
+    Checkpoint(path, model.config).load(model)
     pool = KVCachePool(config, NUM_BLOCKS, BLOCK_SIZE, device=CPU, dtype=torch.float32)
     layers: Any = LayerByLayer(model, SdpaAttention(pool, config.layer_scores))
     if stack != "torch":
