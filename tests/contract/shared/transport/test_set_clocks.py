@@ -46,9 +46,12 @@ class Partition:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        ended = [task for task in self._beating.values() if task.done()]
         for name in list(self._beating):
             self.die(name)
         await self._stack.aclose()
+        for task in ended:  # one that raised: a test would wait in vain for what it does
+            task.result()
 
     async def transport(self) -> RedisTransport:
         opened = await open_transport(self._server.url)
