@@ -72,7 +72,7 @@ marked = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU and no network; 20 to 25 minutes on two cores, 5 to 10 more with vLLM
+test: $(VENV)/.dev ## every test that needs no GPU and no network; some 16 minutes on two cores, 4 more with vLLM
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
