@@ -186,7 +186,7 @@ class EventStreamBody:
                 return None
             try:
                 event = await stream.get(0.0)
-            except Exception:  # what came before is sent before it is told
+            except Exception:  # the deltas read so far go out before the error
                 await self._write_late(send, late)
                 raise
             if not isinstance(event, Delta):

@@ -41,7 +41,7 @@ const chats = new Chats((id) => {
   list.show();
 });
 const settings = new Settings(byId("settings-form"), showSettingsCount);
-let linkRefused = ""; // why the linked answer is not shown: what the picker says comes behind it
+let linkRefused = ""; // why the linked answer is not shown; the model picker appends its status
 const picker = new ModelPicker(byId("model"), {
   say: (text) => {
     if (!session.isBusy) say(`${linkRefused} ${text}`.trim());

@@ -21,6 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
+from tests.support.graph_double import READ_BY_THE_HOST
+
 CUDA = torch.device("cuda", 0)
 RING = 3  # launches after which an event has surely happened
 
@@ -46,16 +48,6 @@ _READ_VALUES = {
     "tolist",
     "unique",
     "unique_consecutive",
-}
-# The same by the names of operators: inside of others the function is not seen.
-_OPERATORS_THAT_READ = {
-    "_local_scalar_dense",
-    "_unique2",
-    "equal",
-    "is_nonzero",
-    "masked_select",
-    "nonzero",
-    "unique_dim",
 }
 _MADE_OF_OTHERS = "CompositeImplicitAutograd"
 _MOVES = {"to", "cuda", "cpu", "copy_"}
@@ -216,7 +208,7 @@ class _Operators(TorchDispatchMode):
             isinstance(leaf, Tensor) and leaf.dtype is torch.bool
             for leaf in pytree.tree_leaves(args[1])
         )
-        if name in _OPERATORS_THAT_READ or has_mask:
+        if name in READ_BY_THE_HOST or has_mask:
             raise Waits(f"{name} reads a tensor")
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), _MADE_OF_OTHERS):
             with self:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-_READ_BY_THE_HOST = {
+READ_BY_THE_HOST = {
     "_local_scalar_dense",
     "_unique2",
     "equal",
@@ -95,7 +95,7 @@ class _Recorder(TorchDispatchMode):
             isinstance(leaf, Tensor) and leaf.dtype is torch.bool
             for leaf in pytree.tree_leaves(args[1])
         )
-        if name in _READ_BY_THE_HOST or has_mask:
+        if name in READ_BY_THE_HOST or has_mask:
             raise NotCapturable(name)
         if name.startswith(("empty", "new_empty")):
             self.calls.append(lambda: _poison(result))

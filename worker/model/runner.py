@@ -89,9 +89,9 @@ class TorchModelRunner:
         which the step may have written a part, is made anew. Raises OutOfMemory or DeviceLost, or
         what else a step raised.
         """
-        return self._or_anew(lambda: self._launch(batch))
+        return self._reset_on_failure(lambda: self._launch(batch))
 
-    def _or_anew(self, compute: Callable[[], T]) -> T:
+    def _reset_on_failure(self, compute: Callable[[], T]) -> T:
         """Returns what a part of a step returns; raises as `launch` does."""
         try:
             return _computed(self._device, compute)
@@ -128,9 +128,10 @@ class TorchModelRunner:
         if self._ranks is not None:
             self._ranks.send(batch)
         rows, index_of = self._sampling_rows.of(batch, previous)
+        structured = self._sampling_rows.structured(rows) if self._runs_ahead else []
         try:
             hidden, scores = self._compute(forward)
-            sampled = self._best_tokens(rows)
+            sampled = None if structured else self._best_tokens(rows)
             logits = None
             if sampled is None and rows:
                 logits = self._model.logits(hidden)
@@ -144,7 +145,6 @@ class TorchModelRunner:
             self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
             handle.add(index_of, sampled)
         elif logits is not None:
-            structured = self._sampling_rows.structured(rows) if self._runs_ahead else []
             if structured:
                 sample = PartialSample(self._sampler, logits, rows, previous.token_ids)
                 others = sorted(set(range(len(rows))).difference(structured))
@@ -153,7 +153,7 @@ class TorchModelRunner:
                 places = {rows[i].seq_id: i for i in structured}
                 this = PreviousSample(sample.token_ids, index_of, batch.decodes)
                 rest = functools.partial(self._draw_rest, handle, sample, places, this)
-                handle.wait_with(lambda seq_ids: self._or_anew(lambda: rest(seq_ids)))
+                handle.wait_with(lambda seq_ids: self._reset_on_failure(lambda: rest(seq_ids)))
             else:
                 sampled = self._sampler.sample(logits, rows, previous.token_ids)
                 self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)

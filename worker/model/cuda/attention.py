@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from worker.model.attention.base import AttentionMetadata, LayerScores
@@ -209,7 +210,7 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool 
 
     `is_narrow`: with half of the keys.
     """
-    rows = max(_MIN_ROWS, power_of_two(group))
+    rows = max(_MIN_ROWS, triton.next_power_of_2(group))
     is_wide = width * dtype.itemsize > 256
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
     return Tiles(rows, keys, 2 if rows == _MIN_ROWS else 4, 3)
@@ -218,7 +219,7 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool 
 def chunk_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool = False) -> Tiles:
     """Returns the tiles of the kernel for chunks of prompts, as `decode_tiles` does."""
     is_wide = width * dtype.itemsize > 256
-    rows = max(64 if is_wide else 128, power_of_two(group))
+    rows = max(64 if is_wide else 128, triton.next_power_of_2(group))
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
     return Tiles(rows, keys, 4 if is_wide else 8, 2)
 
@@ -227,17 +228,12 @@ def num_splits(num_programs: int, num_processors: int) -> int:
     """Returns into how many parts the keys of each sequence are cut, so that all multiprocessors
     have work: a function of the batch's size alone, as in a CUDA graph."""
     wanted = -(-_PROGRAMS_A_PROCESSOR * num_processors // num_programs)
-    return min(_MAX_SPLITS, power_of_two(wanted))
+    return min(_MAX_SPLITS, int(triton.next_power_of_2(wanted)))
 
 
 def _width(dim: int) -> int:
     """Returns the columns of a tile for heads of `dim`: what `tl.dot` takes."""
-    return max(_MIN_ROWS, power_of_two(dim))
-
-
-def power_of_two(least: int) -> int:
-    """Returns the smallest power of two that is at least `least`, a positive number."""
-    return 1 << (least - 1).bit_length()
+    return max(_MIN_ROWS, int(triton.next_power_of_2(dim)))
 
 
 def _lacks_wgmma(device: torch.device) -> bool:

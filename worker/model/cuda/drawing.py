@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 
 from worker.model.cuda.kernels import scan as columns
@@ -114,8 +115,8 @@ def draw_rows(logits: Tensor, rows: RowPlan, step: StepPlan) -> Drawn:
         num_blocks,
         num_groups,
         HAS_FILTERS=rows.has_filters,
-        BLOCKS=_power_of_two(num_blocks),
-        GROUPS=_power_of_two(num_groups),
+        BLOCKS=triton.next_power_of_2(num_blocks),
+        GROUPS=triton.next_power_of_2(num_groups),
         GROUP=group,
         TILE=TILE * GROUP // group,
         FEW=FEW,
@@ -160,8 +161,3 @@ class BestTokens:
         )
         drawn = draw_rows(logits, rows, StepPlan(self._step_ints, nothing, nothing, nothing))
         return drawn.token_ids, drawn.best_logits
-
-
-def _power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is at least the number."""
-    return 1 << (number - 1).bit_length()

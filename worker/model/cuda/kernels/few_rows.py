@@ -10,17 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from worker.model.cuda.kernels.layers import activated
+
 SILU = tl.constexpr(1)
 GELU_TANH = tl.constexpr(2)
-
-
-@triton.jit
-def _activated(gate, IS_SILU: tl.constexpr):
-    inner = gate
-    if not IS_SILU:  # 0.5 * (1 + tanh(x)) is the sigmoid of 2 x
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    small = tl.exp(-tl.abs(inner))
-    return gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)
 
 
 @triton.jit
@@ -86,7 +79,7 @@ def few_rows_product(
     # Rounded where separate operators round.
     result = result.to(kind).to(tl.float32)
     if ACTIVATION != 0:
-        result = _activated(result, ACTIVATION == SILU).to(kind).to(tl.float32)
+        result = activated(result, ACTIVATION == SILU).to(kind).to(tl.float32)
         result = result * up.to(kind).to(tl.float32)
     to = rows[:, None] * OUT + columns[None, :]
     if HAS_RESIDUAL:

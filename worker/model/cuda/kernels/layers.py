@@ -172,6 +172,16 @@ def store_kernel(
 
 
 @triton.jit
+def activated(gate, IS_SILU: tl.constexpr):
+    """Returns silu(gate), or gelu(gate) in its tanh form, of float32 numbers."""
+    inner = gate
+    if not IS_SILU:  # 0.5 * (1 + tanh(x)) is the sigmoid of 2 x
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    small = tl.exp(-tl.abs(inner))
+    return gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
 def gate_kernel(
     both,  # [rows, 2 * size]
     out,  # [rows, size]
@@ -185,11 +195,6 @@ def gate_kernel(
     at = both + row * 2 * SIZE + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
-    inner = gate
-    if not IS_SILU:  # 0.5 * (1 + tanh(x)) is the sigmoid of 2 x
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    small = tl.exp(-tl.abs(inner))
-    activated = gate * tl.where(inner >= 0, 1.0, small) / (1.0 + small)
     # Rounded as it is between two operators: the products that follow see the same numbers.
-    activated = activated.to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * SIZE + columns, (activated * up).to(out.dtype.element_ty), mask=inside)
+    rounded = activated(gate, IS_SILU).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * SIZE + columns, (rounded * up).to(out.dtype.element_ty), mask=inside)
