@@ -20,13 +20,13 @@ INSTALL_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 110.0
 
 
-def installed_clients() -> Path:
-    """The directory whose node_modules has the pinned packages.
+def installed_clients(pins: Path = PINS) -> Path:
+    """Returns the directory whose node_modules has the packages that `pins` has a lock file of.
 
     The first call for a lock file fetches them from the npm registry, into a directory that is
     named by that file and stays for the next run.
     """
-    lock = (PINS / "package-lock.json").read_bytes()
+    lock = (pins / "package-lock.json").read_bytes()
     directory = CACHE / hashlib.sha256(lock).hexdigest()[:16]
     if directory.exists():
         return directory
@@ -34,7 +34,7 @@ def installed_clients() -> Path:
     making = CACHE / f"{directory.name}.{os.getpid()}"
     making.mkdir()
     for name in ("package.json", "package-lock.json"):
-        shutil.copy(PINS / name, making)
+        shutil.copy(pins / name, making)
     ended = subprocess.run(
         ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
         cwd=making,

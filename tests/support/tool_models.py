@@ -124,8 +124,7 @@ def _make(path: Path, template: str, markers: tuple[str, ...], options: dict[str
         path,
         chat_template=template,
         markers=markers,
-        max_position_embeddings=MAX_LENGTH,
-        **options,
+        **{"max_position_embeddings": MAX_LENGTH, **options},
     )
 
 

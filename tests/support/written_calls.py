@@ -12,6 +12,14 @@ def _objects(calls: Calls, member: str = "arguments") -> list[str]:
     return [f'{{"name": "{name}", "{member}": {arguments}}}' for name, arguments in calls]
 
 
+def _hermes(calls: Calls) -> str:
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in _objects(calls))
+
+
+def _llama3(calls: Calls) -> str:
+    return "; ".join(_objects(calls, "parameters"))
+
+
 def _mistral_list(calls: Calls) -> str:
     return f"[TOOL_CALLS] [{', '.join(_objects(calls))}]"
 
@@ -179,8 +187,10 @@ def _gemma4(calls: Calls) -> str:
     return _gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>')
 
 
-# By the name of a family in tests.support.tool_templates.
+# By the name of a family in tests.support.tool_templates; `hermes` and `llama3` of tool_models.
 WRITTEN: Mapping[str, Callable[[Calls], str]] = {
+    "hermes": _hermes,
+    "llama3": _llama3,
     "mistral-list": _mistral_list,
     "mistral-named": _mistral_named,
     "magistral": _mistral_named,

@@ -27,6 +27,7 @@ PLACE = "CHAOS_PLACE"  # where a device fails: launch, sampler, collect or captu
 MEMORY = "CHAOS_STEP_TOKENS"  # a step of more tokens (sampler: rows) than these is out of memory
 TRAP = "CHAOS_TRAP"  # set: a poison prompt kills any engine
 AMX_CALLS = "AMX_CALLS"  # names a file, to which who asks for AMX adds its id and its threads
+SCRIPT = "AGENT_SCRIPT"  # names the file of a tests.support.scripted_model.Script
 THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
 
 
@@ -174,7 +175,11 @@ def _shift_clock(offset_s: float) -> None:
 
 def _set_faults() -> None:
     if "worker.engine_process" in sys.orig_argv:
-        if os.environ.get("RUNNER") == "echo":
+        if SCRIPT in os.environ:
+            from tests.support.scripted_model import play
+
+            play(os.environ[SCRIPT])
+        elif os.environ.get("RUNNER") == "echo":
             _set_traps()
         elif TRAP in os.environ:
             _set_trap_at_the_door()
