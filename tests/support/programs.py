@@ -104,8 +104,16 @@ def claude_code(place: Place, prompt: str) -> str:
     config = place.config("mcp.json", json.dumps({"mcpServers": {"gauge": server}}))
     program = str(_packages() / "@anthropic-ai/claude-code-linux-x64/claude")
     return place.run(
-        [program, "-p", "--model", MODEL, "--dangerously-skip-permissions"]
-        + ["--mcp-config", str(config), prompt],
+        [
+            program,
+            "-p",
+            "--model",
+            MODEL,
+            "--dangerously-skip-permissions",
+            "--mcp-config",
+            str(config),
+            prompt,
+        ],
         ANTHROPIC_BASE_URL=place.base_url,
         ANTHROPIC_API_KEY="none",
         IS_SANDBOX="1",  # root may skip permissions
@@ -131,9 +139,21 @@ def opencode(place: Place, prompt: str) -> str:
 def aider(place: Place, prompt: str) -> str:
     python = pinned_environment(PINS / "aider.txt", "programs") / "bin/python"
     return place.run(
-        [str(python), "-m", "aider", "--model", f"openai/{MODEL}", "--yes-always", "--no-git"]
-        + ["--no-check-update", "--analytics-disable", "--no-show-model-warnings"]
-        + ["--message", prompt, "notes.txt"],
+        [
+            str(python),
+            "-m",
+            "aider",
+            "--model",
+            f"openai/{MODEL}",
+            "--yes-always",
+            "--no-git",
+            "--no-check-update",
+            "--analytics-disable",
+            "--no-show-model-warnings",
+            "--message",
+            prompt,
+            "notes.txt",
+        ],
         OPENAI_API_BASE=f"{place.base_url}/v1",
         OPENAI_API_KEY="none",
     )

@@ -1,10 +1,10 @@
 """A model that plays an agent's part: its answer depends on how far the conversation has come.
 
 The engine process of a worker whose environment has AGENT_SCRIPT (see tests/support/faults) runs a
-ScriptedModel. The worker, its log, the queue and the frontend are the real ones. A script has the
-tasks of one program; a task is found by its name in the prompt, and a turn by the highest step that
-the prompt has: each answer but the last contains `step_mark(turn)`, and comes back with the history.
-So an answer is a function of the prompt alone, and another worker continues it with the same tokens.
+ScriptedModel. Worker, log, queue and frontend are the real ones. A script has the tasks of one
+program. A task is found by its name in the prompt, a turn by the highest step that the prompt has:
+each answer but the last contains `step_mark(turn)`, which comes back with the history. So an answer
+is a function of the prompt alone, and another worker continues it with the same tokens.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Turn:
 class Script:
     """The tasks of a program, by the names that their prompts have.
 
-    `family` is a key of `written_calls.WRITTEN`, `checkpoint` the directory of the model. `kills` is
-    "worker" or "frontend": the process that is killed in the middle of each answer, once.
+    `family` is a key of `written_calls.WRITTEN`, `checkpoint` the directory of the model. `kills`
+    is "worker" or "frontend": the process that is killed in the middle of each answer, once.
     `directory` has a file for each answer in which something was killed.
     """
 
