@@ -112,12 +112,18 @@ def internal_error() -> ServerError:
 def invalid_parameter(error: InvalidParameter) -> ClientError:
     """Returns a 400 that names the parameter at fault."""
     return ClientError(
-        f"Invalid value for '{error.param}': {error.message}."
+        sentence(f"Invalid value for '{error.param}': {error.message}")
         if error.code is None
         else error.message,
         code=error.code,
         param=error.param,
     )
+
+
+def sentence(text: str) -> str:
+    """Returns the text with a full stop, unless it ends as a sentence already does."""
+    text = text.rstrip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def unsupported(param: str, why: str) -> InvalidParameter:

@@ -47,6 +47,7 @@ class Section:
 
     opening: str
     closing: str
+    call_tag: str
     read_head: _ReadHead
     tail: tuple[str, ...]
 
@@ -73,7 +74,7 @@ def section_calls(source: Source, tools: CallableTools, section: Section) -> Rea
     def read_section(start: int) -> Generator[OutputEvent | None, None, None]:
         return calls_up_to(source, start, section.closing, read)
 
-    return text_and_sections(source, (section.opening,), read_section)
+    return text_and_sections(source, (section.opening,), read_section, call_tag=section.call_tag)
 
 
 def _call_in(
@@ -131,7 +132,11 @@ def _kimi_head(source: Source, index: int) -> Generator[None, None, tuple[str, i
 
 # The arguments are bare, or fenced as JSON.
 DEEPSEEK = Section(
-    DEEPSEEK_OPEN, DEEPSEEK_CLOSE, _deepseek_head, (DEEPSEEK_FENCE_CLOSE, DEEPSEEK_CALL_CLOSE)
+    DEEPSEEK_OPEN,
+    DEEPSEEK_CLOSE,
+    DEEPSEEK_CALL,
+    _deepseek_head,
+    (DEEPSEEK_FENCE_CLOSE, DEEPSEEK_CALL_CLOSE),
 )
 # The id of a call has the tool's name in it.
-KIMI_K2 = Section(KIMI_OPEN, KIMI_CLOSE, _kimi_head, (KIMI_CALL_CLOSE,))
+KIMI_K2 = Section(KIMI_OPEN, KIMI_CLOSE, KIMI_CALL, _kimi_head, (KIMI_CALL_CLOSE,))

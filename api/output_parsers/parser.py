@@ -209,12 +209,12 @@ CALL_PARSERS: Mapping[ToolFormat, Callable[[Source, CallableTools], Reading]] = 
 # or contains a special token, which reasoning text about a call does not contain.
 ENDS_OF_REASONING: Mapping[ToolFormat | None, tuple[str, ...]] = {
     ToolFormat.MISTRAL: (MISTRAL_OPEN,),
-    ToolFormat.DEEPSEEK_V3: (DEEPSEEK.opening,),
-    ToolFormat.DEEPSEEK_V31: (DEEPSEEK.opening,),
-    ToolFormat.DEEPSEEK_V32: (DEEPSEEK_V32.opening,),
-    ToolFormat.DEEPSEEK_V4: (DEEPSEEK_V4.opening,),
-    ToolFormat.DEEPSEEK_V41: (DEEPSEEK_V41.opening,),
-    ToolFormat.KIMI_K2: (KIMI_K2.opening,),
+    ToolFormat.DEEPSEEK_V3: (DEEPSEEK.opening, DEEPSEEK.call_tag),
+    ToolFormat.DEEPSEEK_V31: (DEEPSEEK.opening, DEEPSEEK.call_tag),
+    ToolFormat.DEEPSEEK_V32: (DEEPSEEK_V32.opening, DEEPSEEK_V32.name[0]),
+    ToolFormat.DEEPSEEK_V4: (DEEPSEEK_V4.opening, DEEPSEEK_V4.name[0]),
+    ToolFormat.DEEPSEEK_V41: (DEEPSEEK_V41.opening, DEEPSEEK_V41.name[0]),
+    ToolFormat.KIMI_K2: (KIMI_K2.opening, KIMI_K2.call_tag),
 }
 
 

@@ -22,19 +22,26 @@ from api.output_parsers.reading import NotACall, take_if_next
 ReadCalls = Callable[[int], Generator[OutputEvent | None, None, None]]
 
 
-def text_and_sections(source: Source, openings: tuple[str, ...], read: ReadCalls) -> Reading:
+def text_and_sections(
+    source: Source, openings: tuple[str, ...], read: ReadCalls, *, call_tag: str = ""
+) -> Reading:
     """Parses text and, with `read`, what is behind each opening marker. An opening that no call
-    follows is text. White space behind a section belongs to nothing."""
+    follows is text. White space behind a section belongs to nothing.
+
+    `call_tag` begins each call of a section, "" where nothing does. Models leave the opening out:
+    then `read` begins at this tag.
+    """
+    markers = (*openings, call_tag) if call_tag else openings
     while True:
-        yield from text_before(source, openings, Text, Span.TEXT)
+        yield from text_before(source, markers, Text, Span.TEXT)
         if not source.text:
             return
-        at = first_of(source.text, openings)
-        lead = at + len(marker_at(source.text, at, openings) or "")
+        at = first_of(source.text, markers)
+        marker = marker_at(source.text, at, markers) or ""
         try:
-            yield from read(lead)
+            yield from read(at if marker == call_tag else at + len(marker))
         except NotACall:
-            yield Text(source.take(lead, Span.TEXT))
+            yield Text(source.take(at + len(marker), Span.TEXT))
             continue
         yield from space_dropped(source)
 

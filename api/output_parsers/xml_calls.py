@@ -30,7 +30,7 @@ from api.output_parsers.reading import (
 )
 from api.output_parsers.sections import calls_up_to, text_and_sections
 from api.output_parsers.tool_calls import CallableTools
-from api.output_parsers.typed_values import TEXT_ONLY, Types, json_of
+from api.output_parsers.typed_values import NO_TEXT, TEXT_ONLY, Types, begun_json, json_of
 from shared.text.tool_formats import DSML
 
 
@@ -114,7 +114,10 @@ def tagged_calls(source: Source, tools: CallableTools, markup: Markup) -> Readin
         return calls_up_to(source, start, markup.section_close, read)
 
     return text_and_sections(
-        source, (markup.opening,), read_section if markup.section_close else read
+        source,
+        (markup.opening,),
+        read_section if markup.section_close else read,
+        call_tag=markup.name[0],
     )
 
 
@@ -141,7 +144,7 @@ def _call(
     separator = ""
     while not (yield from take_if_next(source, markup.call_close, Span.CALL)):
         try:
-            key, is_text, index = yield from _key(source, markup)
+            key, marked, index = yield from _key(source, markup)
         except NotACall:
             if source.has_ended:  # within a tag
                 source.take(len(source.text), Span.CALL)
@@ -151,7 +154,7 @@ def _call(
         source.take(index, Span.CALL)
         yield ToolArguments(call.index, f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
         separator = ", "
-        types = TEXT_ONLY if is_text else tools.types_of(name, key)
+        types = marked or tools.types_of(name, key)
         if types == TEXT_ONLY:
             yield from _text(source, call.index, markup)
         else:
@@ -159,10 +162,10 @@ def _call(
     yield ToolArguments(call.index, "}")
 
 
-def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, bool, int]]:
-    """Returns the name of the argument at the front, whether its tag says that it is a text, and
-    the index where its value begins."""
-    is_text = False
+def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, Types, int]]:
+    """Returns the name of the argument at the front, the types that its tag allows (() where it has
+    no attribute for that), and the index where its value begins."""
+    types: Types = ()
     index = yield from space_at(source, 0)
     index = yield from literal_at(source, index, markup.key[0])
     key, index = yield from until_at(source, index, markup.key[1])
@@ -174,9 +177,9 @@ def _key(source: Source, markup: Markup) -> Generator[None, None, tuple[str, boo
         behind = yield from optional_at(source, index, 'string="')
         if behind > index:
             word, index = yield from until_at(source, behind, '"')
-            is_text = word == "true"
+            types = TEXT_ONLY if word == "true" else NO_TEXT
         index = yield from literal_at(source, (yield from space_at(source, index)), ">")
-    return key.strip(), is_text, index
+    return key.strip(), types, index
 
 
 def _text(
@@ -229,15 +232,7 @@ def _value(
             return
         if source.has_ended:
             gathered.append(source.take(len(source.text), Span.CALL))
-            yield ToolArguments(call_index, _begun("".join(gathered), types))
+            yield ToolArguments(call_index, begun_json("".join(gathered), types))
             return
         gathered.append(source.put_aside(len(source.text) - num_held(source.text, closing)))
         yield None
-
-
-def _begun(text: str, types: Types) -> str:
-    """Returns what there is of a value that breaks off, as the beginning of its JSON."""
-    converted = json_of(text, types)
-    if not converted.startswith('"'):
-        return converted
-    return text.strip() if types and "string" not in types else converted[:-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.rendering import RenderRequest, TemplateSource
 from shared.text.sandbox import BUDGET, ChatSandbox, WorkBudget
+from shared.text.turns import TurnRules, fitted, probe_turns
 
 _MAX_REASON_CHARS = 500
 _OURS = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -175,7 +176,22 @@ def _probe(attempt: _Try) -> TemplateTraits:
     forms["tool"] = _probe_content(
         attempt, lambda content: [*begin, _call_message({}, ""), _result_message(content)]
     )
-    return TemplateTraits(content=forms, arguments_as_text=_probe_arguments(attempt, begin))
+    traits = TemplateTraits(content=forms, arguments_as_text=_probe_arguments(attempt, begin))
+    return replace(traits, turns=probe_turns(lambda roles: _shows(attempt, roles, traits)))
+
+
+def _shows(attempt: _Try, roles: str, traits: TemplateTraits) -> bool:
+    """Returns whether all texts of a conversation appear. `roles`: see `probe_turns`."""
+    marks = [f"qz{chr(ord('a') + index)}xj" for index in range(len(roles))]
+    messages = prepare_messages(
+        [_PROBE_TURNS[role](mark) for role, mark in zip(roles, marks, strict=True)], traits
+    )
+    wanted = [mark for role, mark in zip(roles, marks, strict=True) if role != "C"]
+    for tools in (None, [_PROBE_TOOL]) if "C" in roles else (None,):
+        text = attempt(messages, tools).casefold()
+        if all(mark in text for mark in wanted):
+            return True
+    return False
 
 
 def _probe_content(attempt: _Try, conversation: Callable[[Any], _Messages]) -> ContentForm:
@@ -221,6 +237,15 @@ def _result_message(content: object) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": _PROBE_CALL_ID, "name": "probe", "content": content}
 
 
+_PROBE_TURNS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+    "S": lambda text: {"role": "system", "content": text},
+    "U": lambda text: {"role": "user", "content": text},
+    "A": lambda text: {"role": "assistant", "content": text},
+    "C": lambda text: _call_message({"probe": "x"}, ""),
+    "R": _result_message,
+}
+
+
 MAX_MESSAGES = 10_000
 
 _REASONING_MEMBERS = ("reasoning_content", "thinking", "reasoning")
@@ -241,6 +266,7 @@ class TemplateTraits:
 
     content: Mapping[str, ContentForm] = field(default_factory=dict)  # by role; others: TEXT
     arguments_as_text: bool = False  # tool call arguments stay the JSON text they arrive as
+    turns: TurnRules = field(default_factory=TurnRules)
 
 
 def prepare_messages(
@@ -252,13 +278,19 @@ def prepare_messages(
     transformers does it. Content becomes what the template takes: text parts are joined by a
     newline where it takes a string only. Tool call arguments that are the JSON text of an object
     become that object (or the other way round, where the template wants text); text that is no
-    object is a model's slip and left as it is. Raises InvalidParameter("messages", ...).
+    object is a model's slip and left as it is. Messages in an order that the template refuses are
+    joined or moved (`turns.fitted`). Raises InvalidParameter("messages", ...).
     """
     if not messages:
         raise InvalidParameter("messages", "must not be empty")
     if len(messages) > MAX_MESSAGES:
         raise InvalidParameter("messages", f"at most {MAX_MESSAGES} messages")
-    return [_prepare(message, index, traits) for index, message in enumerate(messages)]
+    prepared = [_prepare(message, index, traits) for index, message in enumerate(messages)]
+
+    def as_role(content: Any, role: str) -> Any:
+        return _content(content, 0, traits.content.get(role, ContentForm.TEXT))
+
+    return fitted(prepared, traits.turns, as_role)
 
 
 def _prepare(message: Mapping[str, Any], index: int, traits: TemplateTraits) -> dict[str, Any]:

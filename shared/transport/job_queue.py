@@ -19,7 +19,7 @@ from shared.redis.pubsub import Subscriber
 from shared.transport.appends import append_arguments, append_result
 from shared.transport.deliveries import DeliveryReader
 from shared.transport.failures import group_is_missing, is_out_of_memory, translated
-from shared.transport.ports.jobs import Restored
+from shared.transport.ports.jobs import Restored, TransportError
 from shared.transport.ports.queue import (
     Append,
     AppendResult,
@@ -35,7 +35,9 @@ from shared.transport.scripts import Argument, Scripts
 
 log = logging.getLogger(__name__)
 
-CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
+CARD_LIFE_MS = 24 * 3_600_000  # of cards and idle queues after the last announcement
+BLOB_LIFE_MS = CARD_LIFE_MS + 60_000  # who has just read a card finds its blobs
+MAX_ANNOUNCEMENTS = 3  # the blobs are stored after the first one
 MAX_CRASHES = 4  # the last two of them while it ran alone
 PENDING_PAGE = 100
 POLL_S = 0.02
@@ -272,12 +274,17 @@ class RedisJobQueue:
     async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
         queues = self._keys.queues(model)
         with translated("announce"):
-            missing = await self._call(
-                "announce", model, card, CARD_LIFE_MS, len(queues), *queues, *blobs
-            )
-            for digest in missing:
-                name = digest.decode()
-                await self._redis.set(self._keys.blob(name), blobs[name], px=CARD_LIFE_MS)
+            lives = (CARD_LIFE_MS, BLOB_LIFE_MS)
+            for _ in range(MAX_ANNOUNCEMENTS):
+                missing = await self._call(
+                    "announce", model, card, *lives, len(queues), *queues, *blobs
+                )
+                if not missing:
+                    return
+                for digest in missing:
+                    name = digest.decode()
+                    await self._redis.set(self._keys.blob(name), blobs[name], px=BLOB_LIFE_MS)
+        raise TransportError(f"the text files of {model} are not kept by the store")
 
     async def _pull_once(self, worker_id: str, count: int) -> _Pulled:
         try:

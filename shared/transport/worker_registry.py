@@ -115,8 +115,15 @@ class RedisWorkerRegistry:
             pipe.time()
             pipe.hgetall(self._keys.models)
             pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
-            time, cards, seen = await pipe.execute()
-        now_ms, seen_ms = _milliseconds(time), dict(seen)
+            pipe.zrange(self._keys.models_kept, 0, -1, withscores=True)
+            time, cards, seen, kept = await pipe.execute()
+        now_ms, seen_ms, kept_until_ms = _milliseconds(time), dict(seen), dict(kept)
+
+        def is_stored(name: bytes) -> bool:
+            """Returns whether the card's blobs are there: the card itself is dropped later, by the
+            next announcement."""
+            last_ms = max(seen_ms.get(name, 0) + CARD_LIFE_MS, kept_until_ms.get(name, 0))
+            return name.decode() in serving or now_ms <= last_ms
 
         def unserved_s(name: bytes) -> float:
             if name.decode() in serving:
@@ -126,6 +133,7 @@ class RedisWorkerRegistry:
         return {
             name.decode(): _announced(card, unserved_s(name), serving.get(name.decode(), ()))
             for name, card in sorted(cards.items())
+            if is_stored(name)
         }
 
     async def keep_models(self, digests: Mapping[str, Sequence[str]]) -> None:

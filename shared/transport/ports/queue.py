@@ -284,7 +284,10 @@ class JobQueue(Protocol):
         ...
 
     async def announce(self, model: str, card: bytes, blobs: Mapping[str, bytes]) -> None:
-        """Publishes the model's card and its blobs (by digest) for a day; repeat to keep them."""
+        """Publishes the model's card and its blobs (by digest) for a day; repeat to keep them.
+
+        The blobs are stored before the card can be read. Raises TransportError.
+        """
         ...
 
 

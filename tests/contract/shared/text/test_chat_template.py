@@ -190,8 +190,20 @@ def test_rendering_equals_transformers(name: str, conversation: str) -> None:
             wanted = expected(name, conversation, extra, prompt=prompt)
             for form in given:
                 before = copy.deepcopy(form)
-                assert rendered(name, form, tools, extra, prompt=prompt) == wanted
+                text = rendered(name, form, tools, extra, prompt=prompt)
                 assert form == before
+                if not is_moved(wanted, messages):
+                    assert text == wanted
+
+
+def is_moved(wanted: str | None, messages: list[dict[str, Any]]) -> bool:
+    """Returns whether transformers refuses the order of roles or leaves a message out, where ours
+    moves messages: tests/unit/shared/text/test_turns.py."""
+    roles = [message["role"] for message in messages]
+    if "system" not in roles and roles[:2] != ["user", "user"]:
+        return False
+    texts = [message["content"].strip() for message in messages if message["role"] != "tool"]
+    return wanted is None or any(text not in wanted for text in texts)
 
 
 @table("name", TEMPLATES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -324,6 +325,36 @@ async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransp
     await steps.queue.announce("a", b"{}", blobs)
     assert await steps.redis.pttl(blob) > 500_000
     assert await steps.registry.get_blob("def") == b"untouched"
+
+
+async def test_a_card_is_read_only_while_its_blobs_are_stored(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    is_read = asyncio.Event()
+    missing: list[str] = []
+
+    async def read_always() -> None:
+        while not is_read.is_set():
+            for name in await steps.registry.models():
+                if await steps.registry.get_blob(f"blob-{name}") is None:
+                    missing.append(name)
+
+    reader = asyncio.create_task(read_always())
+    for index in range(30):
+        name = f"model-{index}"
+        await steps.queue.announce(name, b"{}", {f"blob-{name}": b"x" * 100_000})
+    is_read.set()
+    await reader
+    assert missing == []
+    for name in ("model-3", "model-4"):
+        card_ms = await steps.redis.pttl(steps.keys.models)
+        assert await steps.redis.pttl(steps.keys.blob(f"blob-{name}")) >= card_ms
+    # Its day is over, and no other worker has announced since.
+    await steps.redis.zadd(steps.keys.models_seen, {"model-3": 1})
+    assert "model-3" not in await steps.registry.models()
+    # The store has lost a blob: it is there again before the announcement ends.
+    await steps.redis.delete(steps.keys.blob("blob-model-4"))
+    await steps.queue.announce("model-4", b"{}", {"blob-model-4": b"x"})
+    assert await steps.registry.get_blob("blob-model-4") == b"x"
 
 
 async def test_cards_that_no_worker_announces_are_forgotten(transport: RedisTransport) -> None:

@@ -275,6 +275,7 @@ TYPES = {
         "city": ("string",),
         "days": ("integer",),
         "tags": ("array",),
+        "where": ("object", "null"),
         "note": ("string", "null"),
         "dry": ("boolean",),
     }
@@ -434,8 +435,74 @@ RECORDED += [
     )
 ]
 
+# Slips of models: the opening of a section is missing, values are Python's.
+_TAGS = '{"tags": ["a", true, null, {"b": [1.5, "it\'s"]}]}'
+_WHERE = '{"where": {"a": true, "b": null}}'
+_PYTHON_TAGS = """['a', True, None, {'b': (1.5, "it's",)}]"""
+_PYTHON_WHERE = "{'a': True, 'b': None}"
+PYTHON_CALLS = (("get_weather", _TAGS), ("get_weather", _WHERE))
+
+
+def _between_tags(begin: str, key: str, close: str, call_close: str) -> str:
+    return "\n".join(
+        f"{begin.format('get_weather')}\n{key.format(name)}{value}{close}\n{call_close}"
+        for name, value in (("tags", _PYTHON_TAGS), ("where", _PYTHON_WHERE))
+    )
+
+
+_FUNCTION = _between_tags("<function={}>", "<parameter={}>", "</parameter>", "</function>")
+_INVOKE = _between_tags('<invoke name="{}">', '<parameter name="{}">', "</parameter>", "</invoke>")
+RECORDED += [
+    Recorded(form, text, PYTHON_CALLS, content)
+    for form, text, content in (
+        (ToolFormat.QWEN3_CODER, f"<tool_call>\n{_FUNCTION}\n</tool_call>", ""),
+        (ToolFormat.QWEN3_CODER, f"I look.\n\n{_FUNCTION}\n</tool_call>", "I look."),
+        (ToolFormat.QWEN3_CODER, f"I <function=rm> look.\n{_FUNCTION}", "I <function=rm> look."),
+        (ToolFormat.SEED_OSS, f"I look.\n{_FUNCTION}\n</seed:tool_call>", "I look."),
+        (ToolFormat.MINIMAX_M2, f"I look.\n{_INVOKE}\n</minimax:tool_call>", "I look."),
+        (
+            ToolFormat.GLM45,
+            f"<tool_call>get_weather\n<arg_key>tags</arg_key>\n<arg_value>{_PYTHON_TAGS}"
+            "</arg_value>\n</tool_call>\n<tool_call>get_weather\n<arg_key>where</arg_key>\n"
+            f"<arg_value>{_PYTHON_WHERE}</arg_value>\n</tool_call>",
+            "",
+        ),
+        *(
+            (
+                form,
+                "I look.\n"
+                + _between_tags(
+                    f'<｜DSML｜{space}invoke name="{{}}">',
+                    f'<｜DSML｜{space}parameter name="{{}}" string="false">',
+                    f"</｜DSML｜{space}parameter>",
+                    f"</｜DSML｜{space}invoke>",
+                )
+                + f"\n</｜DSML｜{section}>",
+                "I look.",
+            )
+            for form, section, space in DSML_FORMS
+        ),
+    )
+]
+RECORDED += [
+    Recorded(
+        ToolFormat.KIMI_K2,
+        f"I look.{_KIMI.format('now', 0, '{}')}",
+        (("now", "{}"),),
+        "I look.",
+    ),
+    Recorded(
+        ToolFormat.DEEPSEEK_V31,
+        f"I look.{_BARE.format('get_weather', OSLO)}<｜tool▁calls▁end｜>",
+        BOTH[:1],
+        "I look.",
+    ),
+]
+
 # What is no call, or breaks off: it is all text, in this form.
 TEXTS = [
+    (ToolFormat.QWEN3_CODER, "Write <function=now> or <function=rm>\n</function>"),
+    (ToolFormat.KIMI_K2, _KIMI.format("rm", 0, "{}")),
     (ToolFormat.MISTRAL, "[TOOL_CALLS]rm[ARGS]{}"),
     (ToolFormat.MISTRAL, '[TOOL_CALLS] [{"name": "rm", "arguments": {}}]'),
     (ToolFormat.MISTRAL, "[TOOL_CALLS] [TOOL_CALLS] [] [TOOL_CALLS]now[ARGS]null"),
