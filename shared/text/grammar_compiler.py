@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.base import GrammarInvalid
+from shared.text.compilable_schema import fault_in
 from shared.text.deep_stack import start_deep
 from shared.text.grammar import check_lark_size, lark_parts
 from shared.text.json_schema import grammar_schema
@@ -173,9 +174,10 @@ class GrammarCompiler:
             _probe(matcher, frozenset(self._eos_token_ids))
         except GrammarInvalid as error:
             missing = self._writable.unwritable(_named_text(grammar))
-            if missing is None or not any(sign in str(error) for sign in _UNSATISFIABLE):
-                raise
-            raise GrammarInvalid(no_token(missing)) from error
+            if missing is not None and any(sign in str(error) for sign in _UNSATISFIABLE):
+                raise GrammarInvalid(no_token(missing)) from error
+            fault = fault_in(_decoded(grammar.text)) if _is_schema(grammar) else None
+            raise (GrammarInvalid(str(fault)) if fault is not None else error) from error
         return matcher
 
     def _forget_failed(self, key: tuple[Grammar, bool], done: Future[LLMatcher]) -> None:
@@ -236,6 +238,10 @@ class _Entries(TokenizerWrapper):
         if is_text and self._tree.decode_bytes(token_ids) == text.encode():
             return token_ids
         return self._tree.greedy_tokenize(text)
+
+
+def _is_schema(grammar: Grammar) -> bool:
+    return grammar.kind is GrammarKind.JSON_SCHEMA
 
 
 def _check_size(grammar: Grammar) -> None:
