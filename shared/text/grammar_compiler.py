@@ -186,20 +186,33 @@ class GrammarCompiler:
             with self._keeping:
                 self._compiled.pop(key, None)
 
+    def unsupported_reason(self) -> str | None:
+        """Returns why no grammar can be followed over this vocabulary; None where one can."""
+        try:
+            self._checked_pieces()
+        except GrammarInvalid as error:
+            return str(error)
+        return None
+
     def _build(self) -> LLTokenizer:
+        pieces, present = self._checked_pieces()
+        self._writable = WritableText(present)
+        markers = self._tokenizer.marker_ids.union(self._eos_token_ids)
+        entries = _Entries(self._tokenizer, pieces, markers, self._eos_token_ids[0])
+        return entries.tree(self._eos_token_ids)
+
+    def _checked_pieces(self) -> tuple[list[bytes], frozenset[int]]:
+        """Returns the bytes of each token, and those that are tokens. Raises GrammarInvalid."""
         if not self._eos_token_ids:
             raise GrammarInvalid("the model has no end-of-sequence token")
         pieces = self._tokenizer.piece_table(self.vocab_size)
         if pieces is None:
             raise GrammarInvalid("the model's vocabulary does not say what each token stands for")
-        markers = self._tokenizer.marker_ids.union(self._eos_token_ids)
         texts = [p for i, p in enumerate(pieces) if i not in self._tokenizer.marker_ids]
         present = frozenset(piece[0] for piece in texts if len(piece) == 1)
         if not present.issuperset(b"".join(texts)):
             raise GrammarInvalid("the model's vocabulary is one of characters, not of bytes")
-        self._writable = WritableText(present)
-        entries = _Entries(self._tokenizer, pieces, markers, self._eos_token_ids[0])
-        return entries.tree(self._eos_token_ids)
+        return pieces, present
 
 
 class _Entries(TokenizerWrapper):
