@@ -12,6 +12,7 @@ from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
 from shared.text.checkpoint_files import read_json
 from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
@@ -74,11 +75,15 @@ class LoadedModel:
             engine_version=ready.engine_version,
             exact_resume=ready.exact_resume,
         )
+        tokenizer = load_card_tokenizer(card, blobs)
+        if not card.structured_output:
+            grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
+            card = replace(card, structured_output_reason=grammars.unsupported_reason() or "")
         return cls(
             name=checkpoint.name,
             card=card,
             blobs=blobs,
-            tokenizer=load_card_tokenizer(card, blobs),
+            tokenizer=tokenizer,
             max_model_len=ready.config.max_model_len,
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.config.eos_token_ids,
@@ -92,6 +97,11 @@ class LoadedModel:
             found.append(
                 "the model has no chat template: it serves completions, and chat requests are "
                 "refused; PENSTOCK_CHAT_TEMPLATE can name a Jinja file with one"
+            )
+        if card.structured_output_reason:
+            found.append(
+                "structured output and forced tool calls are refused: "
+                f"{card.structured_output_reason}"
             )
         if card.max_model_len < card.context_length and card.kv_capacity_tokens < (
             card.context_length

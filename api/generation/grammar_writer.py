@@ -15,8 +15,9 @@ from typing import Any
 from api.generation.tools import Tool, arguments_schema
 from api.output_parsers.harmony import ANALYSIS, CHANNEL, CONSTRAIN, END, FINAL, MESSAGE, START
 from api.output_parsers.parser import Thinking
-from shared.messages import Grammar, GrammarKind
-from shared.text.json_schema import grammar_schema
+from shared.messages import Grammar, GrammarKind, InvalidParameter
+from shared.text.compilable_schema import fault_in
+from shared.text.json_schema import enforceable_schema, grammar_schema
 from shared.text.tool_formats import DSML, REASONING_MARKERS, ReasoningFormat
 
 TokenId = Callable[[str], int | None]  # of a vocabulary's entry, by its exact name
@@ -182,10 +183,18 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 
 def styled(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
-    """Returns a schema of a tool's, with the style that models write. Raises InvalidParameter."""
-    is_lenient = not tool.strict
-    walked = grammar_schema(schema, tool.schema_param, lenient=is_lenient)
-    return {**walked, "x-guidance": {**_STYLE, "lenient": is_lenient}}
+    """Returns a schema of a tool's, with the style that models write. One of a tool that is not
+    strict is enforced as far as it can be. Raises InvalidParameter for that of a strict one."""
+    if not tool.strict:
+        return {**enforceable_schema(schema), "x-guidance": {**_STYLE, "lenient": True}}
+    try:
+        walked = grammar_schema(schema, tool.schema_param)
+    except InvalidParameter as error:
+        raise InvalidParameter(error.param, f"tool {tool.name!r}: {error.message}") from error
+    fault = fault_in(walked)
+    if fault is not None:
+        raise InvalidParameter(tool.schema_param, f"tool {tool.name!r}: {fault}")
+    return {**walked, "x-guidance": {**_STYLE, "lenient": False}}
 
 
 def _escaped(marker: str) -> str:

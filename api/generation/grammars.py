@@ -60,8 +60,10 @@ def check_grammar(model: ServedModel, requested: RequestedGrammar) -> None:
     Raises InvalidParameter where the model's output cannot be kept to it.
     """
     if not model.card.structured_output:
+        reason = model.card.structured_output_reason
+        why = f": {reason}" if reason else ""
         raise InvalidParameter(
-            requested.param, "this model's answers cannot be kept to a structure", NOT_SERVED
+            requested.param, f"this model's answers cannot be kept to a structure{why}", NOT_SERVED
         )
     model.text.grammars.check(requested.grammar, requested.param)
 

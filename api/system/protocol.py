@@ -56,6 +56,8 @@ class Model(ResponseModel):
     num_parameters: int
     has_chat_template: bool
     default_sampling: dict[str, int | float]  # of members that a request leaves out
+    structured_output: bool  # whether outputs can be kept to a grammar
+    structured_output_reason: str | None  # why not; null where they can, or the engine cannot
     is_served: bool  # by a live worker; else its requests wait until one comes
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
@@ -77,6 +79,8 @@ class Model(ResponseModel):
             num_parameters=card.num_parameters,
             has_chat_template=card.has_chat_template,
             default_sampling=dict(model.defaults.values),
+            structured_output=card.structured_output,
+            structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
             engine=card.engine,
             engine_version=card.engine_version,

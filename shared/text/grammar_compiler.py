@@ -9,19 +9,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.base import GrammarInvalid
+from shared.text.compilable_schema import fault_in
+from shared.text.deep_stack import start_deep
 from shared.text.grammar import check_lark_size, lark_parts
 from shared.text.json_schema import grammar_schema
+from shared.text.writable_text import WritableText, literal_text, no_token
 
 MAX_KEPT = 32  # compiled grammars; the least recently used is dropped first
 MAX_MESSAGE_CHARS = 300
-
-_UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 # Far more than the largest published schemas need; the library's own let one grammar hold a thread
 # for seconds. Messages without the compiler's state: they reach clients and logs.
@@ -59,6 +60,7 @@ FIRST_PROBE_CPU_SECONDS = 4.0  # a grammar that takes longer to follow is refuse
 PROBE_CPU_SECONDS = 0.2  # of the others together
 
 
+_UNSATISFIABLE = ("no text of this model's vocabulary", "nsatisfiable")
 _TOO_MANY_WAYS = ("Current row has", "too many expressions", "Too many items", "too many states")
 
 
@@ -88,6 +90,7 @@ class GrammarCompiler:
         self._eos_token_ids = [i for i in eos_token_ids if 0 <= i < vocab_size]
         self._building = threading.Lock()
         self._built: LLTokenizer | None = None
+        self._writable = WritableText(range(256))  # known when the tree is built
         self._keeping = threading.RLock()  # a future that is done calls back at once
         self._compiled: OrderedDict[tuple[Grammar, bool], Future[LLMatcher]] = OrderedDict()
 
@@ -95,7 +98,9 @@ class GrammarCompiler:
         """Returns the vocabulary's tree. Raises GrammarInvalid where there can be none.
 
         That is: without an end-of-sequence token no output could end, where a token's text depends
-        on its neighbours none can be judged alone, and not every text can be written with some.
+        on its neighbours none can be judged alone, and where tokens have bytes that are no tokens
+        themselves (a vocabulary of whole characters) a text could not be divided anywhere. A
+        vocabulary may lack other bytes: see WritableText.
         """
         with self._building:
             if self._built is None:
@@ -138,16 +143,41 @@ class GrammarCompiler:
             return compiled
 
     def _runnable(self, grammar: Grammar) -> LLMatcher:
+        tree = self.build()
         _check_size(grammar)
-        return _compile(self.build(), _source(grammar), RUN_LIMITS)
+        return _compile(tree, self._source(grammar), RUN_LIMITS)
+
+    def _source(self, grammar: Grammar) -> str:
+        """Returns a grammar as the compiler reads it, without branches that cannot be written.
+        Raises GrammarInvalid."""
+        writable = self._writable
+        if grammar.kind is GrammarKind.LARK:
+            if writable.is_any:
+                return grammar.text  # is taken as what it is: Lark, or several in JSON
+            return _each_lark(grammar.text, writable.lark)
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            if writable.is_any:
+                return LLMatcher.grammar_from_json_schema(grammar.text)
+            narrowed = json.dumps(writable.schema(_decoded(grammar.text)))
+            return LLMatcher.grammar_from_json_schema(narrowed)
+        if writable.narrows(grammar.text):
+            return writable.regex(grammar.text)
+        return LLMatcher.grammar_from_regex(grammar.text)
 
     def _admitted(self, grammar: Grammar) -> LLMatcher:
         tree = self.build()
         _check_size(grammar)
         if grammar.kind is GrammarKind.LARK:
             _compile(tree, _without_schemas(grammar.text), LARK_LIMITS, with_mask=False)
-        matcher = _compile(tree, _source(grammar), ADMISSION_LIMITS)
-        _probe(matcher, frozenset(self._eos_token_ids))
+        try:
+            matcher = _compile(tree, self._source(grammar), ADMISSION_LIMITS)
+            _probe(matcher, frozenset(self._eos_token_ids))
+        except GrammarInvalid as error:
+            missing = self._writable.unwritable(_named_text(grammar))
+            if missing is not None and any(sign in str(error) for sign in _UNSATISFIABLE):
+                raise GrammarInvalid(no_token(missing)) from error
+            fault = fault_in(_decoded(grammar.text)) if _is_schema(grammar) else None
+            raise (GrammarInvalid(str(fault)) if fault is not None else error) from error
         return matcher
 
     def _forget_failed(self, key: tuple[Grammar, bool], done: Future[LLMatcher]) -> None:
@@ -156,17 +186,33 @@ class GrammarCompiler:
             with self._keeping:
                 self._compiled.pop(key, None)
 
+    def unsupported_reason(self) -> str | None:
+        """Returns why no grammar can be followed over this vocabulary; None where one can."""
+        try:
+            self._checked_pieces()
+        except GrammarInvalid as error:
+            return str(error)
+        return None
+
     def _build(self) -> LLTokenizer:
+        pieces, present = self._checked_pieces()
+        self._writable = WritableText(present)
+        markers = self._tokenizer.marker_ids.union(self._eos_token_ids)
+        entries = _Entries(self._tokenizer, pieces, markers, self._eos_token_ids[0])
+        return entries.tree(self._eos_token_ids)
+
+    def _checked_pieces(self) -> tuple[list[bytes], frozenset[int]]:
+        """Returns the bytes of each token, and those that are tokens. Raises GrammarInvalid."""
         if not self._eos_token_ids:
             raise GrammarInvalid("the model has no end-of-sequence token")
         pieces = self._tokenizer.piece_table(self.vocab_size)
         if pieces is None:
             raise GrammarInvalid("the model's vocabulary does not say what each token stands for")
-        if not _UTF8_BYTES.issubset(piece[0] for piece in pieces if len(piece) == 1):
-            raise GrammarInvalid("the model's vocabulary has not a token for every byte")
-        markers = self._tokenizer.marker_ids.union(self._eos_token_ids)
-        entries = _Entries(self._tokenizer, pieces, markers, self._eos_token_ids[0])
-        return entries.tree(self._eos_token_ids)
+        texts = [p for i, p in enumerate(pieces) if i not in self._tokenizer.marker_ids]
+        present = frozenset(piece[0] for piece in texts if len(piece) == 1)
+        if not present.issuperset(b"".join(texts)):
+            raise GrammarInvalid("the model's vocabulary is one of characters, not of bytes")
+        return pieces, present
 
 
 class _Entries(TokenizerWrapper):
@@ -205,6 +251,10 @@ class _Entries(TokenizerWrapper):
         if is_text and self._tree.decode_bytes(token_ids) == text.encode():
             return token_ids
         return self._tree.greedy_tokenize(text)
+
+
+def _is_schema(grammar: Grammar) -> bool:
+    return grammar.kind is GrammarKind.JSON_SCHEMA
 
 
 def _check_size(grammar: Grammar) -> None:
@@ -299,24 +349,33 @@ def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | 
 
 def _without_schemas(text: str) -> str:
     """Returns a LARK grammar with a number in place of each JSON schema."""
-    if not text.lstrip().startswith("{"):
-        return "".join(
-            part if isinstance(part, str) else '{"const": 0}' for part in lark_parts(text)
-        )
-    whole = _decoded(text)
-    parts = [
-        {**part, "lark_grammar": _without_schemas(part["lark_grammar"])}
-        for part in whole["grammars"]
-    ]
-    return json.dumps({**whole, "grammars": parts})
+    return _each_lark(
+        text,
+        lambda lark: "".join(
+            part if isinstance(part, str) else '{"const": 0}' for part in lark_parts(lark)
+        ),
+    )
 
 
-def _source(grammar: Grammar) -> str:
+def _named_text(grammar: Grammar) -> str:
+    """Returns a text with each character that a grammar names, those in escapes too."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return grammar.text
     if grammar.kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind is GrammarKind.LARK:
-        return grammar.text  # is taken as what it is: Lark, or several in JSON
-    return LLMatcher.grammar_from_json_schema(grammar.text)
+        return literal_text(grammar.text)
+    named: list[str] = []
+    for lark, schemas in map(_divided, _lark_texts(grammar.text)):
+        named += [literal_text(lark), *(json.dumps(each, ensure_ascii=False) for each in schemas)]
+    return "".join(named)
+
+
+def _each_lark(text: str, change: Callable[[str], str]) -> str:
+    """Returns a LARK grammar with each of its Lark texts changed."""
+    if not text.lstrip().startswith("{"):
+        return change(text)
+    whole = _decoded(text)
+    parts = [{**part, "lark_grammar": change(part["lark_grammar"])} for part in whole["grammars"]]
+    return json.dumps({**whole, "grammars": parts})
 
 
 def matcher_error(matcher: LLMatcher) -> str:
@@ -336,37 +395,3 @@ def matcher_error(matcher: LLMatcher) -> str:
     if "NoExtension" in text:
         return "no text of this model's vocabulary matches the grammar"
     return " ".join(text.split())[:MAX_MESSAGE_CHARS]
-
-
-# Threads with a deep stack, for native code that recurses as deep as its input is nested.
-
-Result = TypeVar("Result")
-
-# Address space; memory is taken as far as the recursion goes. A quarter of it was enough for the
-# most deeply nested grammars of shared.messages.MAX_GRAMMAR_CHARS, an eighth was not.
-STACK_BYTES = 256 * 2**20
-
-_starting = threading.Lock()
-
-
-def start_deep(work: Callable[[], Result]) -> Future[Result]:
-    """Runs `work` on a thread of its own. Its result or exception is the future's."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        except BaseException as error:  # as a panic in Rust is raised
-            future.set_exception(RuntimeError(f"native code failed: {error}"))
-
-    thread = threading.Thread(target=run, name="deep-stack", daemon=True)
-    # The size is the process's setting for threads to come: kept for as long as one start takes.
-    with _starting:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    return future

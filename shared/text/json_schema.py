@@ -7,11 +7,14 @@ Bounds keep the work of compiling small, for any author of the schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, TypeGuard
 
 from shared.messages import InvalidParameter
+from shared.text.compilable_schema import without_faults
+from shared.text.look_ahead import without_look_ahead
+from shared.text.row_count import MAX_ROW_ITEMS, RowCount
 
 MAX_DEPTH = 50  # of schemas within schemas
 MAX_VALUE_DEPTH = 10  # of a value in const or enum
@@ -24,6 +27,7 @@ MAX_VALUES = 10_000  # of one enum
 MAX_TEXT_CHARS = 8_192  # of one string in const or enum, of a property's name or a pattern
 MAX_MULTIPLE = 10_000  # the digits of multipleOf, its decimal point left out
 MAX_EXACT = 2**53  # numbers become doubles on their way into a grammar
+MAX_LISTED = 10  # keywords that an error names
 MAX_SHOWN = 80  # characters of the schema that an error repeats
 
 # White space is free where a person might put some, but ends: a model that has lost its way would
@@ -51,9 +55,24 @@ _ENFORCED = (
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "example", "examples", "deprecated", "$comment"}
     | {"readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema"}
-    | {"discriminator", "externalDocs", "xml", "markdownDescription"}
+    | {"discriminator", "externalDocs", "xml", "markdownDescription", "$vocabulary"}
+    | {"enumNames", "enumDescriptions", "markdownEnumDescriptions", "deprecationMessage"}
+    | {"errorMessage", "propertyOrdering", "optional", "name", "label", "order"}
 )
-_WITHOUT_EFFECT: Mapping[str, object] = {"uniqueItems": False, "nullable": False}
+# Values with which a keyword allows every value, or the only one that another keyword leaves.
+_TRUE: tuple[object, ...] = (True, {})
+_WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "nullable": (False,),
+    "not": (False,),
+    "propertyNames": (*_TRUE, {"type": "string"}, {"type": ["string"]}),
+    "unevaluatedProperties": _TRUE,
+    "unevaluatedItems": _TRUE,
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "minContains": (0,),
+}
 
 
 def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict[str, Any]:
@@ -80,12 +99,25 @@ def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict
     return {**walked, "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
+def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a schema that can be enforced, whatever the schema is: what has a fault
+    is left out, the innermost part first."""
+    try:
+        walked = _Walk("", True, drops=True).root(schema)
+    except InvalidParameter:
+        return {}
+    walked = without_faults(walked)
+    return {} if RowCount(walked).largest()[0] > MAX_ROW_ITEMS else walked
+
+
 class _Walk:
     """One pass over one schema, which counts what has a bound."""
 
-    def __init__(self, param: str, lenient: bool) -> None:
+    def __init__(self, param: str, lenient: bool, *, drops: bool = False) -> None:
+        """`drops`: what has another fault is left out too, the innermost part that has it."""
         self._param = param
         self._lenient = lenient
+        self._drops = drops
         self._num_schemas = 0
         self._num_key_patterns = 0
         self._patterns: set[str] = set()
@@ -111,12 +143,23 @@ class _Walk:
         if depth > MAX_DEPTH:
             raise self._error(at, f"is nested more than {MAX_DEPTH} deep")
         walked = {}
+        schema = _with_null(schema)
+        unknown = [
+            keyword
+            for keyword in schema
+            if keyword not in _ENFORCED and not _restricts_nothing(keyword, schema)
+        ]
+        if unknown:
+            self._refuse(at, f"uses {_listed(unknown)}, which is not supported")
         for keyword, value in schema.items():
             if keyword not in _ENFORCED:
-                if not _restricts_nothing(keyword, value):
-                    self._refuse(at, f"uses {keyword[:MAX_SHOWN]!r}, which is not supported")
                 continue
-            walked[keyword] = self._member(keyword, value, f"{at}/{keyword}", depth)
+            try:
+                walked[keyword] = self._member(keyword, value, f"{at}/{keyword}", depth)
+            except InvalidParameter:
+                if not self._drops:
+                    raise
+        self._replace_look_aheads(walked)
         self._narrow_format(walked, at)
         self._check_num_properties(walked, at)
         self._check_interval(walked, at)
@@ -143,10 +186,26 @@ class _Walk:
 
     def _inner(self, value: Any, at: str, depth: int) -> Any:
         if isinstance(value, Mapping):
-            return self.schema(value, at, depth + 1)
+            try:
+                return self.schema(value, at, depth + 1)
+            except InvalidParameter:
+                if not self._drops:
+                    raise
+                return {}
         if isinstance(value, bool):
             return value
+        if self._drops:
+            return {}
         raise self._error(at, "must be a schema: an object or a boolean")
+
+    def _replace_look_aheads(self, schema: dict[str, Any]) -> None:
+        pattern = schema.get("pattern")
+        parts = without_look_ahead(pattern) if isinstance(pattern, str) else None
+        if parts is not None:
+            others = schema.get("allOf")
+            joined = others if isinstance(others, list) else []
+            schema["pattern"] = parts[0]
+            schema["allOf"] = [*joined, *({"pattern": part} for part in parts[1:])]
 
     def _narrow_format(self, schema: dict[str, Any], at: str) -> None:
         """Replaces the format by keywords that enforce exactly what is promised of it."""
@@ -154,13 +213,9 @@ class _Walk:
         kinds = schema.get("type", "string")
         if name is None or (kinds != "string" and not _is_among("string", kinds)):
             return  # of a number: it says how to store one
-        if isinstance(name, str) and name in WITHOUT_RULES:
-            return
         if not isinstance(name, str) or name not in FORMATS:
-            known = ", ".join(sorted(FORMATS))
-            shown = str(name)[:MAX_SHOWN]
-            self._refuse(at, f"uses the format {shown!r}, which is not supported; known: {known}")
-        elif name in PATTERNS and "pattern" not in schema:
+            return  # an annotation
+        if name in PATTERNS and "pattern" not in schema:
             schema["pattern"] = PATTERNS[name]
         elif name in PATTERNS:
             others = schema.get("allOf")
@@ -246,10 +301,43 @@ class _Walk:
         return InvalidParameter(self._param, f"{where} {why}")
 
 
-def _restricts_nothing(keyword: str, value: object) -> bool:
+def _with_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema with OpenAPI's `nullable: true` as a type and a value."""
+    kinds = schema.get("type")
+    if schema.get("nullable") is not True or not isinstance(kinds, str | list):
+        return schema
+    changed = {name: value for name, value in schema.items() if name != "nullable"}
+    listed = [kinds] if isinstance(kinds, str) else kinds
+    changed["type"] = listed if "null" in listed else [*listed, "null"]
+    values = schema.get("enum")
+    if isinstance(values, list) and None not in values:
+        changed["enum"] = [*values, None]
+    return changed
+
+
+def _listed(keywords: list[str]) -> str:
+    shown = ", ".join(repr(keyword[:MAX_SHOWN]) for keyword in keywords[:MAX_LISTED])
+    left = len(keywords) - MAX_LISTED
+    return f"{shown} and {left} more" if left > 0 else shown
+
+
+def _restricts_nothing(keyword: str, schema: Mapping[str, Any]) -> bool:
+    """Returns whether every value that the schema allows without a keyword is allowed with it."""
+    value = schema[keyword]
     if keyword in _ANNOTATIONS or keyword.startswith("x-"):
         return True
-    return keyword in _WITHOUT_EFFECT and value is _WITHOUT_EFFECT[keyword]
+    if keyword == "if":
+        return all(schema.get(branch, True) in _TRUE for branch in ("then", "else"))
+    if keyword in ("then", "else"):
+        return "if" not in schema or value in _TRUE
+    if keyword in ("minContains", "maxContains") and "contains" not in schema:
+        return True
+    if keyword == "contains" and schema.get("minContains") == 0 and "maxContains" not in schema:
+        return True
+    if keyword == "propertyNames" and isinstance(value, Mapping):
+        value = {name: each for name, each in value.items() if name not in _ANNOTATIONS}
+    values = _WITHOUT_EFFECT.get(keyword, ())
+    return any(type(value) is type(one) and value == one for one in values)
 
 
 def _ends(schema: Mapping[str, Any], closed: str, opened: str) -> list[tuple[float, bool]]:
@@ -297,104 +385,3 @@ PATTERNS: Mapping[str, str] = {
 }
 MAX_LENGTHS: Mapping[str, int] = {"hostname": 253, "email": 254}
 FORMATS = frozenset({*PATTERNS, *MAX_LENGTHS, "duration", "ipv4", "ipv6", "uri", "uuid"})
-# Names for what a text is for: any text will do.
-WITHOUT_RULES = frozenset({"password", "path", "file-path", "directory-path"})
-
-
-MAX_ROW_ITEMS = 6_000  # at one place of a schema: fourteen hundred optional properties
-_OF_A_PROPERTY = 4
-_MAX_DEPTH = 100  # of schemas in one another by references; each $defs is counted apart as well
-
-_ONE_OF_THEM = ("anyOf", "oneOf", "allOf")  # all of them are followed at once
-_INSIDE = ("items", "additionalItems", "additionalProperties")
-
-
-class RowCount:
-    """Counts, without compiling, how many ways on the compiler follows at one place of a schema.
-
-    llguidance follows all of them at once, in a row of items: four for each property that may come
-    next, one for each alternative. Its bound on a row would end a generation, so a schema above
-    MAX_ROW_ITEMS is refused before. Each of its schemas is counted once.
-    """
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._counted: dict[int, int] = {}
-        self._largest = (0, "#")
-        self._depth = 0
-
-    def largest(self) -> tuple[int, str]:
-        """Returns the items in the largest row, and the JSON pointer of the schema where it is."""
-        self._items(self._root, "#")
-        return self._largest
-
-    def _items(self, schema: Any, at: str) -> int:
-        if not isinstance(schema, Mapping):
-            return 1
-        known = self._counted.get(id(schema))
-        if known is not None:
-            return known
-        if self._depth == _MAX_DEPTH:
-            return 1
-        self._counted[id(schema)] = 1  # a schema within itself is the same row once more
-        self._depth += 1
-        items = max(self._own(schema, at) + self._joined(schema, at), self._inside(schema, at))
-        self._depth -= 1
-        self._counted[id(schema)] = items
-        if items > self._largest[0]:
-            self._largest = (items, at)
-        return items
-
-    def _own(self, schema: Mapping[str, Any], at: str) -> int:
-        """Properties and values that may come at one place."""
-        properties, required = schema.get("properties"), schema.get("required")
-        num = 0
-        if isinstance(properties, Mapping):
-            needed = set(map(str, required)) if isinstance(required, list) else set()
-            num += 1 + _OF_A_PROPERTY * len(properties.keys() - needed)
-        patterns = schema.get("patternProperties")
-        if isinstance(patterns, Mapping):
-            num += _OF_A_PROPERTY * len(patterns)
-        values = schema.get("enum")
-        if isinstance(values, list):
-            num += sum(isinstance(value, list | Mapping) for value in values)
-        return num
-
-    def _joined(self, schema: Mapping[str, Any], at: str) -> int:
-        """Schemas of the same value."""
-        num = 0
-        for keyword in _ONE_OF_THEM:
-            schemas = schema.get(keyword)
-            if isinstance(schemas, Sequence) and not isinstance(schemas, str):
-                each = (self._items(one, f"{at}/{keyword}/{i}") for i, one in enumerate(schemas))
-                num += 1 + sum(each)
-        reference = schema.get("$ref")
-        if isinstance(reference, str):
-            num += self._items(self._referred(reference), reference)
-        return num
-
-    def _inside(self, schema: Mapping[str, Any], at: str) -> int:
-        """Returns the largest row of the values within this one."""
-        num = 1
-        for keyword in ("properties", "patternProperties", "$defs", "definitions"):
-            named = schema.get(keyword)
-            if isinstance(named, Mapping):
-                for name, one in named.items():
-                    items = self._items(one, f"{at}/{keyword}/{name}")
-                    num = num if keyword in ("$defs", "definitions") else max(num, items)
-        for keyword in _INSIDE:
-            num = max(num, self._items(schema.get(keyword), f"{at}/{keyword}"))
-        listed = schema.get("prefixItems", schema.get("items"))
-        if isinstance(listed, list):
-            num = max(num, *(self._items(one, f"{at}/{i}") for i, one in enumerate(listed)), 1)
-        return num
-
-    def _referred(self, reference: str) -> Any:
-        """Returns the target of a reference within the schema; None for any other."""
-        found: Any = self._root
-        if reference == "#":
-            return found
-        for step in reference.removeprefix("#/").split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found

@@ -41,6 +41,7 @@ class ModelCard:
     tool_format: str | None = None  # a ToolFormat, or a newer release's; None: no tools
     reasoning_format: str | None = None  # a ReasoningFormat, or a newer release's
     structured_output: bool = False  # whether its worker can keep outputs to a grammar
+    structured_output_reason: str = ""  # why not, where it is the vocabulary's fault
     engine: str = "penstock"  # what computes it: "penstock" or "vllm", or a newer release's
     engine_version: str = ""  # of vLLM
     # Whether an output that is cut, by the death of an engine or a worker, continues with the

@@ -186,7 +186,8 @@ def test_what_no_grammar_can_be_made_of_is_named(hermes: ServedModel, plain: Ser
         error = refused(model, response_format=FORMAT, guided_regex="a")
         assert error.param == "guided_regex"
     strict = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"$ref": "#/no"}}}}
-    assert refused(hermes, tools=[{"type": "function", "function": strict}]).param == "tools"
+    error = refused(hermes, tools=[{"type": "function", "function": strict}])
+    assert error.param == "tools.0.function.parameters"
     without = replace(plain, card=replace(plain.card, structured_output=False))
     error = refused(without, response_format=FORMAT)
     assert error.code == "structured_output_not_supported"

@@ -135,7 +135,7 @@ def test_so_are_other_forms(members: dict[str, Any], kind: GrammarKind) -> None:
         ),
         ({"guided_json": "{"}, "guided_json", "is not JSON"),
         ({"guided_json": "[]"}, "guided_json", "must be an object"),
-        ({"guided_json": {"if": {}}}, "guided_json", "'if'"),
+        ({"guided_json": {"if": {}, "then": {"const": 1}}}, "guided_json", "'if'"),
         ({"guided_regex": ""}, "guided_regex", "1 to"),
         ({"guided_choice": []}, "guided_choice", "1 to"),
         ({"guided_choice": [1]}, "guided_choice.0", "a string"),

@@ -173,7 +173,7 @@ def test_forced_text_with_a_special_tokens_name_in_it_stays_text(kind: str) -> N
         (json_schema_grammar({"type": "number", "minimum": 3, "maximum": 2}, "p"), "minimum"),
         (json_schema_grammar({"$ref": "#/$defs/none"}, "p"), "does not exist"),
         (json_schema_grammar({"$ref": "https://example.com/x"}, "p"), "example.com"),
-        (json_schema_grammar({"$ref": "#"}, "p"), "no text"),
+        (json_schema_grammar({"$ref": "#"}, "p"), "back to itself"),
         (json_schema_grammar({"oneOf": [{"minimum": 1}, {"minimum": 2}]}, "p"), "anyOf"),
         (json_schema_grammar({"type": "object", "required": ["a"], **CLOSED}, "p"), "'a'"),
     ],

@@ -55,6 +55,16 @@ def bytes_only() -> Tokenizer:
     return _finished(backend, SPECIALS)
 
 
+def byte_level_of(*texts: str) -> Tokenizer:
+    """Byte-level without an initial alphabet: it lacks the bytes that its texts do not have."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=[], show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    return _finished(backend, SPECIALS)
+
+
 def _with_byte_tokens(backend: Tokenizer) -> Tokenizer:
     """SentencePiece's layout: control tokens, 256 byte tokens, then what was learned."""
     state = json.loads(backend.to_str())
