@@ -286,7 +286,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
     ):
         with pytest.raises(anthropic.ContentTooLargeError) as large:
             client.messages.create(**PARAMS, system="x" * 8000)
-        assert large.value.type == "invalid_request_error"
+        assert large.value.type == "request_too_large"
         small.script.pulls = False
         wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
         body = {**PARAMS, "stream": True}
