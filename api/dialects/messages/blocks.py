@@ -126,7 +126,7 @@ class ThinkingBlock(RequestModel):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str = ""
+    signature: str | None = None
 
 
 class ToolUseBlock(RequestModel):

@@ -52,7 +52,9 @@ def tool_use(request: CountTokensRequest) -> ToolUse:
         raise unsupported("tool_choice.name", f"'{choice.name}' would run at Anthropic's servers")
     if isinstance(choice, ToolChoiceAny) and hosted and not entries:
         raise unsupported("tool_choice", "all of 'tools' would run at Anthropic's servers")
-    is_single = not isinstance(choice, ToolChoiceNone | None) and choice.disable_parallel_tool_use
+    is_single = not isinstance(choice, ToolChoiceNone | None) and bool(
+        choice.disable_parallel_tool_use
+    )
     offered = _offered(request, entries, is_searched=any(tool.is_search for tool in hosted))
     toolbox = Toolbox((one.tool.offered(one.param) for one in offered), parallel=not is_single)
     match choice:

@@ -36,13 +36,20 @@ from api.http.pagination import Absent
 from shared.messages import InvalidParameter
 
 
-class ThinkingAdaptive(RequestModel):
+class _Shown(RequestModel):
+    """Members that change nothing: they are taken out before."""
+
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: dict[str, Any] | None = None
+
+
+class ThinkingAdaptive(_Shown):
     """The model thinks as long as it likes: the template's `enable_thinking`."""
 
     type: Literal["adaptive"]
 
 
-class ThinkingEnabled(RequestModel):
+class ThinkingEnabled(_Shown):
     """As adaptive, with at most so many tokens of it, where the model can be kept to that."""
 
     type: Literal["enabled"]
@@ -72,6 +79,7 @@ class OutputConfig(RequestModel):
 
     format: JsonFormat | None = None
     effort: str | None = None
+    task_budget: dict[str, Any] | None = None  # changes nothing: it is taken out before
 
 
 # Why a parameter is refused, where "invalid value" would not explain enough.

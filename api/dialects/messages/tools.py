@@ -111,7 +111,13 @@ class HostedTool(RequestModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,60}$")]
+    type: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z][a-z0-9_]{0,60}$",
+            json_schema_extra={"not": {"enum": ["custom", *DEFINITIONS]}},
+        ),
+    ]
     name: str | None = None
 
     @property
@@ -158,14 +164,14 @@ class ToolChoiceAuto(RequestModel):
     """The model decides."""
 
     type: Literal["auto"]
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoiceAny(RequestModel):
     """At least one call."""
 
     type: Literal["any"]
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoiceTool(RequestModel):
@@ -173,7 +179,7 @@ class ToolChoiceTool(RequestModel):
 
     type: Literal["tool"]
     name: str
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class ToolChoiceNone(RequestModel):

@@ -13,56 +13,21 @@ import openai
 import pytest
 
 from tests.integration.api.chat_service import ECHO_HERMES, STOP, chat_service, hermes_call
+from tests.support.claude_code import BETAS, PICTURE, TURN
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
 
 anthropic = lazy_import("anthropic")
 
 HEADER = "x-penstock-ignored"
-BETAS = (
-    "claude-code-20250219,context-management-2025-06-27,mid-conversation-tool-changes-2026-07-01"
-)
-MARKED = {"cache_control": {"type": "ephemeral"}}
-PICTURE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
-}
-PDF = {
-    "type": "document",
-    "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQK"},
-}
-PATH = {"type": "object", "properties": {"file_path": {"type": "string"}}}
-TOOLS: list[dict[str, Any]] = [
-    {"name": "Read", "description": "Reads a file.", "input_schema": PATH},
-    {"name": "ToolSearch", "description": "Finds tools.", "input_schema": PATH},
-    {"name": "mcp__x__photo", "description": "", "input_schema": PATH, "defer_loading": True},
-]
-CALLS: list[dict[str, Any]] = [
-    {"type": "thinking", "thinking": "hm", "signature": ""},
-    {"type": "text", "text": "I look."},
-    {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "a.png"}},
-    {"type": "tool_use", "id": "toolu_2", "name": "ToolSearch", "input": {}},
-]
-FOUND = [{"type": "tool_reference", "tool_name": "mcp__x__photo"}]
-RESULTS: list[dict[str, Any]] = [
-    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [PICTURE, PDF], **MARKED},
-    {"type": "tool_result", "tool_use_id": "toolu_2", "content": FOUND},
-]
-TURN: dict[str, Any] = {
+OUTPUT = f"{hermes_call('mcp__x__photo', '{}')}{STOP}"
+COUNTED: dict[str, Any] = {
+    **TURN,
     "model": ECHO_HERMES,
-    "tools": TOOLS,
-    "system": [{"type": "text", "text": f"{hermes_call('mcp__x__photo', '{}')}{STOP}", **MARKED}],
-    "thinking": {"type": "adaptive", "display": "omitted"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Look at a.png."}]},
-        {"role": "system", "content": "# Environment", "output_config": {}},
-        {"role": "assistant", "content": CALLS},
-        {"role": "user", "content": RESULTS},
-    ],
+    "system": [{"type": "text", "text": OUTPUT, "cache_control": {"type": "ephemeral"}}],
 }
 SENT: dict[str, Any] = {
-    **TURN,
+    **COUNTED,
     "max_tokens": 128_000,
     "stop_sequences": [STOP],
     "metadata": {"user_id": '{"device_id":"' + "5" * 600 + '"}'},
@@ -107,7 +72,7 @@ def test_a_turn_with_a_picture_and_a_found_tool_is_served(base_url: str) -> None
 
 
 def test_the_tokens_of_the_turn_are_counted(base_url: str) -> None:
-    counted = post(base_url, "/v1/messages/count_tokens", TURN)
+    counted = post(base_url, "/v1/messages/count_tokens", COUNTED)
     assert set(counted.headers[HEADER].split(", ")) == IGNORED
     usage = post(base_url, "/v1/messages", SENT).json()["usage"]
     used = usage["input_tokens"] + usage["cache_read_input_tokens"]
