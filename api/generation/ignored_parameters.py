@@ -8,13 +8,12 @@ not in the list are refused. docs/API.md has the same table, and a test compares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from api.errors import unknown_parameter, unsupported
 
-MAX_USER_ID_CHARS = 512
 LIST = "[]"  # at the end of a path: each entry of the list
 
 CHAT, COMPLETION, RESPONSE, MESSAGE = "chat", "completion", "response", "message"
@@ -43,24 +42,21 @@ def _written(value: object) -> str:
 
 
 def _is_labels(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(label, str) for label in value.values())
-
-
-def _is_user(value: object) -> bool:
-    if not isinstance(value, dict) or set(value) != {"user_id"}:
-        return False
-    return isinstance(value["user_id"], str) and len(value["user_id"]) <= MAX_USER_ID_CHARS
+    return isinstance(value, dict) and all(
+        isinstance(label, str | None) for label in value.values()
+    )
 
 
 def _is_cache_options(value: object) -> bool:
     return isinstance(value, dict) and set(value) <= {"mode", "ttl"}
 
 
-def _keeps_all(value: object) -> bool:
-    """Returns whether there is one edit, which clears no thinking."""
-    return any(
-        value == {"edits": [{"type": "clear_thinking_20251015", "keep": keep}]}
-        for keep in ("all", {"type": "all"})
+def _is_edits(value: object) -> bool:
+    if not isinstance(value, dict) or set(value) != {"edits"}:
+        return False
+    edits = value["edits"]
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict) and isinstance(edit.get("type"), str) for edit in edits
     )
 
 
@@ -70,6 +66,8 @@ _COUNT = Values(
     "a number", lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0
 )
 _EMPTY = Values("`[]`", lambda value: value == [])
+_OBJECT = Values("an object", lambda value: isinstance(value, dict))
+_LIST = Values("a list", lambda value: isinstance(value, list))
 _LEVELS = _one_of("low", "medium", "high")
 _SUMMARIES = _one_of("auto", "concise", "detailed")
 
@@ -92,7 +90,7 @@ UNUSED_MEMBERS = (
     UnusedMember("prompt_cache_key", _TEXTS, _LABEL, "the prefix cache needs no key"),
     UnusedMember("metadata", _TEXTS, _LABELS, "labels"),
     UnusedMember("client_metadata", (RESPONSE,), _LABELS, "labels"),
-    UnusedMember("metadata", (MESSAGE,), Values("`{user_id}`", _is_user), "a label"),
+    UnusedMember("metadata", (MESSAGE,), _LABELS, "labels"),
     UnusedMember("user_profile_id", (MESSAGE,), _LABEL, "a label"),
     UnusedMember("workspace_id", (MESSAGE,), _LABEL, "a label"),
     UnusedMember("store", _TEXTS, _one_of(True), "a response is stored with its job only"),
@@ -157,19 +155,40 @@ UNUSED_MEMBERS = (
     UnusedMember(
         "context_management",
         (MESSAGE,),
-        Values("`clear_thinking_20251015` with `keep: all`", _keeps_all),
-        "no messages are removed; the template decides what it renders",
-    ),
-    UnusedMember(
-        "context_management",
-        (MESSAGE,),
         Values("`{}`, `{edits: []}`", lambda value: value in ({}, {"edits": []})),
         _SAME,
         False,
     ),
+    UnusedMember(
+        "context_management",
+        (MESSAGE,),
+        Values("`{edits}`", _is_edits),
+        "no messages are removed; the template decides what it renders",
+    ),
+    UnusedMember("thinking.display", (MESSAGE,), _one_of("summarized"), _SAME, False),
+    UnusedMember(
+        "thinking.display", (MESSAGE,), _one_of("omitted", "updates"), "all reasoning is sent"
+    ),
+    UnusedMember("thinking.block_binding", (MESSAGE,), _OBJECT, "thinking has no signature"),
+    UnusedMember("output_config.task_budget", (MESSAGE,), _OBJECT, "the model knows no budget"),
+    UnusedMember("speed", (MESSAGE,), _one_of("standard"), _SAME, False),
+    UnusedMember("speed", (MESSAGE,), _one_of("fast"), "there is one speed"),
     UnusedMember("mcp_servers", (MESSAGE,), _EMPTY, _SAME, False),
+    UnusedMember("mcp_servers", (MESSAGE,), _LIST, "no tool runs at this server"),
+    UnusedMember("container", (MESSAGE,), _LABEL, "no tool runs at this server"),
+    UnusedMember("container", (MESSAGE,), _OBJECT, "no tool runs at this server"),
     UnusedMember("betas", (MESSAGE,), _EMPTY, _SAME, False),
+    UnusedMember("betas", (MESSAGE,), _LIST, "what is served needs no header"),
     UnusedMember("fallbacks", (MESSAGE,), _EMPTY, _SAME, False),
+    UnusedMember("fallbacks", (MESSAGE,), _LIST, "no request is declined"),
+    UnusedMember("fallbacks", (MESSAGE,), _one_of("default"), "no request is declined"),
+    UnusedMember("fallback_credit_token", (MESSAGE,), _LABEL, "nothing is billed"),
+    UnusedMember("fallback_credit_token", (MESSAGE,), _OBJECT, "nothing is billed"),
+    UnusedMember("billing_policy", (MESSAGE,), _OBJECT, "nothing is billed"),
+    UnusedMember("inference_geo", (MESSAGE,), _LABEL, "there is one place"),
+    UnusedMember("diagnostics", (MESSAGE,), _OBJECT, "usage has the tokens that were cached"),
+    UnusedMember("context_hint", (MESSAGE,), _OBJECT, "no messages are removed"),
+    UnusedMember("safeguards", (MESSAGE,), _LIST, "nothing is moderated"),
     UnusedMember("functions", (CHAT,), _EMPTY, _SAME, False),
     UnusedMember("function_call", (CHAT,), _one_of("none", "auto"), _SAME, False),
     UnusedMember(
@@ -248,6 +267,15 @@ class IgnoredMembers:
                     value = {key: kept for key, kept in value.items() if key != inner}
         return value
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Adds what the model does not see: few different names, of the code's own choice. Raises
+        InvalidParameter where nothing may be ignored."""
+        for name in names:
+            if self._refuse:
+                raise unsupported(name, "it is not served, and would be left out")
+            if name not in self.names:
+                self.names.append(name)
+
     def _rest_of_list(self, row: UnusedMember, name: str, value: list[Any]) -> list[Any]:
         kept = []
         for index, entry in enumerate(value):
@@ -305,8 +333,10 @@ _RESPONSE: Mapping[str, str] = {
     "moderation": "nothing is moderated",
 }
 _MESSAGE: Mapping[str, str] = {
-    "context_management": "nothing is left out of a conversation, but what its template hides",
-    "mcp_servers": "no tool runs at this server",
+    "metadata": "must be an object of strings",
+    "compaction": "no conversation is summarized here",
+    "context_management": "must be an object of 'edits'",
+    "speed": "must be 'standard' or 'fast'",
 }
 _REFUSED = {"chat": _CHAT, "completion": _COMPLETION, "response": _RESPONSE, "message": _MESSAGE}
 

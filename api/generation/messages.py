@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from api.errors import missing_parameter, unsupported
+from api.errors import input_not_supported, missing_parameter, unsupported
 from api.generation.protocol import MAX_ENTRIES
 from shared.messages import InvalidParameter
 
@@ -56,8 +56,33 @@ class ChatCall(TypedDict):
     index: NotRequired[Any]
 
 
+@with_config(ConfigDict(extra="ignore", strict=True))
+class ChatMediaPart(TypedDict):
+    """A part of a tool's result, or of an earlier answer, that is not text. It is left out, and the
+    template is given a text that says so."""
+
+    type: Literal[
+        "image_url",
+        "input_image",
+        "image",
+        "input_audio",
+        "audio_url",
+        "audio",
+        "video_url",
+        "input_video",
+        "video",
+        "file",
+        "input_file",
+        "document",
+    ]
+
+
 _TextParts = Annotated[list[ChatTextPart], Field(fail_fast=True, min_length=1)]
-_AssistantPart = Annotated[ChatTextPart | ChatRefusalPart, Field(discriminator="type")]
+_ToolPart = Annotated[ChatTextPart | ChatMediaPart, Field(discriminator="type")]
+_ToolParts = Annotated[list[_ToolPart], Field(fail_fast=True, min_length=1)]
+_AssistantPart = Annotated[
+    ChatTextPart | ChatRefusalPart | ChatMediaPart, Field(discriminator="type")
+]
 
 
 @with_config(MEMBERS)
@@ -88,7 +113,7 @@ class ChatToolMessage(TypedDict):
     """The result of a call of an earlier message."""
 
     role: Literal["tool"]
-    content: str | _TextParts
+    content: str | _ToolParts
     tool_call_id: str
     name: NotRequired[str]
 
@@ -97,14 +122,38 @@ ChatMessage = Annotated[
     ChatTextMessage | ChatAssistantMessage | ChatToolMessage, Field(discriminator="role")
 ]
 
+# type of a part that is not text -> what it is
+MEDIA_KINDS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+    "file": "file",
+    "input_file": "file",
+    "document": "document",
+}
+
 # param -> why a value of it is not served
 UNSERVED_MESSAGES = (
-    (re.compile(r"messages\.\d+\.content\.\d+\.type"), "only parts of type 'text' are served"),
+    (
+        re.compile(r"messages\.\d+\.content\.\d+\.type"),
+        "messages have parts of type 'text'; other content of tools' results is left out",
+    ),
     (
         re.compile(r"messages\.\d+\.tool_calls\.\d+\.type"),
         "only calls of type 'function' are known",
     ),
 )
+
+
+def left_out_part(kind: str) -> str:
+    """Returns the text that stands for a part of another kind."""
+    return f"[{kind} left out: this model does not support {kind} input]"
 
 
 class PartCount:
@@ -167,9 +216,29 @@ def _present(message: object, index: int) -> object:
         for name, value in message.items()
         if value is not None and (value != [] or name == "content")
     }
+    if message.get("role") not in ("assistant", "tool"):
+        _check_is_text(message.get("content"), f"messages.{index}.content")
     if isinstance(calls := present.get("tool_calls"), list):
         present["tool_calls"] = [without_nulls(call, "function") for call in calls]
     return present
+
+
+def _check_is_text(content: object, path: str) -> None:
+    """Raises InvalidParameter for a picture and the like: nothing is left out of a message that was
+    written for the model."""
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in MEDIA_KINDS:
+            raise input_not_supported(f"{path}.{index}", MEDIA_KINDS[kind])
+
+
+def left_out_parts(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """Yields the name of each part that the template is given a text for."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part["type"] in MEDIA_KINDS:
+                yield f"messages.content.{part['type']}"
 
 
 def without_nulls(value: object, *inner: str) -> object:
@@ -219,7 +288,7 @@ def _template_message(message: ChatMessage, path: str, called: dict[str, str]) -
         content = message["content"]
         made = {
             "role": "tool",
-            "content": content,
+            "content": content if isinstance(content, str) else [_text(part) for part in content],
             "tool_call_id": call_id,
             "name": called[call_id],
         }
@@ -236,8 +305,7 @@ def _assistant_content(message: ChatAssistantMessage, path: str) -> str | list[d
     if isinstance(content, str):
         return content
     if content:
-        texts = (part["text"] if part["type"] == "text" else part["refusal"] for part in content)
-        return [{"type": "text", "text": text} for text in texts]
+        return [_text(part) for part in content]
     if "refusal" in message:
         return message["refusal"]
     if "tool_calls" in message:
@@ -245,6 +313,16 @@ def _assistant_content(message: ChatAssistantMessage, path: str) -> str | list[d
     if content is None:
         raise missing_parameter(f"{path}.content")
     raise InvalidParameter(f"{path}.content", "must not be an empty list")
+
+
+def _text(part: ChatTextPart | ChatRefusalPart | ChatMediaPart) -> dict[str, str]:
+    if part["type"] == "text":
+        text = part["text"]
+    elif part["type"] == "refusal":
+        text = part["refusal"]
+    else:
+        text = left_out_part(MEDIA_KINDS[part["type"]])
+    return {"type": "text", "text": text}
 
 
 def _calls(calls: Sequence[ChatCall], path: str, called: dict[str, str]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ _TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     409: "conflict_error",
+    413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",

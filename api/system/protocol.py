@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from api.generation.messages import UNSERVED_MESSAGES, ChatMessages
+from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
 from api.generation.models import ServedModel
 from api.generation.protocol import RequestModel, ResponseModel, TokenIds
 from api.http.pagination import Absent
@@ -26,6 +27,10 @@ class TokenizeRequest(RequestModel):
     chat_template: str = ""  # a name
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
+
+    def left_out(self) -> Iterator[str]:
+        """Yields the names of the parts that the template is given a text for."""
+        return left_out_parts(self.messages or ())
 
     @model_validator(mode="after")
     def _check_text(self) -> TokenizeRequest:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from api.generation.messages import UNSERVED_MESSAGES, ChatMessages
+from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
 from api.generation.protocol import (
     CompletionFields,
     PromptLogprobs,
@@ -101,6 +102,10 @@ class ChatRequest(CompletionFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    def left_out(self) -> Iterator[str]:
+        """Yields the names of the parts that the model does not see."""
+        return left_out_parts(self.messages)
 
 
 # The response.

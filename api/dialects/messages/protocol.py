@@ -1,182 +1,59 @@
 """The requests of the Messages dialect, member by member, as Anthropic's SDKs type them.
 
-What is not here is refused by name. Members that ask for what happens anyway are here with the one
-value that does: `cache_control` (the prefix cache finds every repeated prefix by itself),
-`service_tier`, `speed`. Others that change nothing are in `api.generation.ignored_parameters`.
+What is not here is refused by name. `cache_control` and `service_tier` are here with the values
+that ask for what happens anyway (the prefix cache finds every repeated prefix by itself). Others
+that change nothing are in `api.generation.ignored_parameters`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from api.generation.messages import MAX_MESSAGES, PartCount
+from api.dialects.messages.blocks import (
+    InlineTool,
+    Messages,
+    TextBlocks,
+    ToolAdditionBlock,
+    check_block_count,
+    left_out_blocks,
+    tool_changes,
+)
+from api.dialects.messages.tools import CacheControl, ToolChoice, ToolDefinition, left_out_tools
+from api.generation.messages import PartCount
 from api.generation.protocol import (
     JobParameters,
-    OnlyFalse,
     RequestModel,
     ResponseModel,
     StreamParameters,
     Texts,
 )
-from api.generation.tools import MAX_TOOLS, ToolName
+from api.generation.tools import MAX_TOOLS
 from api.http.pagination import Absent
 from shared.messages import InvalidParameter
 
-MAX_USER_ID_CHARS = 512
+
+class _Shown(RequestModel):
+    """Members that change nothing: they are taken out before."""
+
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: dict[str, Any] | None = None
 
 
-class CacheControl(RequestModel):
-    """Accepted everywhere, without effect: nothing needs to be marked to be cached."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-    scope: Literal["global"] | None = None  # agents send it; a tenant's prefixes stay its own
-
-
-class DirectCaller(RequestModel):
-    """Who called a tool: the model itself."""
-
-    type: Literal["direct"]
-
-
-class TextBlock(RequestModel):
-    """Text of a message, of the system prompt or of a tool's result."""
-
-    type: Literal["text"] = "text"  # the only kind where there is no choice
-    text: str
-    cache_control: CacheControl | None = None
-    citations: None = None
-
-
-# Lists end at their first fault: the cost of an error is bounded.
-TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True)]
-
-
-class ThinkingBlock(RequestModel):
-    """What the model thought before; goes to the template, which decides whether it is shown."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str = ""
-
-
-class ToolUseBlock(RequestModel):
-    """A call that the model made before."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: DirectCaller | None = None
-
-
-class ToolResultBlock(RequestModel):
-    """The result of a tool call; `is_error`: the call failed."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | TextBlocks | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl | None = None
-
-
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True)]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
-AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True)]
-
-
-class UserMessage(RequestModel):
-    """Text is short for one text block."""
-
-    role: Literal["user"]
-    content: str | UserBlocks
-
-
-class AssistantMessage(RequestModel):
-    """An earlier answer, as it was given."""
-
-    role: Literal["assistant"]
-    content: str | AssistantBlocks
-
-
-class SystemMessage(RequestModel):
-    """Instructions in the course of a conversation."""
-
-    role: Literal["system"]
-    content: str | TextBlocks
-
-
-Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
-Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
-
-
-class CustomTool(RequestModel):
-    """A tool of the caller's. Tools that run at a server are not served."""
-
-    type: Literal["custom"] | None = None  # first: its error is the one to read
-    name: ToolName
-    input_schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None
-    cache_control: CacheControl | None = None
-    defer_loading: OnlyFalse | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Field(fail_fast=True)] | None = None
-    eager_input_streaming: bool | None = None
-    input_examples: None = None
-
-
-class ToolChoiceAuto(RequestModel):
-    """The model decides."""
-
-    type: Literal["auto"]
-    disable_parallel_tool_use: bool = False
-
-
-class ToolChoiceAny(RequestModel):
-    """At least one call."""
-
-    type: Literal["any"]
-    disable_parallel_tool_use: bool = False
-
-
-class ToolChoiceTool(RequestModel):
-    """A call of this one."""
-
-    type: Literal["tool"]
-    name: str
-    disable_parallel_tool_use: bool = False
-
-
-class ToolChoiceNone(RequestModel):
-    """No call."""
-
-    type: Literal["none"]
-
-
-ToolChoice = Annotated[
-    ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone,
-    Field(discriminator="type"),
-]
-
-
-class ThinkingAdaptive(RequestModel):
+class ThinkingAdaptive(_Shown):
     """The model thinks as long as it likes: the template's `enable_thinking`."""
 
     type: Literal["adaptive"]
-    display: Literal["summarized"] | None = None
 
 
-class ThinkingEnabled(RequestModel):
+class ThinkingEnabled(_Shown):
     """As adaptive, with at most so many tokens of it, where the model can be kept to that."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    display: Literal["summarized"] | None = None
 
 
 class ThinkingDisabled(RequestModel):
@@ -201,13 +78,8 @@ class OutputConfig(RequestModel):
     """How the answer has to look."""
 
     format: JsonFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-
-
-class Metadata(RequestModel):
-    """A label without effect."""
-
-    user_id: Annotated[str, Field(max_length=MAX_USER_ID_CHARS)] | None = None
+    effort: str | None = None
+    task_budget: dict[str, Any] | None = None  # changes nothing: it is taken out before
 
 
 # Why a parameter is refused, where "invalid value" would not explain enough.
@@ -218,22 +90,24 @@ _THREAD, _NO_THREADS = "thread", "thread_unsupported_request"
 # the path of a parameter -> why this value of it is not served
 _UNSERVED = (
     (
-        re.compile(r"(messages\.\d+\.content|system)\.\d+(\.content\.\d+)?\.type"),
-        "blocks are text, in an assistant's message also thinking and tool_use, in a user's also "
-        "tool_result",
+        re.compile(r"messages\.\d+\.content\.\d+\.type"),
+        "it is no type of block that messages of this role have",
     ),
-    (re.compile(r"tools\.\d+\.type"), "only custom tools are served: none runs at this server"),
+    (
+        re.compile(r"messages\.\d+\.content\.\d+\.content\.\d+\.type"),
+        "results of tools have text, images, documents, search results and tool references",
+    ),
+    (re.compile(r"system\.\d+\.type"), "the system prompt is text"),
+    (
+        re.compile(r"tools\.\d+\.type"),
+        "it is neither 'custom' nor a type of Anthropic's with its date, such as 'bash_20250124'",
+    ),
     (
         re.compile(r"thinking\.type"),
         "'adaptive' lets the model think as long as it likes, 'enabled' as long as its budget "
         "lasts, 'disabled' turns it off in the chat template",
     ),
-    (re.compile(r"thinking\.display"), "what the model thinks is always shown"),
-    (re.compile(r"speed"), "there is one speed"),
     (re.compile(r"service_tier"), "there is one tier"),
-    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is shown to the model"),
-    (re.compile(r"tools\.\d+\.allowed_callers\.\d+"), "only the model itself calls tools"),
-    (re.compile(r"tools\.\d+\.input_examples"), "examples are not shown to the model"),
 )
 
 
@@ -246,12 +120,12 @@ class CountTokensRequest(RequestModel):
     model: str
     messages: Messages
     system: str | TextBlocks | None = None
-    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # an earlier name of `output_config.format`
     cache_control: CacheControl | None = None
-    speed: Literal["standard"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -260,7 +134,7 @@ class CountTokensRequest(RequestModel):
         parsed."""
         if isinstance(body, dict):
             PartCount("system").add(body, "system")
-            _check_block_count(body.get("messages"))
+            check_block_count(body.get("messages"))
         return body
 
     @classmethod
@@ -271,17 +145,13 @@ class CountTokensRequest(RequestModel):
             return InvalidParameter(_THREAD, message, _NO_THREADS)
         return super().explain(error)
 
-
-def _check_block_count(messages: object) -> None:
-    """Raises InvalidParameter for too many blocks in a conversation that is not parsed yet."""
-    if not isinstance(messages, list):
-        return
-    count = PartCount("messages")
-    for message in messages[:MAX_MESSAGES]:
-        count.add(message, "content")
-        if isinstance(message, dict) and isinstance(message.get("content"), list):
-            for block in message["content"]:
-                count.add(block, "content")
+    def left_out(self) -> Iterator[str]:
+        """Yields the names of tools, blocks and members that the model does not see."""
+        yield from left_out_tools(self.tools)
+        yield from left_out_blocks(self.messages)
+        for change, _ in tool_changes(self.messages):
+            if isinstance(change, ToolAdditionBlock) and isinstance(change.tool, InlineTool):
+                yield from change.tool.definition.left_out()
 
 
 class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
@@ -292,7 +162,6 @@ class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: Texts = []
-    metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
 

@@ -5,35 +5,25 @@ Ranges of sampling parameters are Anthropic's; the defaults are those of the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
+from api.dialects.messages.blocks import AssistantMessage, SystemMessage, TextBlock
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
+from api.dialects.messages.offered_tools import tool_use
 from api.dialects.messages.protocol import (
-    AssistantMessage,
     CountTokensRequest,
-    CustomTool,
-    Message,
+    JsonFormat,
     MessageRequest,
-    TextBlock,
     ThinkingAdaptive,
-    ThinkingBlock,
     ThinkingDisabled,
     ThinkingEnabled,
-    ToolChoiceAny,
-    ToolChoiceAuto,
-    ToolChoiceNone,
-    ToolChoiceTool,
-    ToolResultBlock,
-    ToolUseBlock,
-    UserMessage,
 )
+from api.dialects.messages.turns import text_content, turns
 from api.errors import unsupported
 from api.generation.grammars import RequestedGrammar, schema_output
-from api.generation.messages import MAX_CALLS, MAX_MESSAGES
+from api.generation.messages import MAX_MESSAGES
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
 from api.generation.sampling import (
@@ -43,7 +33,6 @@ from api.generation.sampling import (
     renamed_parameters,
     resolved_seed,
 )
-from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job
 from shared.messages import InvalidParameter, SamplingParams
@@ -138,16 +127,9 @@ def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
     return request.max_tokens > budget.left
 
 
-# From a Messages request to a ChatInput. Where the dialects differ: a `tool_result` is a message of
-# its own (role `tool`), with the name of the tool that was called; the result of a call that failed
-# begins with `Error: `, since templates know no `is_error`; messages of one role in a row are one
-# turn; a last message of the assistant is continued.
+# From a Messages request to a ChatInput. A last message of the assistant is continued.
 
-_THOUGHTS = "reasoning_content"
 ENABLE_THINKING = "enable_thinking"  # what templates call it
-FAILED_PREFIX = "Error: "  # of the result of a call that failed
-
-Content = str | list[dict[str, str]]
 
 
 def chat_input(request: CountTokensRequest, call_id_seed: str = "") -> ChatInput:
@@ -155,7 +137,7 @@ def chat_input(request: CountTokensRequest, call_id_seed: str = "") -> ChatInput
     pool. Raises InvalidParameter."""
     return ChatInput(
         messages=list(_messages(request)),
-        tool_use=_tool_use(request),
+        tool_use=tool_use(request),
         output=_output(request),
         chat_template_kwargs=_template_variables(request),
         reasoning_effort=_effort(request),
@@ -178,159 +160,26 @@ def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
     if not request.messages:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
     if request.system:
-        yield {"role": "system", "content": _text(request.system)}
-    names: dict[str, str] = {}  # id of a call -> name of its tool
-    turn: dict[str, Any] | None = None
-    for index, message in enumerate(request.messages):
-        for part in _parts(message, f"messages.{index}", names):
-            if turn is not None and _same_turn(turn, part):
-                _join(turn, part)
-                continue
-            if turn is not None:
-                yield _whole(turn)
-            turn = part
-    if turn is not None:
-        yield _whole(turn)
-
-
-def _parts(message: Message, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    if message.content == []:
-        raise InvalidParameter(f"{path}.content", "must not be empty")
-    if isinstance(message, AssistantMessage):
-        yield _assistant(message, path, names)
-    elif isinstance(message, UserMessage):
-        yield from _user(message, path, names)
-    else:
-        yield {"role": "system", "content": _text(message.content)}
-
-
-def _user(message: UserMessage, path: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    if isinstance(message.content, str):
-        yield {"role": "user", "content": message.content}
-        return
-    for index, block in enumerate(message.content):
-        if isinstance(block, ToolResultBlock):
-            yield _tool_result(block, f"{path}.content.{index}", names)
-        else:
-            yield {"role": "user", "content": [_text_part(block)]}
-
-
-def _tool_result(block: ToolResultBlock, path: str, names: dict[str, str]) -> dict[str, Any]:
-    name = names.get(block.tool_use_id)
-    if name is None:
-        raise InvalidParameter(
-            f"{path}.tool_use_id", "must be the id of a tool_use in an earlier message"
-        )
-    content = _text(block.content or "")
-    if block.is_error:
-        if isinstance(content, str):
-            content = FAILED_PREFIX + content
-        else:
-            content = [{"type": "text", "text": FAILED_PREFIX + content[0]["text"]}, *content[1:]]
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
-
-
-def _assistant(message: AssistantMessage, path: str, names: dict[str, str]) -> dict[str, Any]:
-    if isinstance(message.content, str):
-        return {"role": "assistant", "content": message.content}
-    turn: dict[str, Any] = {"role": "assistant"}
-    texts, thoughts, calls = [], [], []
-    for index, block in enumerate(message.content):
-        if isinstance(block, TextBlock):
-            texts.append(_text_part(block))
-        elif isinstance(block, ThinkingBlock):
-            thoughts.append(block.thinking)
-        else:
-            if block.id in names:
-                raise InvalidParameter(f"{path}.content.{index}.id", "must be unique")
-            names[block.id] = block.name
-            calls.append(_call(block))
-    if texts:
-        turn["content"] = texts
-    if thoughts:
-        turn[_THOUGHTS] = thoughts  # a list until the turn is whole
-    if calls:
-        turn["tool_calls"] = calls
-    return turn
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = msgspec.json.encode(block.input).decode()
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.id, "type": "function", "function": function}
-
-
-def _same_turn(turn: dict[str, Any], part: dict[str, Any]) -> bool:
-    role: str = turn["role"]
-    return role != "tool" and role == part["role"]
-
-
-def _join(turn: dict[str, Any], part: dict[str, Any]) -> None:
-    """Extends `turn` in place: the work for a turn is linear in its blocks."""
-    if "content" in turn:
-        turn["content"] = _as_parts(turn["content"])
-    if "content" in part:
-        turn.setdefault("content", []).extend(_as_parts(part["content"]))
-    if _THOUGHTS in part:
-        turn.setdefault(_THOUGHTS, []).extend(part[_THOUGHTS])
-    if "tool_calls" in part:
-        turn.setdefault("tool_calls", []).extend(part["tool_calls"])
-
-
-def _whole(turn: dict[str, Any]) -> dict[str, Any]:
-    if len(turn.get("tool_calls", ())) > MAX_CALLS:
-        raise InvalidParameter("messages", f"at most {MAX_CALLS} tool_use blocks in one turn")
-    if _THOUGHTS in turn:
-        turn[_THOUGHTS] = "\n".join(turn[_THOUGHTS])
-    return {"role": turn["role"], "content": "", **turn}
-
-
-def _as_parts(content: Content) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _text(content: str | Sequence[TextBlock]) -> Content:
-    if isinstance(content, str):
-        return content
-    return [_text_part(block) for block in content]
-
-
-def _text_part(block: TextBlock) -> dict[str, str]:
-    return {"type": "text", "text": block.text}
-
-
-def _tool_use(request: CountTokensRequest) -> ToolUse:
-    choice = request.tool_choice
-    is_single = not isinstance(choice, ToolChoiceNone | None) and choice.disable_parallel_tool_use
-    tools = (_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
-    toolbox = Toolbox(tools, parallel=not is_single)
-    match choice:
-        case None | ToolChoiceAuto():
-            return toolbox.use("auto")
-        case ToolChoiceAny():
-            return toolbox.use("required")
-        case ToolChoiceTool(name=name):
-            return toolbox.use_one(name, "tool_choice.name")
-        case ToolChoiceNone():
-            return toolbox.use("none")
-
-
-def _tool(tool: CustomTool, param: str) -> Tool:
-    return Tool(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.input_schema or NO_PARAMETERS,
-        strict=bool(tool.strict),
-        param=param,
-        schema_param=f"{param}.input_schema",
-    )
+        yield {"role": "system", "content": text_content(request.system)}
+    is_empty = True
+    for turn in turns(request.messages):
+        is_empty = False
+        yield turn
+    if is_empty:
+        raise InvalidParameter("messages", "no message has content that the model sees")
 
 
 def _output(request: CountTokensRequest) -> RequestedGrammar | None:
+    found = _format(request)
+    return None if found is None else schema_output(found[0].json_schema, f"{found[1]}.schema")
+
+
+def _format(request: CountTokensRequest) -> tuple[JsonFormat, str] | None:
+    """Returns the format of the output and its path."""
     config = request.output_config
-    if config is None or config.format is None:
-        return None
-    return schema_output(config.format.json_schema, "output_config.format.schema")
+    if config is not None and config.format is not None:
+        return config.format, "output_config.format"
+    return None if request.output_format is None else (request.output_format, "output_format")
 
 
 def _template_variables(request: CountTokensRequest) -> dict[str, Any]:
@@ -363,14 +212,18 @@ def _is_continued(request: CountTokensRequest) -> bool:
         raise InvalidParameter(
             param, "must have text at its end and no white space behind it, to be continued"
         )
-    if request.output_config is not None and request.output_config.format is not None:
+    if (found := _format(request)) is not None:
         raise InvalidParameter(
-            "output_config.format", "is for whole answers: the last message begins this one already"
+            found[1], "is for whole answers: the last message begins this one already"
         )
     return True
 
 
 def _effort(request: CountTokensRequest) -> str | None:
-    """Returns chat's name of an effort, whose highest is `xhigh`."""
+    """Returns chat's name of an effort, whose highest is `xhigh`. That of a late system message
+    holds from there on."""
     effort = None if request.output_config is None else request.output_config.effort
+    for message in request.messages:
+        if isinstance(message, SystemMessage) and message.output_config is not None:
+            effort = message.output_config.effort or effort
     return "xhigh" if effort == "max" else effort

@@ -25,6 +25,7 @@ from api.main import create_app
 from api.settings import ApiSettings
 from api.system.protocol import DetokenizeRequest, TokenizeRequest
 from tests.support.api_document import JSON, json_routes, operations
+from tests.support.claude_code import TURN
 
 REPOSITORY = Path(__file__).parents[3]
 REQUESTS: dict[str, type[RequestModel]] = {
@@ -132,6 +133,18 @@ def test_a_request_schema_has_every_parameter_that_is_read(
     for parameter, described in schema["properties"].items():
         if parameter in fields and not fields[parameter].is_required():  # null counts as absent
             assert {"type": "null"} in described["anyOf"], parameter
+
+
+def test_the_document_admits_a_turn_of_claude_code(document: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"model": "m", "max_tokens": 9, **TURN}
+    tools = [
+        *body["tools"],
+        {"type": "custom", "name": "own", "input_schema": {}},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+    ]
+    schema = document["paths"]["/v1/messages"]["post"]["requestBody"]["content"][JSON]["schema"]
+    jsonschema.validate({**body, "tools": tools}, {**schema, "components": document["components"]})
 
 
 def test_every_generating_route_answers_json_or_events(document: dict[str, Any]) -> None:

@@ -131,7 +131,11 @@ BAD_CHATS = [
     Bad({"messages": [{"role": "user", "content": 7}]}, "messages.0.content"),
     Bad(content(), "messages.0.content"),
     Bad(content(1), "messages.0.content.0"),
-    Bad(content({"type": "image_url", "image_url": {}}), "messages.0.content.0.type", UNSUPPORTED),
+    Bad(
+        content({"type": "image_url", "image_url": {}}),
+        "messages.0.content.0",
+        "image_not_supported",
+    ),
     Bad({"messages": [{**MESSAGES[0], "tool_calls": [{}]}]}, "messages.0.tool_calls", UNSUPPORTED),
     Bad({"model": None}, "model", MISSING),
     Bad({"stop": ["a"] * 5}, "stop"),
@@ -329,7 +333,7 @@ BAD_MESSAGES = [
     Bad({"tools": [{**DEPTH, "name": "no name"}]}, "tools.0.name", None, TOOLS_ONLY),
     Bad({"tools": [DEPTH, DEPTH]}, "tools.1.name", None, TOOLS_ONLY),
     Bad(
-        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"tools": [{"type": "function", "name": "bash"}]},
         "tools.0.type",
         UNSUPPORTED,
         TOOLS_ONLY,

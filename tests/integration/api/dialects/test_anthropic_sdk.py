@@ -286,7 +286,7 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
     ):
         with pytest.raises(anthropic.ContentTooLargeError) as large:
             client.messages.create(**PARAMS, system="x" * 8000)
-        assert large.value.type == "invalid_request_error"
+        assert large.value.type == "request_too_large"
         small.script.pulls = False
         wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
         body = {**PARAMS, "stream": True}
@@ -315,6 +315,80 @@ def test_full_queues_outages_and_large_bodies_have_their_own_errors(
         ):
             client.messages.create(**PARAMS)
         assert limited.value.type == "rate_limit_error"
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("method", "headers", "body", "status", "kind"),
+    [
+        ("POST", JSON, b"{", 400, "invalid_request_error"),
+        ("POST", JSON, b'{"model": "nobody", "max_tokens": 1}', 400, "invalid_request_error"),
+        (
+            "POST",
+            JSON,
+            b'{"model": "nobody", "messages": [{"role": "user", "content": "a"}]}',
+            404,
+            "not_found_error",
+        ),
+        ("PUT", JSON, b"{}", 405, "invalid_request_error"),
+        ("POST", {"content-type": "text/csv"}, b"{}", 415, "invalid_request_error"),
+        ("POST", {**JSON, "content-encoding": "br"}, b"{}", 415, "invalid_request_error"),
+        ("POST", JSON, b'{"model": "' + b"x" * 5_000_000 + b'"}', 413, "request_too_large"),
+        ("POST", {**JSON, "origin": "https://x.test"}, b"{}", 403, "permission_error"),
+    ],
+)
+def test_every_refusal_has_anthropics_shape(
+    service: RunningService,
+    path: str,
+    method: str,
+    headers: dict[str, str],
+    body: bytes,
+    status: int,
+    kind: str,
+) -> None:
+    if status == 404 and path == "/v1/messages":
+        body = body[:-1] + b', "max_tokens": 1}'
+    answer = httpx.request(method, service.base_url + path, headers=headers, content=body)
+    payload = answer.json()
+    assert answer.status_code == status, payload
+    assert set(payload) == {"type", "error", "request_id"}
+    assert (payload["type"], payload["error"]["type"]) == ("error", kind)
+    assert set(payload["error"]) <= {"type", "message", "details"}
+    assert payload["request_id"] == answer.headers["request-id"]
+
+
+def test_the_sdk_tries_again_what_may_succeed_and_nothing_else(
+    redis_url: str, service: RunningService
+) -> None:
+    statuses: list[int] = []
+
+    def client_of(base_url: str) -> anthropic.Anthropic:
+        hooks: Any = {"response": [lambda response: statuses.append(response.status_code)]}
+        http_client = anthropic.DefaultHttpxClient(event_hooks=hooks)
+        return anthropic.Anthropic(
+            base_url=base_url, api_key="none", max_retries=1, http_client=http_client
+        )
+
+    with (
+        running_frontend(redis_url, new_namespace()) as alone,
+        client_of(alone.base_url) as client,
+        pytest.raises(anthropic.OverloadedError),
+    ):
+        client.messages.create(**PARAMS)
+    assert statuses == [529, 529]
+    statuses.clear()
+    with client_of(service.base_url) as client:
+        with pytest.raises(anthropic.BadRequestError):
+            client.messages.create(**{**PARAMS, "max_tokens": 0})
+        service.script.pulls = False
+        wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+        with pytest.raises(anthropic.GatewayTimeoutError) as late:
+            client.messages.create(**PARAMS, extra_body={"queue_timeout": 0.1})
+    assert late.value.type == "timeout_error"
+    assert statuses == [400, 504]
 
 
 def test_an_internal_error_is_an_api_error(
