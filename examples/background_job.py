@@ -17,7 +17,7 @@ from penstock.client import Client, PenstockError
 def main(what: str, given: str) -> None:
     with Client() as client:
         if what == "submit":
-            print(client.submit(given, max_output_tokens=200))
+            print(client.submit(given, max_tokens=200))
         elif what == "cancel":
             print(client.cancel(given)["status"])
         else:

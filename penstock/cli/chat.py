@@ -16,6 +16,10 @@ from penstock.cli.service import chosen_model, client_of, exit_code_of
 from penstock.client import Client, Delta, PenstockError
 from penstock.client.requests import LEAVING_S, in_path
 
+# What ends a conversation: no further question would be answered.
+_LASTING = (ExitCode.REFUSED, ExitCode.NO_SERVICE)
+_OPTIONS = ("max_output_tokens", "temperature")  # as the service names them
+
 
 def chat(
     question: Annotated[
@@ -27,7 +31,7 @@ def chat(
     model: ModelName = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(min=0)] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
     reasoning: Annotated[
         bool, typer.Option("--reasoning/--no-reasoning", help="Show the model's reasoning.")
     ] = True,
@@ -41,7 +45,7 @@ def chat(
     name = chosen_model(client, model)
     options: dict[str, Any] = {
         "model": name,
-        "max_output_tokens": max_tokens,
+        "max_tokens": max_tokens,
         "temperature": temperature,
         "instructions": system,
     }
@@ -73,7 +77,8 @@ def _converse(conversation: Conversation) -> None:
             try:
                 conversation.ask(line)
             except (CommandError, PenstockError) as error:
-                if exit_code_of(error) in (ExitCode.REFUSED, ExitCode.NO_SERVICE):
+                is_option = getattr(error, "param", None) in _OPTIONS
+                if exit_code_of(error) in _LASTING or is_option:
                     raise
                 note(str(error))
 

@@ -26,7 +26,8 @@ _MEANINGS = {
     ExitCode.OK: "It did what it was asked to. `up`, `api`, `worker`: stopped by a signal.",
     ExitCode.FAILED: "It could not: the answer or the job ended with an error, a process could not "
     "be kept running, `doctor` found an error.",
-    ExitCode.UNUSABLE: "A flag, a setting, a file, a model or an installation cannot be used.",
+    ExitCode.UNUSABLE: "A flag, a setting, a file, a model or an installation cannot be used, "
+    "also where only the service can see it (400, 413, 422).",
     ExitCode.NO_SERVICE: "Nothing answers at the URL, or the connection ended.",
     ExitCode.REFUSED: "The service asks for a key, or the key does not permit this (401, 403).",
     ExitCode.NOT_FOUND: "There is no such job, dead letter or model (404).",

@@ -32,6 +32,7 @@ class Row:
     custom_id: str | None
     path: str
     body: dict[str, Any]
+    options: frozenset[str] = frozenset()  # parameters that the command's flags gave
 
 
 def generate(
@@ -53,7 +54,7 @@ def generate(
         int | None, typer.Option(min=1, help="Where a request does not say it.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Where a request does not say it.")
+        float | None, typer.Option(min=0, max=2, help="Where a request does not say it.")
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way.")] = 16,
     patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -62,7 +63,8 @@ def generate(
 
     A line without a JSON object in it is a prompt, which the model continues; of a plain text file
     each line is one. A request whose connection is lost is sent again with its idempotency key: it
-    is computed once. Ends with 1 where one failed.
+    is computed once. Ends with 1 where one failed, with 2 where
+    the service refused a flag's value.
     """
     text = _text(file)
     client = client_of(url, key, patience_s=patience, timeout_s=ANSWER_TIMEOUT_S)
@@ -80,13 +82,15 @@ def generate(
     if not json:
         note(f"{len(rows) - num_failed} of {len(rows)} finished")
     if num_failed:
-        raise CommandError(f"{num_failed} of {len(rows)} requests failed.")
+        code = ExitCode.UNUSABLE if run.has_bad_option else ExitCode.FAILED
+        raise CommandError(f"{num_failed} of {len(rows)} requests failed.", code)
 
 
 class _Run:
     def __init__(self, client: Client, at_once: int) -> None:
         self._client = client
         self._at_once = at_once
+        self.has_bad_option = False  # the service refused the value of a flag
 
     def write(self, rows: list[Row], output: Path | None) -> int:
         """Writes the results in order; returns how many are errors."""
@@ -117,6 +121,7 @@ class _Run:
         try:
             answer = self._client.call("POST", row.path, row.body, idempotency_key=new_key())
         except PenstockError as error:
+            self.has_bad_option |= getattr(error, "param", None) in row.options
             return {**named, "error": str(error)}
         (choice, *_) = answer["choices"]
         message = choice.get("message")
@@ -151,7 +156,8 @@ def _rows(file: Path, text: str, defaults: dict[str, Any]) -> Iterator[Row]:
 
 def _row(where: str, index: int, line: str, defaults: dict[str, Any]) -> Row:
     if not line.lstrip().startswith("{"):
-        return Row(index, None, PATHS["prompt"], {**defaults, "prompt": line})
+        body = {**defaults, "prompt": line}
+        return Row(index, None, PATHS["prompt"], body, frozenset(defaults))
     try:
         given = json_module.loads(line)
     except ValueError as error:
@@ -170,7 +176,8 @@ def _row(where: str, index: int, line: str, defaults: dict[str, Any]) -> Row:
     if given.get("stream"):
         raise CommandError(f"{where}: stream is of no use in a file.", ExitCode.UNUSABLE)
     named = {name: value for name, value in defaults.items() if not _has(given, name)}
-    return Row(index, custom_id, path or PATHS[kinds[0]], {**named, **given})
+    body = {**named, **given}
+    return Row(index, custom_id, path or PATHS[kinds[0]], body, frozenset(named))
 
 
 def _has(given: dict[str, Any], name: str) -> bool:

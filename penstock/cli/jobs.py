@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,18 @@ from penstock.client.requests import in_path
 
 Id = Annotated[str, typer.Argument(help="The job's id, with or without its prefix.")]
 
+
+class State(StrEnum):
+    """A job's state, as the service spells it; this package imports nothing of the service."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
 jobs = typer.Typer(
     name="jobs", help="Looks at jobs, follows, cancels and requeues them.", no_args_is_help=True
 )
@@ -35,10 +48,7 @@ def list_jobs(
     url: Url = DEFAULT_URL,
     key: Key = None,
     json: Json = False,
-    state: Annotated[
-        str | None,
-        typer.Option(help="queued, running, finished, failed, cancelled or expired."),
-    ] = None,
+    state: Annotated[State | None, typer.Option(help="Jobs in this state alone.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     dead: Annotated[bool, typer.Option("--dead", help="Dead letters in place of jobs.")] = False,
 ) -> None:

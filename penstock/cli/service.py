@@ -5,9 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from penstock.cli.exits import CommandError, ExitCode
-from penstock.client import Client, NotFound, NotPermitted, PenstockError, Unreachable
+from penstock.client import (
+    Client,
+    InvalidRequest,
+    NotFound,
+    NotPermitted,
+    PenstockError,
+    Unreachable,
+)
 from penstock.client.requests import first_model
 
+_BAD_REQUEST = frozenset({400, 413, 422})  # other statuses, such as 409, are no flag's fault
 _clients = ExitStack()
 
 
@@ -51,4 +59,6 @@ def exit_code_of(error: CommandError | PenstockError) -> ExitCode:
         return ExitCode.NO_SERVICE
     if isinstance(error, NotPermitted):
         return ExitCode.REFUSED
+    if isinstance(error, InvalidRequest) and error.status in _BAD_REQUEST:
+        return ExitCode.UNUSABLE
     return ExitCode.NOT_FOUND if isinstance(error, NotFound) else ExitCode.FAILED

@@ -25,6 +25,7 @@ from penstock.client.requests import (
     background,
     first_model,
     in_path,
+    limited,
     new_key,
     turns_of,
 )
@@ -138,8 +139,9 @@ class AsyncClient:
     ) -> None:
         """Takes the URLs of one or several frontends: another one is asked when one is away.
 
-        Without them PENSTOCK_URL has them, without a `key` PENSTOCK_KEY. After `patience_s` without
-        a success, requests and streams fail. `timeout_s`: without a byte of a response that is no
+        Without them PENSTOCK_URL has them, without a `key` PENSTOCK_KEY. Requests
+        and streams fail after `patience_s` without a success, when each URL was tried; with 0 each
+        is tried once. `timeout_s`: without a byte of a response that is no
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
         them. Raises ValueError for what is no URL.
         """
@@ -167,7 +169,8 @@ class AsyncClient:
         """Returns the stream of a chat completion: of messages, or of one question.
 
         Without a `model` it is the first that is served. `parameters` are those of
-        `/v1/chat/completions`. The same request with the same `idempotency_key` is the same answer.
+        `/v1/chat/completions`; the limit of tokens is `max_tokens` in every method. The same
+        request with the same `idempotency_key` is the same answer.
         """
         options = {"stream_options": {"include_usage": True}, **parameters}
         body = {**options, "messages": turns_of(messages)}
@@ -202,7 +205,8 @@ class AsyncClient:
     def _submitted(
         self, path: str, body: dict[str, Any], model: str | None, key: str | None
     ) -> AsyncStream:
-        named = {**body, "model": model} if model else body
+        limits = limited(path, body)
+        named = {**limits, "model": model} if model else limits
         return AsyncStream(self, SubmittedReading(path, named, key=key, needs_model=model is None))
 
     # Jobs in the background.
@@ -210,7 +214,8 @@ class AsyncClient:
     async def submit(self, input: Any, *, model: str | None = None, **parameters: Any) -> str:
         """Submits a job that belongs to no connection; returns its id at once.
 
-        `input` and `parameters` are those of `/v1/responses`. Raises PenstockError.
+        `input` and `parameters` are those of `/v1/responses`, with `max_tokens` for
+        `max_output_tokens`. Raises PenstockError.
         """
         body = background(input, model or await self.model(), parameters)
         return str(
@@ -260,8 +265,8 @@ class AsyncClient:
     ) -> Any:
         """Returns the JSON of a response, of a status in `accepted` too. Raises PenstockError.
 
-        A POST is tried again with an `idempotency_key` only, every other request always; for
-        `patience_s` in place of the client's.
+        It is tried again for `patience_s`, by default the client's, and at each URL once. A POST
+        that was sent is sent again only with an `idempotency_key`.
         """
         headers = {IDEMPOTENCY_KEY: idempotency_key} if idempotency_key else {}
         request = Request(method, path, body, query or {}, headers)
@@ -272,8 +277,7 @@ class AsyncClient:
                     response = await self._http.request(**self._caller.call(request, tries.url))
                 return read_json(response, tries.url, accepted)
             except PenstockError as error:
-                may_pass = error.may_pass and request.is_repeatable
-                await asyncio.sleep(tries.failed(error, may_pass=may_pass))
+                await asyncio.sleep(tries.failed(error, may_pass=request.may_repeat(error)))
 
     async def events(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None

@@ -39,10 +39,14 @@ class PenstockError(Exception):
 
 
 class Unreachable(PenstockError):
-    """Nothing answers, or the connection was lost. A job that was accepted goes on."""
+    """Nothing answers, or the connection was lost. A job that was accepted goes on.
 
-    def __init__(self, message: str, job_id: str = "") -> None:
+    `is_unsent`: there was no connection, so the service has nothing of the request.
+    """
+
+    def __init__(self, message: str, job_id: str = "", *, is_unsent: bool = False) -> None:
         super().__init__(message, job_id=job_id, may_pass=True)
+        self.is_unsent = is_unsent
 
 
 class Refused(PenstockError):

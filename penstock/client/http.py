@@ -81,7 +81,9 @@ def reaching(url: str) -> Iterator[None]:
         yield
     except httpx2.TransportError as error:
         reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-        raise Unreachable(f"no service answers at {url} ({reason}).") from error
+        is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+        message = f"no service answers at {url} ({reason})."
+        raise Unreachable(message, is_unsent=is_unsent) from error
 
 
 def read_json(response: httpx2.Response, url: str, accepted: tuple[int, ...] = ()) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from penstock.client.errors import PenstockError
+from penstock.client.errors import PenstockError, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "PENSTOCK_URL"
@@ -24,6 +24,12 @@ LEAVING_S = 5.0  # for the cancel of a job whose stream is left
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
 IDEMPOTENCY_KEY = "idempotency-key"
+# By path the names of the limit of output tokens, its first one in each; elsewhere `max_tokens`.
+_LIMITS = {
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+}
+_LIMIT_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,11 @@ class Request:
     query: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether sending it twice is as good as once."""
-        return self.method != "POST" or IDEMPOTENCY_KEY in self.headers
+    def may_repeat(self, error: PenstockError) -> bool:
+        """Returns whether it can be sent again after `error`, and is served once all the same."""
+        is_unsent = isinstance(error, Unreachable) and error.is_unsent
+        is_repeatable = self.method != "POST" or IDEMPOTENCY_KEY in self.headers
+        return error.may_pass and (is_repeatable or is_unsent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +99,8 @@ class Tries:
     """The tries of one request: which URL, how long a pause, and when to give up.
 
     `succeeded` after each success; a connection that was `opened` and lasted is one, too. `failed`
-    raises the error that it is given where another try is of no use, or where there was no success
-    for `limit_s`.
+    raises the error that it is given where another try is of no use, or where each URL was tried
+    since the last success and that was `limit_s` ago.
     """
 
     def __init__(self, places: Places, limit_s: float) -> None:
@@ -118,13 +125,14 @@ class Tries:
             self.succeeded()
         self._opened_s = None
         self._since_s = now_s if self._since_s is None else self._since_s
-        left_s = self._since_s + self._limit_s - now_s
-        if not (error.may_pass if may_pass is None else may_pass) or left_s <= 0:
+        left_s = max(0.0, self._since_s + self._limit_s - now_s)
+        self._num_failed += 1
+        num_rounds = self._num_failed // len(self._places.urls)
+        is_late = left_s == 0 and num_rounds > 0
+        if not (error.may_pass if may_pass is None else may_pass) or is_late:
             raise error
         self._places.leave(self.url)
         self.url = self._places.url
-        self._num_failed += 1
-        num_rounds = self._num_failed // len(self._places.urls)
         # No pause until each URL has failed once.
         pause_s = min(FIRST_PAUSE_S * 2 ** (min(num_rounds, 10) - 1), MAX_PAUSE_S)
         pause_s = pause_s * random.uniform(0.75, 1.0) if num_rounds else 0.0
@@ -160,9 +168,22 @@ def first_model(models: Sequence[Mapping[str, Any]]) -> str:
     raise PenstockError("the service has no model yet: no worker has announced one.", may_pass=True)
 
 
+def limited(path: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns parameters whose limit of output tokens, under any API's name, has the path's name.
+
+    A second limit stays as it is: the service refuses it.
+    """
+    own = _LIMITS.get(path, ("max_tokens",))
+    if any(name in parameters for name in own):
+        return dict(parameters)
+    given = next((name for name in _LIMIT_NAMES if name in parameters), None)
+    return {own[0] if name == given else name: value for name, value in parameters.items()}
+
+
 def background(input: Any, model: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the body of a response in the background."""
-    return {**parameters, "model": model, "input": input, "background": True, "stream": False}
+    named = limited("/v1/responses", parameters)
+    return {**named, "model": model, "input": input, "background": True, "stream": False}
 
 
 def turns_of(messages: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

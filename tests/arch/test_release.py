@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_the_changelog_has_the_version_of_the_tree_first() -> None:
     found = sections((REPOSITORY / "CHANGELOG.md").read_text())
     assert next(iter(found)) == version()
     assert all(text for _, text in found.values())
+
+
+def test_the_client_for_npm_has_the_version_of_the_tree_and_no_dependencies() -> None:
+    client = REPOSITORY / "clients/typescript"
+    package = json.loads((client / "package.json").read_text())
+    assert package["version"] == version()
+    assert "dependencies" not in package
+    lock = json.loads((client / "package-lock.json").read_text())
+    assert lock["version"] == version()
 
 
 def test_a_release_is_of_one_version() -> None:

@@ -15,7 +15,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.support.browser import headless_chromium
-from tests.support.node import installed_clients
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.node import installed_clients, our_client
 from tests.support.running_service import MODEL, RunningService, wait_until
 
 pytestmark = pytest.mark.browser
@@ -34,6 +35,8 @@ class Files(http.server.SimpleHTTPRequestHandler):
     """The page, and the packages that a page may import."""
 
     def translate_path(self, path: str) -> str:
+        if path.startswith("/node_modules/penstock/"):
+            return str(our_client() / path.lstrip("/"))
         if path.startswith("/node_modules/"):
             return str(installed_clients() / path.partition("?")[0].lstrip("/"))
         return str(PAGE / path.removeprefix("/page").lstrip("/"))
@@ -225,3 +228,27 @@ def test_openai_s_sdk_runs_in_the_page_itself(page: Page, service: RunningServic
     answer = result(page)
     assert answer["error"] == ["NotFoundError", "model_not_found", "chatcmpl"]
     assert answer["text"]
+
+
+@pytest.mark.node
+@pytest.mark.packages
+def test_our_client_reads_over_cuts_in_the_page_itself(page: Page, service: RunningService) -> None:
+    service.script.step_s = 0.01
+    with cutting_proxy(service.base_url) as proxy:
+        # One of them may meet the question whether the page may ask, which is sent again as well.
+        proxy.cuts = [2000, 700, 1300]
+        members = {name: CHAT[name] for name in ("model", "max_tokens", "ignore_eos")}
+        page.evaluate(
+            "([base, asked, parameters]) => { ours('it', base, asked, parameters) }",
+            [proxy.base_url, CHAT["messages"], members],
+        )
+        ended = "['read', 'failed'].includes(calls.it?.state)"
+        page.wait_for_function(ended, timeout=PATIENCE_S * 1000)
+        answer = result(page)
+        assert proxy.num_cut >= 2, answer
+    whole = httpx.post(f"{service.base_url}/v1/chat/completions", json=CHAT, timeout=30).json()
+    assert answer["text"] == answer["answer"]["text"] == whole["choices"][0]["message"]["content"]
+    assert answer["answer"]["usage"]["completion_tokens"] == CHAT["max_tokens"]
+    assert answer["error"] == ["NotFound", "model_not_found"]
+    left = f"{service.base_url}/v1/jobs/{answer['left']}"
+    wait_until(lambda: httpx.get(left).json()["status"] == "cancelled", "the cancel", PATIENCE_S)

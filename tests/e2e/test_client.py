@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.client import AsyncClient, Client, Stream
 from tests.support.launched import REPOSITORY, Launched, free_port
+from tests.support.listener import listener_on
 from tests.support.redis_topologies import until
 from tests.support.service_client import CLOSE_LOOK, ServiceClient
 from tests.support.throttle import FAULTS, Throttle
@@ -60,34 +60,6 @@ def begun(client: Client, dialect: str) -> Stream:
     if dialect == "chat":
         return client.chat(PROMPT, return_token_ids=True, **TOKENS)
     return client.complete(PROMPT, return_token_ids=True, **TOKENS)
-
-
-def listener_on(url: str) -> int:
-    """The process that listens on the port of a URL."""
-    port = int(url.rpartition(":")[2])
-    hexed = f"{port:04X}"
-    (inode,) = (
-        line.split()[9]
-        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-        if line.split()[1].endswith(f":{hexed}") and line.split()[3] == "0A"
-    )
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            for handle in _handles(entry):
-                if handle == f"socket:[{inode}]" and _is_frontend(entry):
-                    return int(entry.name)
-    raise AssertionError(f"nobody listens at {url}")
-
-
-def _handles(process: Path) -> list[str]:
-    try:
-        return [os.readlink(handle) for handle in (process / "fd").iterdir()]
-    except OSError:
-        return []
-
-
-def _is_frontend(process: Path) -> bool:
-    return b"api" in (process / "cmdline").read_bytes().split(b"\0")
 
 
 def kill_frontend(client: Client) -> None:

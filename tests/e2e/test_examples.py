@@ -115,3 +115,5 @@ def test_each_example_says_what_it_shows_and_is_run_here() -> None:
         assert f"python examples/{file.name}" in shown, file.name
         assert "PENSTOCK_URL" in shown, file.name
         assert f"test_{file.stem}" in globals(), file.name
+    for file in EXAMPLES.glob("*.ts"):  # tests/clients/test_typescript.py runs them
+        assert f"node examples/{file.name}" in file.read_text(), file.name

@@ -23,6 +23,29 @@ async function call(name, url, options) {
   }
 }
 
+async function ours(name, base, asked, parameters) {
+  const told = (calls[name] = { state: 'asking', text: '', error: null });
+  try {
+    const { Client } = await import('/node_modules/penstock/dist/index.js');
+    const client = new Client(base, { patienceMs: 20_000 });
+    const stream = client.chat(asked, parameters);
+    for await (const delta of stream) told.text += delta.text;
+    told.answer = stream.answer;
+    const wrong = await client.chat(asked, { ...parameters, model: 'nobody' }).result().catch((e) => e);
+    told.error = [wrong.constructor.name, wrong.code];
+    const leaving = new AbortController();
+    const left = client.chat(asked, { ...parameters, max_tokens: 400 }, { signal: leaving.signal });
+    await left.next();
+    leaving.abort();
+    await left.next().catch((error) => error);
+    told.left = left.jobId;
+    told.state = 'read';
+  } catch (error) {
+    told.error = `${error}`;
+    told.state = 'failed';
+  }
+}
+
 async function sdk(name, base, asked) {
   const told = (calls[name] = { state: 'asking', text: '', error: null });
   try {
@@ -55,5 +78,6 @@ function source(name, url) {
 
 window.calls = calls;
 window.call = call;
+window.ours = ours;
 window.sdk = sdk;
 window.source = source;

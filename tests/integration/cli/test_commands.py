@@ -16,7 +16,9 @@ import pytest
 
 from penstock.cli.application import main
 from penstock.cli.exits import ExitCode
+from penstock.cli.jobs import State
 from penstock.client import Client
+from shared.messages import JobState
 from shared.process import dying_with_this_process
 from shared.transport.ports.deployment import ProcessKind
 from tests.support.cutting_proxy import cutting_proxy
@@ -101,8 +103,44 @@ def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:
     assert f"{PROMPT['max_tokens']}" in shown.out
     assert penstock("jobs", "show", newest["job_id"], "--json").objects[0]["id"] == job
     refused = penstock("jobs", "list", "--state", "asleep")
-    assert (refused.code, refused.out) == (ExitCode.FAILED, "")
-    assert "state" in refused.err
+    assert (refused.code, refused.out) == (ExitCode.UNUSABLE, "")
+    assert "'queued'" in refused.err, "the flag lists its values"
+
+
+def test_states_of_the_command_are_the_service_s() -> None:
+    assert [str(state) for state in State] == [str(state) for state in JobState]
+
+
+def test_a_flag_that_only_the_service_can_refuse_is_a_bad_flag(
+    penstock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_many = ("--max-tokens", "100000000")
+    for words in (("chat", "x"), ("bench",)):
+        refused = penstock(*words, *too_many)
+        assert (refused.code, refused.out) == (ExitCode.UNUSABLE, ""), words
+        assert "max" in refused.err
+    for words in (("chat", "x"), ("generate", "x")):
+        assert penstock(*words, "--temperature", "9").code == ExitCode.UNUSABLE
+    file = tmp_path / "prompts.txt"
+    file.write_text("a gate\n")
+    assert penstock("generate", str(file), *too_many).code == ExitCode.UNUSABLE
+    lines = io.StringIO("a question\nanother one\n")
+    monkeypatch.setattr("sys.stdin", lines)
+    monkeypatch.setattr(lines, "isatty", lambda: True)
+    assert penstock("chat", *too_many).code == ExitCode.UNUSABLE
+    assert lines.read() == "another one\n", "no further question would be answered"
+
+
+def test_each_frontend_is_tried_where_one_is_away(
+    penstock: Any, free: str, service: RunningService, job: str
+) -> None:
+    both = f"{free},{service.base_url}"
+    for words in (("status",), ("workers",), ("jobs", "list"), ("jobs", "show", job)):
+        assert penstock(*words, url=both).code == ExitCode.OK, words
+    assert penstock("bench", "-n", "1", "--max-tokens", "2", url=both).code == ExitCode.OK
+    assert penstock("jobs", "requeue", job, url=both).code == ExitCode.NOT_FOUND
+    away = penstock("status", url=f"{free},{free}")
+    assert away.code == ExitCode.NO_SERVICE
 
 
 def test_what_is_not_there_ends_with_its_own_code(penstock: Any, free: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -245,7 +245,8 @@ def test_the_end_of_a_stream_is_not_the_end_of_its_job(code: str, kind: str) -> 
 def test_an_error_response_is_an_error_of_its_kind(
     status: int, raised: type[PenstockError]
 ) -> None:
-    service = Service(error(status, "some_code", x_request_id="r1", retry_after="7"))
+    refusals = [error(status, "some_code", x_request_id="r1", retry_after="7") for _ in range(2)]
+    service = Service(*refusals)
     with pytest.raises(raised) as refused:
         client_of(service, patience_s=0.0).chat("x", model="m").result()
     found = refused.value
@@ -426,6 +427,48 @@ def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
         tries.opened()
         now[0] += 8.0
         assert tries.failed(failure) == 0.0
+
+
+def test_without_patience_each_frontend_is_tried_once(pauses: list[float]) -> None:
+    away = httpx2.ConnectError("refused")
+    cut_short = stream(chunk("Hel"), is_whole=False)
+    service = Service(away, cut_short, stream(chunk("Hello", "stop")))
+    with client_of(service, patience_s=0.0) as client:
+        assert client.chat("x", model="m").result().text == "Hello"
+    service = Service(away, away)
+    with client_of(service, patience_s=0.0) as client, pytest.raises(Unreachable, match="//two"):
+        client.jobs()
+    assert [request.url.host for request in service.requests] == ["one", "two"]
+    assert pauses == [0.0, 0.0, 0.0], "none of them waits"
+
+
+def test_a_post_is_sent_elsewhere_only_where_nothing_was_sent() -> None:
+    service = Service(httpx2.ConnectError("refused"), httpx2.Response(200, json={"id": "a"}))
+    assert client_of(service).call("POST", "/v1/jobs/a/requeue") == {"id": "a"}
+    service = Service(CUT)
+    with pytest.raises(Unreachable):
+        client_of(service).call("POST", "/v1/jobs/a/requeue")
+
+
+@pytest.mark.parametrize("given", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+def test_the_limit_of_tokens_has_one_name_in_every_method(given: str) -> None:
+    def body(call: Callable[[Client], object], outcome: httpx2.Response) -> dict[str, Any]:
+        service = Service(outcome)
+        call(client_of(service))
+        sent: dict[str, Any] = json.loads(service.requests[0].content)
+        return {name: value for name, value in sent.items() if name.startswith("max_")}
+
+    limit, done = {given: 7}, stream(chunk("a", "stop"))
+    taken = body(
+        lambda c: c.submit("x", model="m", **limit), httpx2.Response(200, json={"id": "r"})
+    )
+    assert taken == {"max_output_tokens": 7}
+    chat = body(lambda c: c.chat("x", model="m", **limit).result(), done)
+    assert chat in ({"max_tokens": 7}, {"max_completion_tokens": 7})
+    done = stream(chunk("a", "stop"))
+    assert body(lambda c: c.complete("x", model="m", **limit).result(), done) == {"max_tokens": 7}
+    done = stream(chunk("a", "stop"))
+    assert body(lambda c: c.generate("x", model="m", **limit).result(), done) == {"max_tokens": 7}
 
 
 async def test_the_client_for_asyncio_does_the_same() -> None:

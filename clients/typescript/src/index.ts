@@ -1,0 +1,24 @@
+/*
+ * A client of a running service, whose streams go on by themselves over whatever fails.
+ *
+ *     import { Client } from 'penstock';
+ *
+ *     const client = new Client('http://127.0.0.1:8000');
+ *     for await (const delta of client.chat('What is a penstock?')) process.stdout.write(delta.text);
+ */
+export type { Answer, Choice, Delta, Json } from './answer.js';
+export { Client, type Calling, type ClientOptions, type Following, type Leaving, type Parameters, type Submitting } from './client.js';
+export {
+  InvalidRequest,
+  JobCancelled,
+  JobExpired,
+  JobFailed,
+  NotFound,
+  NotPermitted,
+  Overloaded,
+  PenstockError,
+  Refused,
+  StreamLost,
+  Unreachable,
+} from './errors.js';
+export { Stream } from './stream.js';

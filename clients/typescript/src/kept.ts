@@ -1,0 +1,171 @@
+/*
+ * What was delivered of an answer, which a connection that repeats it from its begin is held
+ * against.
+ */
+import type { Choice, Delta, Json } from './answer.js';
+import { StreamLost } from './errors.js';
+
+/** A text that grows. Pieces that are there already are compared and left out. */
+class KeptText {
+  whole = '';
+  private place = 0; // in what the connection says
+
+  repeat(): void {
+    this.place = 0;
+  }
+
+  /** Returns what of the next piece is new. Throws StreamLost where it differs. */
+  rest(piece: string): string {
+    const had = this.whole.slice(this.place, this.place + piece.length);
+    this.place += piece.length;
+    if (!piece.startsWith(had)) throw differs();
+    const added = piece.slice(had.length);
+    this.whole += added;
+    return added;
+  }
+}
+
+/** A list that grows, in the same way. */
+class KeptList {
+  whole: any[] = [];
+  private place = 0;
+
+  repeat(): void {
+    this.place = 0;
+  }
+
+  rest(piece: readonly any[]): any[] {
+    const had = this.whole.slice(this.place, this.place + piece.length);
+    this.place += piece.length;
+    if (JSON.stringify(had) !== JSON.stringify(piece.slice(0, had.length))) throw differs();
+    const added = piece.slice(had.length);
+    this.whole.push(...added);
+    return added;
+  }
+}
+
+function differs(): StreamLost {
+  return new StreamLost('The service repeats this answer with another text.');
+}
+
+/** A tool call: its first part with id and name, then parts of its arguments. */
+class KeptCall {
+  private arguments = new KeptText();
+
+  constructor(private first: Json) {}
+
+  repeat(): void {
+    this.arguments.repeat();
+  }
+
+  /** Returns what of a part is new; null: nothing. Throws StreamLost. */
+  rest(part: Json): Json | null {
+    const added = this.arguments.rest(part.function?.arguments || '');
+    if (part === this.first) return { ...part };
+    return added ? { index: part.index, function: { arguments: added } } : null;
+  }
+
+  /** The call as in a whole message. */
+  get whole(): Json {
+    const called = { ...this.first.function, arguments: this.arguments.whole };
+    return { id: this.first.id, type: 'function', function: called };
+  }
+}
+
+/** What an event says of a choice. */
+export interface Part {
+  text?: string | undefined;
+  reasoning?: string | undefined;
+  toolCalls?: Json[] | undefined;
+  tokenIds?: number[] | undefined;
+  logprobs?: Json | null | undefined;
+  finishReason?: string | null | undefined;
+  stopReason?: string | number | null | undefined;
+}
+
+/** One choice of an answer. */
+export class KeptChoice {
+  private text = new KeptText();
+  private reasoning = new KeptText();
+  private tokenIds = new KeptList();
+  private logprobs = new Map<string, KeptList>();
+  private calls = new Map<number, KeptCall>();
+  private finishReason: string | null = null;
+  private stopReason: string | number | null = null;
+
+  constructor(private index: number) {}
+
+  /** Expects the choice from its begin. */
+  repeat(): void {
+    for (const kept of [this.text, this.reasoning, this.tokenIds, ...this.logprobs.values(), ...this.calls.values()]) {
+      kept.repeat();
+    }
+  }
+
+  /** Returns the delta of what an event adds. Throws StreamLost. */
+  take(event: Json, part: Part): Delta {
+    const isEnd = part.finishReason != null && this.finishReason === null;
+    if (isEnd) {
+      this.finishReason = part.finishReason ?? null;
+      this.stopReason = part.stopReason ?? null;
+    }
+    return {
+      text: this.text.rest(part.text || ''),
+      index: this.index,
+      reasoning: this.reasoning.rest(part.reasoning || ''),
+      toolCalls: (part.toolCalls ?? []).map((call) => this.call(call)).filter((call) => call !== null),
+      tokenIds: this.tokenIds.rest(part.tokenIds ?? []),
+      logprobs: this.restOfLogprobs(part.logprobs ?? {}),
+      finishReason: isEnd ? this.finishReason : null,
+      event,
+    };
+  }
+
+  /** Whether nothing was delivered of it. */
+  get isEmpty(): boolean {
+    return !this.text.whole && !this.reasoning.whole && !this.tokenIds.whole.length && !this.calls.size && this.finishReason === null;
+  }
+
+  /** What was delivered of it. */
+  get whole(): Choice {
+    const logprobs = Object.fromEntries([...this.logprobs].map(([name, kept]) => [name, [...kept.whole]]));
+    return {
+      text: this.text.whole,
+      reasoning: this.reasoning.whole,
+      toolCalls: sorted(this.calls).map((call) => call.whole),
+      tokenIds: [...this.tokenIds.whole],
+      logprobs: this.logprobs.size ? logprobs : null,
+      finishReason: this.finishReason,
+      stopReason: this.stopReason,
+    };
+  }
+
+  private call(part: Json): Json | null {
+    let kept = this.calls.get(part.index);
+    if (!kept) this.calls.set(part.index, (kept = new KeptCall(part)));
+    return kept.rest(part);
+  }
+
+  /** Returns the new entries of each of the lists that log probabilities are. */
+  private restOfLogprobs(given: Json): Json | null {
+    const lists = Object.entries(given).filter(([, value]) => Array.isArray(value));
+    if (!lists.length) return null;
+    return Object.fromEntries(
+      lists.map(([name, value]) => {
+        let kept = this.logprobs.get(name);
+        if (!kept) this.logprobs.set(name, (kept = new KeptList()));
+        return [name, kept.rest(value)];
+      }),
+    );
+  }
+}
+
+/** Returns the values of a map in the order of its numbers. */
+export function sorted<Value>(map: Map<number, Value>): Value[] {
+  return [...map].sort(([one], [other]) => one - other).map(([, value]) => value);
+}
+
+/** Returns whether an event added nothing. */
+export function isEmpty(delta: Delta): boolean {
+  return !delta.text && !delta.reasoning && !delta.toolCalls.length && !delta.tokenIds.length && delta.finishReason === null;
+}
