@@ -71,6 +71,7 @@ class ErrorCode(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     STREAM_DIVERGED = "stream_diverged"
     JOB_LOST = "job_lost"
+    MODEL_REPLACED = "model_replaced"
 
 
 class OnDisconnect(StrEnum):
@@ -236,6 +237,8 @@ class Job:
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
     idempotency: Idempotency | None = None  # known to the store alone
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
+    # ModelCard.prompt_digest of the model that the prompt was prepared for; "": any of this name.
+    prompt_digest: str = ""
     traceparent: str = ""  # W3C Trace Context of what submitted it; "" where there is none
     tracestate: str = ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +15,7 @@ from shared.text.base import Tokenizer
 from shared.text.checkpoint_files import read_json
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import ModelCard
+from shared.text.model_card import DIGEST_CHARS, ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
@@ -48,6 +50,7 @@ class LoadedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
+    weights_digest: str = ""
 
     @classmethod
     def load(
@@ -87,6 +90,7 @@ class LoadedModel:
             max_model_len=ready.config.max_model_len,
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.config.eos_token_ids,
+            weights_digest=weights_digest(checkpoint),
         )
 
     def shortcomings(self) -> list[str]:
@@ -124,6 +128,11 @@ class LoadedModel:
             raise JobRefused(
                 ErrorCode.PAYLOAD_INVALID, f"this worker serves {self.name!r}, not {job.model!r}"
             )
+        if job.prompt_digest not in ("", self.card.prompt_digest):
+            raise JobRefused(
+                ErrorCode.MODEL_REPLACED,
+                "The model was replaced after this request was prepared. Send the request again.",
+            )
         if not job.prompt_token_ids:
             raise JobRefused(ErrorCode.PAYLOAD_INVALID, "the prompt is empty")
         if job.sampling.seed is None:
@@ -146,6 +155,29 @@ class LoadedModel:
                 f"a token id of logit_bias or stop_token_ids is outside the vocabulary of "
                 f"{self.vocab_size}",
             )
+
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+SAMPLES, SAMPLE_BYTES = 16, 16_384  # that are read of each file of weights
+
+
+def weights_digest(checkpoint: Checkpoint) -> str:
+    """Returns a digest that differs between two checkpoints of one name.
+
+    It covers config.json, and the sizes and samples of all files of weights: a training step
+    changes every one of them, and reading them all would take as long as loading. Raises OSError.
+    """
+    whole = hashlib.sha256(checkpoint.name.encode())
+    whole.update((checkpoint.path / "config.json").read_bytes())
+    files = {path for kind in WEIGHT_FILES for path in checkpoint.path.glob(kind)}
+    for path in sorted(files):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            whole.update(f"/{path.name}/{size}/".encode())
+            for at in range(SAMPLES):
+                file.seek(max(0, size - SAMPLE_BYTES) * at // (SAMPLES - 1))
+                whole.update(file.read(SAMPLE_BYTES))
+    return whole.hexdigest()[:DIGEST_CHARS]
 
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", *OLDER_FORMS)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import AppendStatus, JobQueue, WorkerReport
+from shared.transport.ports.queue import UNKNOWN_FILES, AppendStatus, JobQueue, WorkerReport
 from worker.engine_process.supervisor import EngineSupervisor
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs
@@ -83,6 +83,7 @@ class Heartbeat:
         self._was_confirmed = False
         self._turned_s: float | None = None
         self.draining = False
+        self.files = UNKNOWN_FILES
 
     @property
     def age_s(self) -> float:
@@ -113,6 +114,7 @@ class Heartbeat:
                 running=tuple(attempts.items()),
                 draining=self.draining,
                 stalled=self._engine.stalled,
+                files=self.files,
             )
         )
         self._confirmed_s = begin_s

@@ -28,7 +28,7 @@ from shared.text.base import TextInvalid
 from shared.tracing import open_tracing
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import CrashCause, Delivery, JobQueue
+from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles
 from worker.checkpoint import Checkpoint, LoadedModel
 from worker.engine_process.interpreter import EngineNotLoaded
 from worker.engine_process.link import EngineDied
@@ -199,6 +199,9 @@ class WorkerService:
         ready = await self._supervisor.start()
         self._model = await asyncio.to_thread(
             LoadedModel.load, self._checkpoint, ready, self._settings
+        )
+        self._heartbeat.files = ModelFiles(
+            self._model.card.prompt_digest, self._model.weights_digest
         )
         self._runner = JobRunner(
             self._jobs,

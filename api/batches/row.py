@@ -73,8 +73,10 @@ STOP_CHECK_S = 1.0
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
 MAX_PREPARING = 2  # rows of all batches that are tokenized at once
-MAX_JOBS = 3  # of one row, where the store loses them
-_LOST = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED})
+MAX_JOBS = 3  # of one row, where the store loses them or the model is replaced
+# A row that ended so is prepared again.
+_ANEW = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED, ErrorCode.MODEL_REPLACED})
+REPLACED_RETRY_S = 3.0  # after which every frontend has the card of the model that is served now
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +218,11 @@ class RowTask:
                 )
                 text = await self._context.run.jobs.slices.joined(line)
                 return RowResult(self._line, self._job_id, text, True, end.usage)
-            if end.code not in _LOST or num_jobs == MAX_JOBS:
+            if end.code not in _ANEW or num_jobs == MAX_JOBS:
                 return self._failed(end)
             log.warning("row restarted", extra={"job_id": self._job_id, "reason": end.code})
+            if end.code == ErrorCode.MODEL_REPLACED and not await self._forget():
+                return self._stopped()
         raise AssertionError("unreachable")
 
     async def _prepare(self) -> Prepared | None:
@@ -343,6 +347,19 @@ class RowTask:
         except TransportError:
             return None
         return result is not None
+
+    async def _forget(self) -> bool:
+        """Deletes the ended job, so that its id can be used again. False: the batch stops first."""
+        if await self._context.lease.stop.wait(REPLACED_RETRY_S):
+            return False
+        backoff = _backoff()
+        while True:
+            try:
+                await self._context.run.jobs.store.forget(self._job_id)
+                return True
+            except TransportError:
+                if await self._context.lease.stop.wait(backoff.next_s()):
+                    return False
 
     def _stopped(self) -> RowResult:
         """Returns the result of a row that has none when the batch stops."""

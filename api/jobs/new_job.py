@@ -42,6 +42,7 @@ def new_job(
     defaults: JobDefaults,
     *,
     model: str,
+    prompt_digest: str,
     kind: str,
     token_ids: tuple[int, ...],
     sampling: SamplingParams,
@@ -64,6 +65,7 @@ def new_job(
     return Job(
         job_id=caller.job_id,
         model=model,
+        prompt_digest=prompt_digest,
         prompt_token_ids=token_ids,
         sampling=sampling,
         kind=kind,

@@ -17,7 +17,9 @@ from penstock.client.kept import KeptChoice, is_empty
 from penstock.client.requests import IDEMPOTENCY_KEY, Event, Request, in_path, new_key
 
 # The job is gone before anything of it was delivered: the same request begins it anew.
-_BEGINS_ANEW = frozenset({"worker_lost", "engine_died", "payload_lost", "job_lost"})
+_BEGINS_ANEW = frozenset(
+    {"worker_lost", "engine_died", "payload_lost", "job_lost", "model_replaced"}
+)
 _LOST = frozenset({"job_lost", "stream_diverged"})
 _PASSING_KINDS = frozenset({"service_unavailable", "overloaded_error", "rate_limit_error"})
 _ENDS = frozenset({"completed", "incomplete", "failed", "cancelled"})

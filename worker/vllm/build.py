@@ -85,8 +85,10 @@ def build_vllm_engine(
     config = _config(llm, options, exact)
     model = llm.vllm_config.model_config
     _log_ready(llm, config, exact)
+    engine = VllmEngine(llm, config, model.get_vocab_size(), stats, own_sampler=exact)
+    engine.warm_up(lambda share: report(loading.FIRST_USE, share))
     return BuiltEngine(
-        engine=VllmEngine(llm, config, model.get_vocab_size(), stats, own_sampler=exact),
+        engine=engine,
         config=config,
         vocab_size=model.get_vocab_size(),
         num_parameters=_num_parameters(llm),

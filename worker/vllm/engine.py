@@ -7,7 +7,8 @@ seat is decided in front of vLLM, by Admission.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,9 @@ from worker.vllm.params import vllm_params
 from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
 from worker.vllm.sampler import take_reports
 from worker.vllm.stats import StatsReader, num_hashed_blocks
+from worker.vllm.warm_up import warm_up_requests
+
+log = logging.getLogger(__name__)
 
 
 class VllmEngine:
@@ -140,6 +144,24 @@ class VllmEngine:
         self.add(EngineRequest(request_id="self-test", prompt_token_ids=prompt, params=params))
         while self.has_unfinished():
             self.step()
+
+    def warm_up(self, report: Callable[[float], None]) -> None:
+        """Runs each kind of request once, so that nothing is compiled when the first one comes.
+
+        vLLM compiles the ranks of log probabilities and its sampler's filters at first use, in a
+        step: for one row, for several, and then for any number. `report` gets the share that is
+        done. A kind that this model refuses is left out. Raises what vLLM raises.
+        """
+        requests = warm_up_requests(self.config, self._vocab_size)
+        for done, request in enumerate(requests):
+            report(done / len(requests))
+            try:
+                self.add(request)
+            except RequestRefused as refused:
+                log.debug("not warmed up", extra={"request": request.request_id, "why": refused})
+            while self.has_unfinished():
+                self.step()
+        self._stats.reset()
 
     def _move(self) -> list[EngineOutput]:
         """Lets requests leave and enter vLLM; returns the ends of those that it does not take."""

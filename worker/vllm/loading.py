@@ -19,6 +19,7 @@ from worker.engine_process.interface import Progress
 
 IMPORTING, WEIGHTS, COMPILING = "importing vLLM", "loading weights", "compiling"
 KV_CACHE, GRAPHS, WARM_UP = "allocating KV cache", "capturing CUDA graphs", "warming up"
+FIRST_USE = "compiling what requests use"
 
 # How records that begin or end a stage read, by the release that check_version knows.
 _RECORDS: tuple[tuple[re.Pattern[str], str, float], ...] = (

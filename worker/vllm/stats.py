@@ -28,6 +28,10 @@ class StatsReader:
     """Keeps the last figures of one engine; `logger` is what vLLM makes its stat logger with."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts counting anew: the steps of a warm-up are not counted."""
         self._scheduler = SchedulerStats()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated_tokens = 0

@@ -125,6 +125,7 @@ async def prepare_completions(
         caller,
         generation.job_defaults,
         model=model.card.name,
+        prompt_digest=model.card.prompt_digest,
         kind=CompletionFormatter.kind,
         token_ids=prompts[0].token_ids,
         sampling=samplings[0],

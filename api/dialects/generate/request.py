@@ -59,6 +59,7 @@ async def prepare_generate(
         caller,
         generation.job_defaults,
         model=model.card.name,
+        prompt_digest=model.card.prompt_digest,
         kind=GenerateFormatter.kind,
         token_ids=token_ids,
         sampling=_sampling(generation, params, budget),

@@ -9,6 +9,8 @@
 --@include lib/orphan.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua
+--@include lib/release.lua
+--@include lib/served_by.lua
 --@include lib/claim.lua
 local wid, queue, entry, id = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {'NOLEASE'} end

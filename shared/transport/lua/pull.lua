@@ -21,6 +21,8 @@
 --@include lib/orphan.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua
+--@include lib/release.lua
+--@include lib/served_by.lua
 --@include lib/claim.lua
 --@include lib/entry.lua
 --@include lib/delivered.lua

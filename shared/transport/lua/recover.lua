@@ -5,6 +5,9 @@
 -- After the store itself was away only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
 --
+-- Jobs that were set aside for workers with other files (lib/served_by.lua) are taken by these alone. When
+-- none of these is left, the next recover of any worker of the queue ends them, a page at a time.
+--
 -- A crash of a batching worker says little about each of its jobs. The first is blamed on no job: all
 -- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
 -- names it in probe:<worker>; if that worker dies, only the named one is blamed. The one that was
@@ -17,6 +20,8 @@
 --@include lib/orphan.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua
+--@include lib/release.lua
+--@include lib/served_by.lua
 --@include lib/claim.lua
 --@include lib/entry.lua
 local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -40,18 +45,19 @@ local function take_over(id, queue, entry, choices, blamed, suspect)
   if suspect and redis.call('GET', probe_key) == id then redis.call('DEL', probe_key) end
 end
 
-local function take(queue, entry, dead)
+-- `is_dead`: `dead` is a worker, not a pseudo consumer.
+local function take(queue, entry, dead, is_dead)
   local got = redis.call('XRANGE', queue, entry, entry)
   if #got == 0 then redis.call('XACK', queue, GROUP, entry); return end
   local id, choices = read_entry(got[1][2])
   if not id then drop_entry(queue, entry); return end
   local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v', 'losses')
   if tonumber(job[2] or '1') > SCHEMA_VERSION then
-    if dead ~= RELEASED then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
+    if is_dead then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
     return
   end
   local named = redis.call('GET', P .. 'probe:' .. dead)
-  local blamed = dead ~= RELEASED and (not named or named == id)
+  local blamed = is_dead and (not named or named == id)
   local crashes = tonumber(job[1] or '0') + (blamed and 1 or 0)
   local losses = tonumber(job[3] or '0')
   if crashes < max_crashes and math.max(crashes, losses) >= SUSPECT_CRASHES then
@@ -65,13 +71,13 @@ local function take(queue, entry, dead)
 end
 
 -- Walks the whole pending list in pages: a page may be full of suspects that must wait.
-local function take_all(queue, dead)
+local function take_all(queue, dead, is_dead)
   local from = '-'
   while left > 0 do
     local page = redis.call('XPENDING', queue, GROUP, from, '+', PAGE, dead)
     for _, pending in ipairs(page) do
       if left <= 0 then return end
-      take(queue, pending[1], dead)
+      take(queue, pending[1], dead, is_dead)
     end
     if #page < PAGE then return end
     from = '(' .. page[#page][1]
@@ -102,6 +108,36 @@ local function bury(dead, models)
   end
 end
 
+-- Ends a page of the jobs that were set aside for workers of which none is left.
+local function end_aside(queue, consumer)
+  for _, pending in ipairs(redis.call('XPENDING', queue, GROUP, '-', '+', PAGE, consumer)) do
+    local got = redis.call('XRANGE', queue, pending[1], pending[1])
+    local id = #got > 0 and read_entry(got[1][2])
+    local state = id and redis.call('HGET', P .. 'job:' .. id, 'state')
+    if state and not TERMINAL[state] then
+      latch(id, {state = 'failed', reason = 'model_replaced', by = wid})
+    else
+      drop_entry(queue, pending[1])
+    end
+  end
+end
+
+-- Takes what was set aside for workers like this one, and ends what none can take.
+local function take_aside(need)
+  local consumer, is_empty = ASIDE .. need, true
+  local is_mine = fits(wid, need)
+  local is_over = not is_mine and not is_served(need)
+  for i = 7, #ARGV do
+    local queue = ARGV[i]
+    if redis.call('EXISTS', queue) == 1 then
+      if is_mine then take_all(queue, consumer, false) elseif is_over then end_aside(queue, consumer) end
+      if #redis.call('XPENDING', queue, GROUP, '-', '+', 1, consumer) > 0 then is_empty = false
+      elseif is_mine or is_over then redis.call('XGROUP', 'DELCONSUMER', queue, GROUP, consumer) end
+    end
+  end
+  if is_empty and (is_mine or is_over) then redis.call('SREM', P .. 'aside', need) end
+end
+
 local dead_models, dead = {}, {}
 pulse()
 local seen = leases_mean_nothing() and {} or redis.call('HGETALL', P .. 'workers')
@@ -116,9 +152,12 @@ table.sort(dead)
 table.insert(dead, 1, RELEASED)
 for _, consumer in ipairs(dead) do
   for i = 7, #ARGV do
-    if redis.call('EXISTS', ARGV[i]) == 1 then take_all(ARGV[i], consumer) end
+    if redis.call('EXISTS', ARGV[i]) == 1 then take_all(ARGV[i], consumer, consumer ~= RELEASED) end
   end
   if consumer ~= RELEASED then bury(consumer, dead_models[consumer]) end
+end
+for _, need in ipairs(redis.call('SMEMBERS', P .. 'aside')) do
+  take_aside(need)
 end
 if mildest and takes_suspects and left > 0 and redis.call('EXISTS', probe_key) == 0 then
   take_over(mildest.id, mildest.queue, mildest.entry, mildest.choices, mildest.blamed, true)

@@ -9,6 +9,7 @@
 --   tokens_per_minute.
 --   tok_s: what is computed in a second while work waits, prompts and outputs ('' unknown).
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
+--   prompt_digest: of what the prompt was prepared with ('' unknown).
 --   letter: the dead letter that it takes the place of ('' none).
 --   again: '1' for a job that was accepted before and that the server has lost: no limit holds for it.
 -- Returns {'OK', entry, left}; {'DUP', state, left}; {'FULL', scope, tokens of work that wait, ms until
@@ -166,7 +167,7 @@ redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', mod
   'q', queue, 'qid', entry, 'lane', params.lane, 'work', whole(own_work), 'sub_ms', whole(now),
   'deadline_ms', deadline_ms, 'fe', reader, 'og', params.grace, 'crid', params.crid,
   'sampling', params.sampling)
-for _, name in ipairs({'retain_ms', 'choices', 'idem'}) do
+for _, name in ipairs({'retain_ms', 'choices', 'idem', 'prompt_digest'}) do
   if params[name] ~= '' then redis.call('HSET', job_key, name, params[name]) end
 end
 if params.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', whole(reserved)) end

@@ -165,6 +165,20 @@ class Delivery:
         return _by_choice(self)
 
 
+class ModelFiles(NamedTuple):
+    """Digests of the files that a worker serves its model from; "": unknown, which fits any job.
+
+    A worker gets the jobs that were prepared with its `prompt_digest`, and of those that have
+    output the ones whose output its `weights_digest` computed.
+    """
+
+    prompt_digest: str = ""  # ModelCard.prompt_digest
+    weights_digest: str = ""
+
+
+UNKNOWN_FILES = ModelFiles()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """A worker's state, reported every few hundred milliseconds."""
@@ -176,6 +190,7 @@ class WorkerReport:
     running: Sequence[tuple[str, int]]  # (job_id, attempt)
     draining: bool = False
     stalled: bool = False  # the engine has work and makes no step, or its device has failed
+    files: ModelFiles = UNKNOWN_FILES
 
 
 class CrashCause(StrEnum):

@@ -8,7 +8,17 @@ from typing import Protocol
 
 # Fields of a worker's hash that are not its statistics, and so no names for one.
 RESERVED_STATS = frozenset(
-    {"beat_ms", "lease_ms", "pull_ms", "taken", "models", "draining", "stalled"}
+    {
+        "beat_ms",
+        "lease_ms",
+        "pull_ms",
+        "taken",
+        "models",
+        "draining",
+        "stalled",
+        "prompt_digest",
+        "weights_digest",
+    }
 )
 
 

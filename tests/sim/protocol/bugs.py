@@ -17,6 +17,8 @@ class Bug(StrEnum):
     RECOVER_BURIES_THE_PENDING = "a dead worker's consumer is removed with its pending entries"
     RESTORE_WITHOUT_FENCE = "a job is put back although a later attempt has it"
     RESTORE_WITHOUT_TOMBSTONE = "a job is put back that has ended and whose record was removed"
+    CLAIM_OF_OTHER_FILES = "a claim does not compare the job's files with its worker's"
+    NO_END_WITHOUT_FILES = "a job that was set aside waits although no worker has its files"
     # at a worker
     NO_RESTORE = "a worker drops a job that the server has lost"
     PUBLISH_BEFORE_LOG = "a worker publishes its tokens and then logs them"

@@ -37,12 +37,13 @@ class Protocol:
     an append is lost, an append arrives late, a release is lost, a worker gives its job back, a
     frame is lost, the subscription breaks, the server is rolled back to any earlier moment (once,
     with `rollback`; frames are then lost with their connection only, as TCP has it, no record goes
-    then).
+    then). With `replaced` the second worker has other files than the job was prepared with.
     """
 
     num_faults: int
     num_tokens: int = 2
     rollback: bool = False
+    replaced: bool = False
     bug: Bug | None = None
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
@@ -51,7 +52,7 @@ class Protocol:
         yield from self._reader(world)
         yield from self._network(world)
         for number, worker in enumerate(world.workers):
-            if number == 1 and _are_alike(world):
+            if number == 1 and not self.replaced and _are_alike(world):
                 return  # whatever the second may do the first may
             yield from self._lease(world, number, worker)
             if worker.alive:
@@ -63,6 +64,8 @@ class Protocol:
     def violation(self, before: World, step: Step) -> str | None:
         """The sentence of an invariant that the step breaks."""
         old, new, reader = before.job, step.world.job, step.world.reader
+        if self.replaced and new.owner == 1:
+            return "a worker with other files runs the job"
         if old is not new and old != new:
             if not self.vocabulary.is_one_history(new.tokens):
                 return "the log mixes two histories, or holds tokens twice"
@@ -188,11 +191,16 @@ class Protocol:
             yield Step(f"reconcile{number}", _with(world, number, worker._replace(looking=True)))
         if not worker.lease:
             return
+        first, second = world.workers
+        leases = (first.lease, second.lease)
+        if self.replaced and number == 1 and bug is not Bug.CLAIM_OF_OTHER_FILES:
+            aside = scripts.set_aside(job, number, leases, bug)
+            if aside is not None:
+                yield Step(f"set aside{number}", _said(world, *aside))
+            return
         pulled = scripts.pull(job, number, world.claims + 1)
         if pulled is not None:
             yield from _claimed(world, number, "pull", pulled)
-        first, second = world.workers
-        leases = (first.lease, second.lease)
         taken = scripts.recover(job, number, leases, world.claims + 1, bug)
         if taken is not None:
             if bug is Bug.RECOVER_BURIES_THE_PENDING and job.entry >= 0:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from tests.sim.protocol.bugs import Bug
 from tests.sim.protocol.world import (
     ABSENT,
+    ASIDE,
     CANCELLED,
     EXPIRED,
     FINISHED,
@@ -23,6 +24,7 @@ from tests.sim.protocol.world import (
     NOBODY,
     QUEUED,
     RELEASED,
+    REPLACED,
     RUNNING,
     TERMINAL,
     Copy,
@@ -64,9 +66,29 @@ def recover(
     job: Job, worker: int, leases: tuple[bool, bool], stamp: int, bug: Bug | None = None
 ) -> Job | None:
     """None: nothing to take over. The worker itself has a lease."""
-    if job.entry != RELEASED and (job.entry < 0 or leases[job.entry]):
+    if job.entry not in (RELEASED, ASIDE) and (job.entry < 0 or leases[job.entry]):
         return None
     return claim(job._replace(entry=worker), worker, stamp, bug)
+
+
+def set_aside(
+    job: Job, worker: int, leases: tuple[bool, bool], bug: Bug | None = None
+) -> tuple[Job, Frames] | None:
+    """pull and recover of a worker with other files than the job's, which the other worker has.
+
+    None: nothing to set aside. Ends the job where the other worker has no lease.
+    """
+    other = 1 - worker
+    if job.entry == ASIDE:
+        if leases[other] or bug is Bug.NO_END_WITHOUT_FILES:
+            return None
+    elif job.entry not in (NEW, RELEASED) and (job.entry < 0 or leases[job.entry]):
+        return None
+    if job.state not in (QUEUED, RUNNING):
+        return job._replace(entry=NOBODY), ()
+    if not leases[other] and bug is not Bug.NO_END_WITHOUT_FILES:
+        return latch(job, REPLACED)
+    return job._replace(state=QUEUED, owner=NOBODY, entry=ASIDE), ()
 
 
 def append(job: Job, words: Words, bug: Bug | None = None) -> tuple[Job, str, Frames]:

@@ -21,6 +21,7 @@ LONG = pytest.mark.long
 MAX_TRACE = 12  # steps; every seeded bug has a shorter way
 
 CHANGED = "something changed after the end"
+FOREIGN = "a worker with other files runs the job"
 DROPPED = "a job that the server has lost was dropped by who holds it"
 MIXED = "the log mixes two histories, or holds tokens twice"
 SPLICED = "the reader's text is a splice"
@@ -34,6 +35,7 @@ class Seeded(NamedTuple):
     fault: str
     num_faults: int = 2
     rollback: bool = False
+    replaced: bool = False
 
 
 SEEDED = {
@@ -47,6 +49,8 @@ SEEDED = {
     Bug.RECOVER_BURIES_THE_PENDING: Seeded(STUCK),
     Bug.RESTORE_WITHOUT_FENCE: Seeded(UNFENCED),
     Bug.RESTORE_WITHOUT_TOMBSTONE: Seeded(CHANGED),
+    Bug.CLAIM_OF_OTHER_FILES: Seeded(FOREIGN, replaced=True),
+    Bug.NO_END_WITHOUT_FILES: Seeded(STUCK, replaced=True),
     Bug.PUBLISH_BEFORE_LOG: Seeded(UNLOGGED),
     Bug.NO_RESTORE: Seeded(DROPPED, num_faults=1, rollback=True),
     Bug.NO_RECONCILE: Seeded(STUCK),
@@ -66,6 +70,7 @@ SEEDED = {
     [
         pytest.param({"num_faults": 2}, 45_000, id="two-faults"),
         pytest.param({"num_faults": 1, "rollback": True}, 13_000, id="rollback"),
+        pytest.param({"num_faults": 2, "replaced": True}, 16_000, id="replaced"),
         pytest.param({"num_faults": 3}, 300_000, id="three-faults", marks=LONG),
         pytest.param({"num_faults": 2, "num_tokens": 3}, 190_000, id="three-tokens", marks=LONG),
         pytest.param(
@@ -87,7 +92,13 @@ def test_no_order_of_steps_and_faults_breaks_an_invariant(
 @pytest.mark.parametrize("bug", list(Bug), ids=lambda bug: bug.name.lower())
 def test_a_seeded_bug_is_found(bug: Bug) -> None:
     seeded = SEEDED[bug]
-    result = check(Protocol(num_faults=seeded.num_faults, rollback=seeded.rollback, bug=bug))
+    rules = Protocol(
+        num_faults=seeded.num_faults,
+        rollback=seeded.rollback,
+        replaced=seeded.replaced,
+        bug=bug,
+    )
+    result = check(rules)
     print(f"\n{bug}: {result}")
     assert result.fault == seeded.fault, str(result)
     assert 0 < len(result.trace) <= MAX_TRACE

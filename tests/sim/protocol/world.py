@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 ABSENT, QUEUED, RUNNING = "absent", "queued", "running"
 FINISHED, CANCELLED, EXPIRED = "finished", "cancelled", "expired"
-TERMINAL = frozenset({FINISHED, CANCELLED, EXPIRED})
+REPLACED = "replaced"  # failed: the model was replaced
+TERMINAL = frozenset({FINISHED, CANCELLED, EXPIRED, REPLACED})
 FORGOTTEN = "forgotten"  # it has ended and its record was removed: only a tombstone is left
 
 # Who holds the queue entry: a worker's number, or one of these.
-NEW, RELEASED, NOBODY = -1, -2, -3
+NEW, RELEASED, NOBODY, ASIDE = -1, -2, -3, -4
 
 NOTHING_SENT = -1
 
@@ -31,7 +32,9 @@ class Job(NamedTuple):
     owner: int  # NOBODY before the first claim and after a release
     attempt: int  # the fence
     stamp: int  # which claim of all that ever were this one is; only the model knows it
-    entry: int  # NEW, RELEASED, NOBODY (gone) or the consumer whose pending list holds it
+    # NEW, RELEASED, NOBODY (gone), ASIDE (for the worker with its files) or the consumer whose
+    # pending list holds it
+    entry: int
     log: tuple[Tokens, ...]  # one part per log entry
 
     @property

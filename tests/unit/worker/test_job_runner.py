@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -88,6 +89,7 @@ async def test_a_log_of_another_tokenizer_fails_the_job() -> None:
         (make_job(seed=None), "payload_invalid"),
         (make_job(logit_bias={VOCAB_SIZE: 1.0}), "payload_invalid"),
         (make_job(prompt=(1,) * 64), "context_length_exceeded"),
+        (replace(make_job(prompt=(VOCAB_SIZE,)), prompt_digest="of another"), "model_replaced"),
     ],
 )
 async def test_a_job_that_the_model_cannot_run_fails_with_a_code(job: Job, code: str) -> None:

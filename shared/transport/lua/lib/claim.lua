@@ -4,6 +4,7 @@
 -- last delta of that claim ('' without)}, {'GONE'}, {'DONE', state},
 -- {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has died is not begun
 -- before a reader elsewhere has taken the mark over): left untouched, and for the caller to give back.
+-- {'OTHER'}: another model's files are needed (served_by.lua); the job was set aside, or has ended.
 -- `is_new`: the entry has just been delivered for the first time. A job that runs then was put back by
 -- its owner (restore.lua): {'HELD', owner}, left untouched too.
 -- Facts and fields are what its worker needs to put the job back if the server loses it.
@@ -43,6 +44,11 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     local counts = redis.call('HMGET', job_key, 'crashes', 'deaths')
     job.crashes, job.deaths = counts[1], counts[2]
   end
+  local need = needs(job)
+  if not fits(wid, need) then
+    set_aside(id, queue, entry, wid, state, need)
+    return {'OTHER'}
+  end
   local request = redis.call('GET', P .. 'req:' .. id)
   if not request then
     latch(id, {state = 'failed', reason = 'payload_lost', by = wid})
@@ -53,6 +59,10 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   redis.call('HSET', job_key, 'state', 'running', 'attempt', attempt, 'owner', wid,
     'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms, 'claims', claims)
   if job.last_ms then redis.call('HDEL', job_key, 'out_ms', 'last_ms') end
+  if job.n == '0' and not job.ps then  -- the first output will be this worker's
+    local weights = redis.call('HGET', P .. 'w:' .. wid, 'weights_digest') or ''
+    if weights ~= (job.weights_digest or '') then redis.call('HSET', job_key, 'weights_digest', weights) end
+  end
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)
   if queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
   if state == 'queued' then count_job(id, 'queued', 'running', job) end

@@ -14,6 +14,8 @@ local MESSAGES = {
   engine_died = 'The engine died repeatedly while running this job.',
   worker_lost = 'Too many workers died while running this job.',
   payload_lost = 'The request of this job is no longer stored.',
+  model_replaced = 'The model was replaced while the job waited, and no worker serves the old one. '
+    .. 'Send the request again.',
 }
 
 -- What was expected of the job and reserved for it, put right by what it took.

@@ -1,7 +1,8 @@
 -- Hand a running job back to the queue with its log: the next recover of any worker takes it, ahead
 -- of new work and without blame. XCLAIM comes first: it is allowed above maxmemory.
-local function release(id, queue, entry, wid)
-  redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID')
+-- `consumer`: the pseudo consumer that gets the entry, by default RELEASED.
+local function release(id, queue, entry, wid, consumer)
+  redis.call('XCLAIM', queue, GROUP, consumer or RELEASED, 0, entry, 'JUSTID')
   if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
   redis.call('HSET', P .. 'job:' .. id, 'state', 'queued', 'owner', '',
     'free_ms', whole(now_ms()))

@@ -137,6 +137,14 @@ def failing(engine: VllmEngine, prompt: list[int]) -> list[str]:
     return ends
 
 
+def num_graphs() -> int:
+    """Returns how many graphs torch.compile has compiled in this process."""
+    # Here and not above: vLLM sets torch's environment before it imports it.
+    import torch._dynamo.utils
+
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
 def main() -> None:
     plan = json.loads(sys.argv[1])
     stages: list[tuple[str, float]] = []
@@ -158,8 +166,10 @@ def main() -> None:
             "exact_resume": built.exact_resume,
         },
         "stages": stages,
+        "graphs": [num_graphs()],  # compiled before the first request, and after the runs
         "runs": {name: run(engine, requests) for name, requests in plan["runs"].items()},
     }
+    results["graphs"].append(num_graphs())
     if "cancel" in plan:
         results["cancel"] = cancelled(engine, plan["cancel"])
         results["failing"] = failing(engine, plan["cancel"])

@@ -307,6 +307,13 @@ def test_a_request_tells_its_times_and_the_engine_its_steps(theirs: dict[str, An
         assert total > sum(counts), "more than one in most of its steps"
 
 
+def test_the_first_requests_compile_nothing(theirs: dict[str, Any]) -> None:
+    """Scored prompts, log probabilities, filters and grammars were used once before ready."""
+    before, after = theirs["graphs"]
+    assert before > 0, "vLLM compiles the ranks of log probabilities"
+    assert after == before
+
+
 def test_loading_is_reported_by_its_stages(theirs: dict[str, Any]) -> None:
     stages = [stage for stage, _ in theirs["stages"]]
     names = list(dict.fromkeys(stages))
