@@ -133,6 +133,18 @@ def unknown_parameter(param: str) -> InvalidParameter:
     return InvalidParameter(param, f"Unknown parameter: '{param}'.", "unsupported_parameter")
 
 
+def image_not_supported(param: str) -> InvalidParameter:
+    """Returns the error of an image in a user's message."""
+    return input_not_supported(param, "image")
+
+
+def input_not_supported(param: str, kind: str) -> InvalidParameter:
+    """Returns the error of content that is not text. Clients look for its words, and then leave the
+    content out."""
+    message = f"Could not process {kind} at '{param}': this model does not support {kind} input."
+    return InvalidParameter(param, message, f"{kind.lower()}_not_supported")
+
+
 def missing_parameter(param: str) -> InvalidParameter:
     """Returns the error of a required parameter that is absent."""
     return InvalidParameter(param, f"Missing required parameter: '{param}'.", MISSING)

@@ -8,7 +8,7 @@ not in the list are refused. docs/API.md has the same table, and a test compares
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -122,12 +122,6 @@ UNUSED_MEMBERS = (
     ),
     UnusedMember("reasoning.context", (RESPONSE,), _one_of("auto"), _SAME, False),
     UnusedMember("reasoning.mode", (RESPONSE,), _one_of("standard"), _SAME, False),
-    UnusedMember(
-        f"include{LIST}",
-        (RESPONSE,),
-        _one_of("reasoning.encrypted_content"),
-        "reasoning is sent as text and can be sent back unchanged",
-    ),
     UnusedMember(
         f"include{LIST}",
         (RESPONSE,),
@@ -247,6 +241,15 @@ class IgnoredMembers:
                     self._take(row, row.path)
                     value = {key: kept for key, kept in value.items() if key != inner}
         return value
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Adds what the model does not see: few different names, of the code's own choice. Raises
+        InvalidParameter where nothing may be ignored."""
+        for name in names:
+            if self._refuse:
+                raise unsupported(name, "it is not served, and would be left out")
+            if name not in self.names:
+                self.names.append(name)
 
     def _rest_of_list(self, row: UnusedMember, name: str, value: list[Any]) -> list[Any]:
         kept = []

@@ -97,6 +97,22 @@ ChatMessage = Annotated[
     ChatTextMessage | ChatAssistantMessage | ChatToolMessage, Field(discriminator="role")
 ]
 
+# type of a part that is not text -> what it is
+MEDIA_KINDS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+    "file": "file",
+    "input_file": "file",
+    "document": "document",
+}
+
 # param -> why a value of it is not served
 UNSERVED_MESSAGES = (
     (re.compile(r"messages\.\d+\.content\.\d+\.type"), "only parts of type 'text' are served"),
@@ -105,6 +121,11 @@ UNSERVED_MESSAGES = (
         "only calls of type 'function' are known",
     ),
 )
+
+
+def left_out_part(kind: str) -> str:
+    """Returns the text that stands for a part of another kind."""
+    return f"[{kind} left out: this model does not support {kind} input]"
 
 
 class PartCount:

@@ -8,7 +8,7 @@ sampling defaults hold. SamplingParams checks their ranges, whatever the dialect
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -49,6 +49,10 @@ class RequestModel(BaseModel):
     kind: ClassVar[str] = ""
     # the path of a parameter -> why this value of it is not served
     unserved: ClassVar[Sequence[tuple[re.Pattern[str], str]]] = ()
+
+    def left_out(self) -> Iterable[str]:
+        """Returns the names of what the model does not see, for the header of ignored members."""
+        return ()
 
     @classmethod
     def explain(cls, error: InvalidParameter) -> InvalidParameter:

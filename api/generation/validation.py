@@ -54,12 +54,15 @@ def parse_request(
     Raises InvalidParameter.
     """
     known = frozenset(model.model_fields)
+    ignored = ignored or IgnoredMembers()
     try:
-        members = without_unused(body, model.kind, known, ignored or IgnoredMembers())
+        members = without_unused(body, model.kind, known, ignored)
         try:
-            return _validate(members, model)
+            request = _validate(members, model)
         except ValidationError as error:
             raise _invalid(error, members) from None
+        ignored.leave_out(request.left_out())
+        return request
     except InvalidParameter as error:
         raise model.explain(error) from None
 
