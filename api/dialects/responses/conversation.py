@@ -20,6 +20,12 @@ from api.dialects.responses.items import decoded_content
 from api.generation.messages import MAX_CALLS
 from shared.messages import InvalidParameter
 
+# The last message of a conversation that is to be summarized.
+SUMMARY_REQUEST = (
+    "Summarize this conversation, so that it can go on from your summary alone. Keep the user's "
+    "goals and instructions, what was decided and done, names, paths, commands and values that are "
+    "still needed, open questions, and the next steps. Write the summary only, and call no tools."
+)
 SUMMARY_OPENING = "This is a summary of the conversation so far:"
 
 

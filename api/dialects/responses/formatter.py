@@ -62,7 +62,10 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         )
         super().__init__(ChoiceReader(options))
         self._output = ResponseOutput(
-            job_id, request.calls, has_encoded_reasoning=request.has_encoded_reasoning
+            job_id,
+            request.calls,
+            has_encoded_reasoning=request.has_encoded_reasoning,
+            is_compaction=request.is_compaction,
         )
         self._has_begun = not request.background
 
@@ -203,6 +206,16 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
                 numbered.append({**number, **event})
             self._num_events += 1
         return numbered
+
+
+class CompactionFormatter(ResponseFormatter):
+    """The answer of POST /v1/responses/compact."""
+
+    def whole(self, end: Finished) -> Payload:
+        """Returns the compacted conversation."""
+        response = super().whole(end)
+        members = ("id", "created_at", "output", "usage")
+        return {"object": "response.compaction", **{name: response[name] for name in members}}
 
 
 def _error_of(end: Failed) -> Payload:

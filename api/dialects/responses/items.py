@@ -36,6 +36,7 @@ from api.generation.messages import (
 from shared.messages import InvalidParameter
 
 MAX_ITEMS = MAX_MESSAGES
+COMPACTION_TRIGGER = "compaction_trigger"
 _PARTS = ("content", "output", "summary")  # members of items that have parts
 _OBJECTS = ("action", "operation")
 # Items of tools that OpenAI runs, and of what is unknown here: the conversation is whole without.
@@ -117,6 +118,14 @@ class InputCompaction(TypedDict):
     created_by: NotRequired[Any]
 
 
+@with_config(MEMBERS)
+class InputCompactionTrigger(TypedDict):
+    """Asks for a summary of what came before it, as the response."""
+
+    type: Literal["compaction_trigger"]
+    id: NotRequired[str]
+
+
 @with_config(ConfigDict(extra="allow", strict=True))
 class InputHosted(TypedDict):
     """An item of a hosted tool: it is left out."""
@@ -125,7 +134,12 @@ class InputHosted(TypedDict):
 
 
 InputItem = Annotated[
-    InputMessage | InputReasoning | InputCompaction | InputCallItem | InputHosted,
+    InputMessage
+    | InputReasoning
+    | InputCompaction
+    | InputCompactionTrigger
+    | InputCallItem
+    | InputHosted,
     Field(discriminator="type"),
 ]
 
@@ -209,7 +223,7 @@ def input_items(payload: str | Sequence[InputItem], job_id: str) -> list[Item]:
             **_kept(item, f"input.{index}", call_ids),
         }
         for index, item in enumerate(cast(Sequence[Item], payload))
-        if not is_left_out(item)
+        if not is_left_out(item) and item["type"] != COMPACTION_TRIGGER
     ]
 
 

@@ -30,6 +30,7 @@ _PREFIXES = {
     "shell_call": "sh",
     "apply_patch_call": "apc",
     "tool_search_call": "tsc",
+    "compaction": "cmp",
 }
 
 
@@ -202,6 +203,28 @@ class OpenBuiltIn:
         return {**kind, "call_id": self._call_id, **built}
 
 
+class OpenCompaction(OpenText):
+    """A summary in the making. Its item has no text that could grow: its events come when it is
+    whole."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__("compaction", job_id, 0)
+
+    def opening(self) -> Iterator[Payload]:
+        """Yields nothing."""
+        return iter(())
+
+    def closing(self, done: Payload) -> Iterator[Payload]:
+        """Yields the events of the whole item."""
+        yield {"type": "response.output_item.added", "output_index": self.index, "item": done}
+        yield {"type": "response.output_item.done", "output_index": self.index, "item": done}
+
+    def payload(self, status: str) -> Payload:
+        """Returns the item as it stands."""
+        text = "".join(self._texts)
+        return {"id": self.id, "type": self.kind, "encrypted_content": encoded_content(text)}
+
+
 class ResponseOutput:
     """The items of an output as they grow, and the events of it, payloads without their numbers.
 
@@ -210,14 +233,21 @@ class ResponseOutput:
     """
 
     def __init__(
-        self, job_id: str, calls: Mapping[str, CallTarget], *, has_encoded_reasoning: bool = False
+        self,
+        job_id: str,
+        calls: Mapping[str, CallTarget],
+        *,
+        has_encoded_reasoning: bool = False,
+        is_compaction: bool = False,
     ) -> None:
-        """`calls`: what a call becomes, by the model's name of the tool; else a function call."""
+        """`calls`: what a call becomes, by the model's name of the tool; else a function call.
+        `is_compaction`: the text is a summary, and the one item."""
         self._job_id = job_id
         self._calls = calls
         self._has_encoded_reasoning = has_encoded_reasoning
         self._done: list[Payload] = []
         self._open: OpenText | OpenCall | OpenBuiltIn | None = None
+        self._summary = OpenCompaction(job_id) if is_compaction else None
 
     def items(self, status: str) -> list[Payload]:
         """Returns all items; `status` is that of the one that is open."""
@@ -226,6 +256,10 @@ class ResponseOutput:
 
     def add(self, event: OutputEvent, logprobs: Logprobs) -> Iterator[Payload]:
         """Adds a piece of the output and yields its events; `logprobs` belong to text."""
+        if self._summary is not None:
+            if isinstance(event, Text):
+                self._summary.add(event.text, [])
+            return
         match event:
             case Text(text=text):
                 yield from self._in("message", text, logprobs)
@@ -239,7 +273,9 @@ class ResponseOutput:
 
     def end(self, *, is_complete: bool) -> Iterator[Payload]:
         """Closes what is open. A response without any output has a message without text."""
-        if self._open is None and not self._done:
+        if self._summary is not None:
+            self._open = self._summary
+        elif self._open is None and not self._done:
             yield from self._begin(OpenText("message", self._job_id, 0))
         yield from self._close("completed" if is_complete else "incomplete")
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from api.dialects.responses.items import Order, ResponseInput, left_out_items
+from api.dialects.responses.items import COMPACTION_TRIGGER, Order, ResponseInput, left_out_items
 from api.dialects.responses.tools import ResponseTools, ToolChoice, left_out_of
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import MAX_ECHO_CHARS, missing_parameter, unsupported
 from api.generation.protocol import (
     JobParameters,
     JsonSchema,
@@ -125,12 +125,42 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
         yield from left_out_items(self.input)
 
     @property
+    def is_compaction(self) -> bool:
+        """Returns whether the response is a summary of the conversation."""
+        items = () if isinstance(self.input, str) else self.input
+        return any(item["type"] == COMPACTION_TRIGGER for item in items)
+
+    @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include
 
     @property
     def wants_encoded_reasoning(self) -> bool:
         return ENCODED_REASONING in self.include
+
+
+class ConversationRequest(ResponseRequest):
+    """A conversation: its items, or an earlier response."""
+
+    input: ResponseInput = []
+
+    @model_validator(mode="after")
+    def _check_input(self) -> ConversationRequest:
+        if not self.input and self.previous_response_id is None:
+            raise missing_parameter("input")
+        return self
+
+
+class InputTokensRequest(ConversationRequest):
+    """POST /v1/responses/input_tokens: a request whose prompt is counted."""
+
+
+class CompactRequest(ConversationRequest):
+    """POST /v1/responses/compact: a conversation of which a summary is made."""
+
+    @property
+    def is_compaction(self) -> bool:
+        return True
 
 
 def check_request(request: ResponseRequest) -> None:
@@ -223,6 +253,21 @@ class ResponseObject(ResponseModel):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     completed_at: int | None = None
+
+
+class InputTokens(ResponseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactedResponse(ResponseModel):
+    """A conversation as one item, which a later request begins with."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
 
 
 class ResponseDeleted(ResponseModel):

@@ -54,6 +54,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     service_tier: str = "default"
     calls: dict[str, CallTarget] = {}  # by the model's name of a tool; without a row: a function
     has_encoded_reasoning: bool = False
+    is_compaction: bool = False
 
 
 def stored_request(
@@ -92,6 +93,7 @@ def stored_request(
         service_tier=served_tier(request) or "default",
         calls=dict(calls),
         has_encoded_reasoning=request.wants_encoded_reasoning,
+        is_compaction=request.is_compaction,
     )
 
 

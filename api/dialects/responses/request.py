@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from api.dialects.responses.calls import CUSTOM, FUNCTION, CallTarget, Item
-from api.dialects.responses.conversation import chat_messages, check_calls
+from api.dialects.responses.conversation import SUMMARY_REQUEST, chat_messages, check_calls
 from api.dialects.responses.formatter import ResponseFormatter
 from api.dialects.responses.items import input_items
 from api.dialects.responses.protocol import (
@@ -70,10 +70,15 @@ def chat_input(
     """
     _check_reasoning(request.reasoning)
     shown = all_tools(request, items) if shown is None else shown
+    messages = chat_messages(request.instructions, items)
+    tool_use, output = _tool_use(request, shown), _output(request.text.format)
+    if request.is_compaction:
+        messages.append({"role": "user", "content": SUMMARY_REQUEST})
+        tool_use, output = ToolUse(), None
     return ChatInput(
-        messages=chat_messages(request.instructions, items),
-        tool_use=_tool_use(request, shown),
-        output=_output(request.text.format),
+        messages=messages,
+        tool_use=tool_use,
+        output=output,
         chat_template=request.chat_template,
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning_effort=request.reasoning.effort,
@@ -187,7 +192,11 @@ def response_sampling(request: ResponseRequest, budget: ContextBudget) -> Sampli
 
 
 async def prepare_response(
-    generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
+    generation: GenerationService,
+    responses: ResponseStore,
+    caller: Caller,
+    params: ResponseRequest,
+    formatter: type[ResponseFormatter] = ResponseFormatter,
 ) -> tuple[Job, ResponseFormatter]:
     """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     check_request(params)
@@ -217,7 +226,7 @@ async def prepare_response(
     stored = stored_request(params, model.card, parser, items, now_s(), job.sampling, calls)
     if params.store:
         job = replace(job, request_record=encode_request(stored), retain_ms=responses.retain_ms)
-    return job, ResponseFormatter(stored, job.job_id, model.text.tokenizer)
+    return job, formatter(stored, job.job_id, model.text.tokenizer)
 
 
 def _sampling(
@@ -231,8 +240,28 @@ def _sampling(
     return size.fitted(sampling, generation.max_response_bytes)
 
 
+async def count_input_tokens(
+    generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
+) -> int:
+    """Returns the number of tokens that the prompt of a request has, whether it fits or not.
+    Raises ApiError and InvalidParameter."""
+    model = await generation.models.require(params.model)
+    earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
+
+    def counted() -> int:
+        _, _, prompt = response_prompt(model, params, earlier, "", must_fit=False)
+        return len(prompt.token_ids)
+
+    return await generation.pool.run(counted)
+
+
 def response_prompt(
-    model: ServedModel, params: ResponseRequest, earlier: Sequence[Item], job_id: str
+    model: ServedModel,
+    params: ResponseRequest,
+    earlier: Sequence[Item],
+    job_id: str,
+    *,
+    must_fit: bool = True,
 ) -> tuple[list[Item], dict[str, CallTarget], PreparedPrompt]:
     """Returns the request's items, the targets of its tools' calls, and what the whole conversation
     needs from the model.
@@ -247,7 +276,7 @@ def response_prompt(
     if enforced:
         _check_grammars(model, params)
     with renamed_parameters(PARAM_NAMES):
-        prompt = _prepared(model, params, whole, shown, job_id)
+        prompt = _prepared(model, params, whole, shown, job_id, must_fit=must_fit)
     calls = {
         tool.name: target for tool, target in shown if target != CallTarget(FUNCTION, tool.name)
     }
@@ -260,15 +289,18 @@ def _prepared(
     items: Sequence[Item],
     shown: Sequence[Shown],
     job_id: str,
+    *,
+    must_fit: bool,
 ) -> PreparedPrompt:
     """Returns the prompt; where custom tools' grammars are too large for it all, without them."""
     try:
-        return prepare_prompt(model, chat_input(params, items, job_id, shown))
+        chat = chat_input(params, items, job_id, shown)
+        return prepare_prompt(model, chat, must_fit=must_fit)
     except InvalidParameter:
         if not any(tool.strict and target.kind == CUSTOM for tool, target in shown):
             raise
     shown = all_tools(params, items, enforced=False)
-    return prepare_prompt(model, chat_input(params, items, job_id, shown))
+    return prepare_prompt(model, chat_input(params, items, job_id, shown), must_fit=must_fit)
 
 
 def _check_grammars(model: ServedModel, params: ResponseRequest) -> None:

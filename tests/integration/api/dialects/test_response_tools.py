@@ -301,3 +301,42 @@ def test_the_sdk_reads_the_items(base_url: str) -> None:
             max_output_tokens=5,
         )
         assert more.status in ("completed", "incomplete")
+
+
+def test_a_compacted_conversation_goes_on_from_its_summary(base_url: str) -> None:
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+        history: list[Any] = saying("The key is 42.")
+        made = client.responses.compact(model=ECHO_HERMES, input=history, extra_body={"stop": STOP})
+        assert made.object == "response.compaction"
+        (item,) = made.output
+        assert item.type == "compaction"
+        assert made.usage.output_tokens > 0
+        sent = [item.to_dict(), {"role": "user", "content": "And?"}]
+        after = client.responses.create(model=ECHO_HERMES, input=sent)  # type: ignore[arg-type]
+        assert "The key is 42." in after.output_text  # the model repeats its prompt
+
+
+def test_a_trigger_makes_the_same_item_as_a_stream(base_url: str) -> None:
+    items = [*saying("The key is 42."), {"type": "compaction_trigger"}]
+    events = events_of(respond(base_url, "", input=items, stream=True).text)
+    kinds = [event["type"] for event in events]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    (item,) = events[-1]["response"]["output"]
+    assert item["type"] == "compaction"
+
+
+def test_input_tokens_are_those_that_a_response_uses(base_url: str) -> None:
+    members = {"model": ECHO_HERMES, "input": saying("x"), "tools": TOOLS, "instructions": "Be."}
+    url = f"{base_url}/v1/responses"
+    counted = httpx.post(f"{url}/input_tokens", json=members, timeout=60).json()
+    used = httpx.post(url, json={**members, "max_output_tokens": 1}, timeout=60).json()["usage"]
+    assert counted == {
+        "object": "response.input_tokens",
+        "input_tokens": used["input_tokens"],
+    }
