@@ -22,6 +22,7 @@ from api.dialects.completions import routes as completions
 from api.dialects.generate import routes as generate
 from api.dialects.messages import routes as messages
 from api.dialects.responses import routes as responses
+from api.dialects.responses.socket import ResponseSockets
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
 from api.http.caller import KINDS_BY_PATH, RequestIdMiddleware
@@ -143,6 +144,9 @@ def _add_middleware(app: FastAPI, settings: ApiSettings, metrics: Metrics, ring:
         TracesMiddleware, tracing=lambda scope: part_in(scope, Tracing), paths=KINDS_BY_PATH
     )
     app.add_middleware(TrailingSlashMiddleware)
+    app.add_middleware(
+        ResponseSockets, limit=settings.max_open_requests, max_bytes=settings.max_body_bytes
+    )
 
 
 def _batch_runner(services: Services) -> BatchRunner:

@@ -140,6 +140,7 @@ class Services:
             self.pool,
             settings.body_timeout_s,
             refuse_unused=settings.refuse_unused_members,
+            max_bytes=settings.max_body_bytes,
         )
         self.feed = DeploymentFeed(
             DeploymentReader(

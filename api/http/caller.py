@@ -41,6 +41,7 @@ KINDS_BY_PATH = {
     "/generate": "generate",
     "/v1/messages": "message",
     "/v1/responses": "response",
+    "/v1/responses/compact": "response",
 }
 ANTHROPIC_VERSION_HEADER = "anthropic-version"
 _ANTHROPIC_ROUTES = "/v1/messages"

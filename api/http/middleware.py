@@ -88,10 +88,14 @@ def error_of(error: Exception) -> ApiError:
 
 def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
     """Returns the methods of all routes at a path: the framework names those of the first one."""
-    routes = (route for router in routers for route in router.routes)
-    matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    known = (route for router in routers for route in router.routes)
+    matching = [route for route in known if route.matches(scope)[0] is not Match.NONE]
+    exact = [route for route in matching if getattr(route, "path", "") == scope["path"]]
     methods = {
-        name for route in matching if isinstance(route, Route) for name in route.methods or ()
+        name
+        for route in exact or matching
+        if isinstance(route, Route)
+        for name in route.methods or ()
     }
     return ", ".join(sorted(methods))
 

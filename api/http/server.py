@@ -26,6 +26,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from api.errors import ClientError
 from api.http.open_requests import OpenRequests
@@ -41,6 +42,7 @@ GRACE_TICKS = 3  # of 0.1 s, in which a load balancer sees the readiness probe f
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers; also trailers and the sizes of chunks
 HEAD_TIMEOUT_S = 60.0  # from the start of a connection, or of a head, to the end of the head
 LINGER_S = 5.0  # for the rest of a body whose request has its response already
+WEBSOCKET_PATH = b"/v1/responses"
 CHECKS = 8  # of a stalled write, in one limit
 _FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -94,7 +96,9 @@ def make_server(app: FastAPI, settings: ApiSettings) -> DrainingServer:
         port=settings.port,
         loop="uvloop",
         http=partial(HttpProtocol, write_timeout_s=settings.write_timeout_s),  # type: ignore[arg-type]
-        ws="none",
+        ws=partial(WebSocketProtocol, write_timeout_s=settings.write_timeout_s),  # type: ignore[arg-type]
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,  # a message is bounded as it is sent
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -178,12 +182,22 @@ class HttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self._clear_deadline()
+                    self._writes.rest()
+                    self.handle_websocket_upgrade()
+                    return
                 data = data[upgrade.args[0] :]
             framing = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] in _FRAMING]
             self.parser = httptools.HttpRequestParser(self)
             self._muted = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
             self._muted = False
+
+    def _should_upgrade(self) -> bool:
+        is_served = self.url.partition(b"?")[0].rstrip(b"/") == WEBSOCKET_PATH
+        is_get = self.scope["method"] == "GET"
+        return is_served and is_get and super()._should_upgrade()
 
     # The parser's callbacks.
 
@@ -279,6 +293,39 @@ class HttpProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode("ascii") + body)
         self.transport.close()
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket. It ends when the client takes no byte for `write_timeout_s` seconds (0:
+    never); a client that does not respond to pings is found earlier."""
+
+    _writes: StalledWrites
+
+    def __init__(self, *arguments: Any, write_timeout_s: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._write_timeout_s = write_timeout_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        abort = self.transport.abort
+        self._writes = StalledWrites(self.loop, self.transport, self._write_timeout_s, abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._writes.rest()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writes.watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writes.rest()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # refused, else uvicorn logs that nothing came
 
 
 def _until_close(app: ASGIApp, cycle: Any) -> ASGIApp:

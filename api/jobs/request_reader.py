@@ -18,11 +18,11 @@ from api.generation.ignored_parameters import IgnoredMembers
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
+from api.http.body_coding import PLAIN, decoder
 from api.http.caller import caller_in, set_caller, set_headers
 from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
 from shared.transport.ports.jobs import JobStore
 
-PLAIN_CODING = "identity"
 _JSON = re.compile(r"application/([\w.+!#$&^-]+\+)?json", re.ASCII)
 INLINE_BYTES = 16_384  # larger bodies are parsed in the thread pool
 
@@ -31,30 +31,31 @@ class RequestReader:
     """Reads bodies within `timeout_s`. `refuse_unused`: refuses what would be ignored."""
 
     def __init__(
-        self, store: JobStore, pool: TextPool, timeout_s: float, *, refuse_unused: bool
+        self,
+        store: JobStore,
+        pool: TextPool,
+        timeout_s: float,
+        *,
+        refuse_unused: bool,
+        max_bytes: int = 2**25,
     ) -> None:
+        """`max_bytes`: of a body that was compressed, once it is decoded."""
         self._store = store
         self._pool = pool
         self.timeout_s = timeout_s
         self._refuse_unused = refuse_unused
+        self._max_bytes = max_bytes
 
     async def read(self, request: Request, schema: type[RequestT]) -> RequestT:
         """Returns the body as `schema`. Names its ignored parameters in a response header.
 
         The caller of a request with an idempotency key has its job from then on. Raises
         InvalidParameter and ClientError: 400 for anything but a JSON object, 408 for a body that
-        does not arrive, 415 for one that is compressed or has another media type.
+        does not arrive, 413 for one that is too large once it is decoded, 415 for one in another
+        coding or media type.
         """
         _require_json(request)
-        coding = request.headers.get("content-encoding", PLAIN_CODING).strip().lower()
-        if coding != PLAIN_CODING:
-            raise ClientError(
-                f"Bodies are read as they are: Content-Encoding '{coding[:MAX_ECHO_CHARS]}' is not "
-                "supported.",
-                status=415,
-                code="unsupported_content_encoding",
-                param="Content-Encoding",
-            )
+        decode = decoder(request.headers.get("content-encoding", PLAIN))
         try:
             async with asyncio.timeout(self.timeout_s):
                 raw = await request.body()
@@ -66,6 +67,9 @@ class RequestReader:
                 should_retry=False,
             ) from None
 
+        request_bytes.set(len(raw))
+        if decode is not None:
+            raw = await self._pool.run(decode, raw, self._max_bytes)
         caller, key = caller_in(request.scope), request.headers.get(IDEMPOTENCY_HEADER)
         if key is not None and caller.job_id is not None:
             named = await resolve_job_id(caller, self._store, key, request.url.path, raw)

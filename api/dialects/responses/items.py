@@ -6,42 +6,55 @@ since the same item may come back in any number of responses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NotRequired, cast
 
-from pydantic import BeforeValidator, Field, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from api.errors import unsupported
-from api.generation.messages import MAX_MESSAGES, MEMBERS, PartCount, without_nulls
+from api.dialects.responses.call_items import (
+    KEPT_MEMBERS,
+    InputCallItem,
+    InputTextPart,
+    ItemT,
+    NonEmpty,
+    Status,
+)
+from api.dialects.responses.calls import Item
+from api.dialects.responses.tools import left_out_of, tool_payload
+from api.errors import input_not_supported, unsupported
+from api.generation.messages import (
+    MAX_MESSAGES,
+    MEDIA_KINDS,
+    MEMBERS,
+    PartCount,
+    left_out_part,
+    without_nulls,
+)
 from shared.messages import InvalidParameter
 
-Item = dict[str, Any]
-ItemT = TypeVar("ItemT")
-
 MAX_ITEMS = MAX_MESSAGES
+COMPACTION_TRIGGER = "compaction_trigger"
 _PARTS = ("content", "output", "summary")  # members of items that have parts
+_OBJECTS = ("action", "operation")
+# Items of tools that OpenAI runs, and of what is unknown here: the conversation is whole without.
+HOSTED_ITEMS = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+    *("computer_call", "computer_call_output", "program", "program_output"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    "configuration_update",
+)
+_Hosted = Literal[HOSTED_ITEMS]  # type: ignore[valid-type]
 _PREFIXES = {
     "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
     "reasoning": "rs",
+    "compaction": "cmp",
+    **{kind: prefix for kind, (prefix, _) in KEPT_MEMBERS.items()},
 }
 
-_Status = Literal["in_progress", "completed", "incomplete"]
-_NonEmpty = Annotated[list[ItemT], Field(fail_fast=True, min_length=1)]
 _List = Annotated[list[ItemT], Field(fail_fast=True)]
-
-
-@with_config(MEMBERS)
-class InputTextPart(TypedDict):
-    """Text. The SDKs send the parts of an output back with the other members."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: NotRequired[Any]
-    logprobs: NotRequired[Any]
-    parsed: NotRequired[Any]
 
 
 @with_config(MEMBERS)
@@ -77,34 +90,10 @@ class InputMessage(TypedDict):
 
     type: Literal["message"]
     id: NotRequired[str]
-    status: NotRequired[_Status]
+    status: NotRequired[Status]
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | _NonEmpty[_MessagePart]
+    content: str | NonEmpty[_MessagePart]
     phase: NotRequired[Any]  # of the assistant's messages
-
-
-@with_config(MEMBERS)
-class InputFunctionCall(TypedDict):
-    """A call of a function by the model."""
-
-    type: Literal["function_call"]
-    id: NotRequired[str]
-    status: NotRequired[_Status]
-    call_id: str
-    name: str
-    arguments: str
-    parsed_arguments: NotRequired[Any]
-
-
-@with_config(MEMBERS)
-class InputFunctionCallOutput(TypedDict):
-    """The result of a call."""
-
-    type: Literal["function_call_output"]
-    id: NotRequired[str]
-    status: NotRequired[_Status]
-    call_id: str
-    output: str | _NonEmpty[InputTextPart]
 
 
 @with_config(MEMBERS)
@@ -113,20 +102,51 @@ class InputReasoning(TypedDict):
 
     type: Literal["reasoning"]
     id: NotRequired[str]
-    status: NotRequired[_Status]
+    status: NotRequired[Status]
     summary: NotRequired[_List[SummaryPart]]
     content: NotRequired[_List[ReasoningPart]]
+    encrypted_content: NotRequired[str]
+
+
+@with_config(MEMBERS)
+class InputCompaction(TypedDict):
+    """The summary of what came before it."""
+
+    type: Literal["compaction"]
+    id: NotRequired[str]
+    encrypted_content: str
+    created_by: NotRequired[Any]
+
+
+@with_config(MEMBERS)
+class InputCompactionTrigger(TypedDict):
+    """Asks for a summary of what came before it, as the response."""
+
+    type: Literal["compaction_trigger"]
+    id: NotRequired[str]
+
+
+@with_config(ConfigDict(extra="allow", strict=True))
+class InputHosted(TypedDict):
+    """An item of a hosted tool: it is left out."""
+
+    type: _Hosted
 
 
 InputItem = Annotated[
-    InputMessage | InputFunctionCall | InputFunctionCallOutput | InputReasoning,
+    InputMessage
+    | InputReasoning
+    | InputCompaction
+    | InputCompactionTrigger
+    | InputCallItem
+    | InputHosted,
     Field(discriminator="type"),
 ]
 
 
 def _present_items(payload: object) -> object:
     """Returns the items without null members, each with its type. Raises InvalidParameter for more
-    items or parts than are allowed."""
+    items or parts than are allowed, and for what is no text in a message."""
     if not isinstance(payload, list):
         return payload
     if not 0 < len(payload) <= MAX_ITEMS:
@@ -134,19 +154,55 @@ def _present_items(payload: object) -> object:
     count = PartCount("input")
     for item in payload:
         count.add(item, *_PARTS)
-    return [_present(item) for item in payload]
+    return [_present(item, f"input.{index}") for index, item in enumerate(payload)]
 
 
-def _present(item: object) -> object:
+def _present(item: object, path: str) -> object:
     if not isinstance(item, dict):
         return item
     present: Item = {"type": "message"}
     for name, member in item.items():
         if name in _PARTS and isinstance(member, list):
             present[name] = [without_nulls(part) for part in member]
+        elif name in _OBJECTS:
+            present[name] = without_nulls(member)
         elif member is not None:
             present[name] = member
+    if present["type"] == "message":
+        _check_is_text(present.get("content"), f"{path}.content")
     return present
+
+
+def _check_is_text(content: object, path: str) -> None:
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in MEDIA_KINDS:
+            raise input_not_supported(f"{path}.{index}", MEDIA_KINDS[kind])
+
+
+def left_out_items(payload: str | Sequence[InputItem]) -> Iterator[str]:
+    """Yields the names of what the model does not see of an input."""
+    for item in () if isinstance(payload, str) else cast(Sequence[Item], payload):
+        kind, content = item["type"], item.get("encrypted_content")
+        if is_left_out(item):
+            yield f"input.{kind}"
+        elif isinstance(content, str) and decoded_content(content) is None:
+            yield "input.encrypted_content"
+        elif "tools" in item:
+            yield from left_out_of(item["tools"], "tools")
+        parts = item.get("output")
+        for part in parts if isinstance(parts, list) else ():
+            if part.get("type") in MEDIA_KINDS:
+                yield f"input.output.{part['type']}"
+
+
+def is_left_out(item: Item) -> bool:
+    """Returns whether an item is of a tool that OpenAI runs, or can only be read by its maker."""
+    if item["type"] == "tool_search_call":
+        return item.get("execution") != "client" or "call_id" not in item
+    if item["type"] == "compaction":
+        return decoded_content(item["encrypted_content"]) is None
+    return item["type"] in HOSTED_ITEMS
 
 
 ResponseInput = Annotated[
@@ -158,32 +214,49 @@ def input_items(payload: str | Sequence[InputItem], job_id: str) -> list[Item]:
     """Returns the items of a request's `input` as they are kept. Raises InvalidParameter."""
     if isinstance(payload, str):
         payload = [{"type": "message", "role": "user", "content": payload}]
+    call_ids: dict[str, str] = {}  # id of an item -> id of its call
     return [
         {
             "id": f"{_PREFIXES[item['type']]}_{job_id}_in{index}",
             "type": item["type"],
             "status": "completed",
-            **_kept(item, f"input.{index}"),
+            **_kept(item, f"input.{index}", call_ids),
         }
-        for index, item in enumerate(payload)
+        for index, item in enumerate(cast(Sequence[Item], payload))
+        if not is_left_out(item) and item["type"] != COMPACTION_TRIGGER
     ]
 
 
-def _kept(item: InputItem, path: str) -> Item:
+def _kept(item: Item, path: str, call_ids: dict[str, str]) -> Item:
     """Returns what is kept of an item, beside its labels."""
     if item["type"] == "message":
         return _message(item, path)
-    if item["type"] == "function_call":
-        return {name: item[name] for name in ("call_id", "name", "arguments")}
-    if item["type"] == "function_call_output":
-        output = item["output"]
-        if not isinstance(output, str):
-            output = [{"type": "input_text", "text": part["text"]} for part in output]
-        return {"call_id": item["call_id"], "output": output}
-    return {"summary": item.get("summary", []), "content": item.get("content", [])}
+    if item["type"] == "reasoning":
+        kept: Item = {"summary": item.get("summary", []), "content": item.get("content", [])}
+        if decoded_content(item.get("encrypted_content", "")) is not None:
+            kept["encrypted_content"] = item["encrypted_content"]
+        return kept
+    if item["type"] == "compaction":
+        return {"encrypted_content": item["encrypted_content"]}
+    _, members = KEPT_MEMBERS[item["type"]]
+    kept = {name: value for name, value in item.items() if name in members}
+    if item["type"] in ("function_call_output", "custom_tool_call_output"):
+        if not isinstance(kept["output"], str):
+            texts = [
+                part["text"] if "text" in part else left_out_part(MEDIA_KINDS[part["type"]])
+                for part in kept["output"]
+            ]
+            kept["output"] = [{"type": "input_text", "text": text} for text in texts]
+    elif item["type"] == "local_shell_call":
+        call_ids[item.get("id", "")] = item["call_id"]
+    elif item["type"] == "local_shell_call_output" and "call_id" not in kept:
+        kept["call_id"] = call_ids.get(item.get("id", ""), item.get("id", ""))
+    elif "tools" in kept:
+        kept["tools"] = [tool_payload(tool) for tool in kept["tools"]]
+    return kept
 
 
-def _message(item: InputMessage, path: str) -> Item:
+def _message(item: Item, path: str) -> Item:
     role, content = item["role"], item["content"]
     is_assistants = role == "assistant"
     if "phase" in item and not is_assistants:
@@ -222,3 +295,25 @@ def _behind(items: Sequence[Item], item_id: str | None) -> int:
         if item["id"] == item_id:
             return index + 1
     raise InvalidParameter("after", "must be the id of an item of this list")
+
+
+# Content that only this service reads: encoded, since clients must not rely upon it. Not encrypted,
+# as there is no secret in it: it is what the model wrote to this client.
+
+_OWN = "penstock1."
+
+
+def encoded_content(text: str) -> str:
+    """Returns the `encrypted_content` that stands for a text."""
+    raw = text.encode(errors="replace")
+    return _OWN + base64.urlsafe_b64encode(raw).decode()
+
+
+def decoded_content(content: str) -> str | None:
+    """Returns the text of an `encrypted_content`; None where another service made it."""
+    if not content.startswith(_OWN):
+        return None
+    try:
+        return base64.urlsafe_b64decode(content.removeprefix(_OWN).encode()).decode()
+    except (binascii.Error, ValueError):
+        return None

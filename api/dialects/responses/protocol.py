@@ -7,17 +7,18 @@ changes nothing is taken out before (`api.generation.ignored_parameters`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WrapValidator
+from pydantic import Field, model_validator
 
-from api.dialects.responses.items import Order, ResponseInput
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.dialects.responses.items import COMPACTION_TRIGGER, Order, ResponseInput, left_out_items
+from api.dialects.responses.tools import ResponseTools, ToolChoice, left_out_of
+from api.errors import MAX_ECHO_CHARS, missing_parameter, unsupported
 from api.generation.protocol import (
     JobParameters,
     JsonSchema,
     Labels,
-    OnlyFalse,
     ReasoningTokens,
     RequestModel,
     ResponseFormatJsonObject,
@@ -26,13 +27,13 @@ from api.generation.protocol import (
     SamplingFields,
     Texts,
     TierFields,
-    at_the_object,
 )
-from api.generation.tools import MAX_TOOLS, ToolName
 from api.http.pagination import DIGITS, Absent, Flag, ListPage, PageQuery, QueryModel
 from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
+ENCODED_REASONING = "reasoning.encrypted_content"
+INCLUDED = (LOGPROBS, ENCODED_REASONING)
 MAX_SEQUENCE_NUMBER = 2**53
 _INCLUDED: dict[str, Any] = {"items": {"type": "string", "enum": [LOGPROBS]}}
 
@@ -76,43 +77,16 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-class FunctionTool(RequestModel):
-    """A function that the model may call. From `allowed_callers` on only defaults are served."""
-
-    type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], WrapValidator(at_the_object)] | None = None
-    is_async: OnlyFalse | None = Field(None, alias="async")
-    defer_loading: OnlyFalse | None = None
-
-
-class ToolChoiceFunction(RequestModel):
-    """One call of this tool."""
-
-    type: Literal["function"]
-    name: str
-
-
-class ToolChoiceAllowed(RequestModel):
-    """Calls of some tools, by their names; `required`: at least one."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, min_length=1)]
-
-
 _UNSERVED = (
     (re.compile(r"input\.\d+\.type"), "items of this type are not served"),
     (re.compile(r"input\.\d+\.(content|output)\.\d+\.type"), "only text is served"),
-    (re.compile(r"input\.\d+\.encrypted_content"), "only its maker can read it"),
-    (re.compile(r"tools\.\d+\.type"), "only tools of type 'function' are served"),
-    (re.compile(r"tools\.\d+\.allowed_callers"), "only the model itself calls tools"),
-    (re.compile(r"tools\.\d+\.async"), "no tool runs at this server"),
-    (re.compile(r"tools\.\d+\.defer_loading"), "every tool is shown to the model"),
-    (re.compile(r"tool_choice\.type"), "only the types 'function' and 'allowed_tools' are served"),
+    (re.compile(r"tools\.\d+\.(tools\.\d+\.)?type"), "tools of this type are not known here"),
+    (
+        re.compile(r"tools\.\d+\.(tools\.\d+\.)?allowed_callers"),
+        "only the model itself calls tools",
+    ),
+    (re.compile(r"tools\.\d+\.(tools\.\d+\.)?async"), "no tool runs at this server"),
+    (re.compile(r"tool_choice\.type"), "choices of this type are not known here"),
 )
 
 
@@ -125,11 +99,8 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
     model: str
     input: ResponseInput
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
-    tool_choice: (
-        Literal["none", "auto", "required"]
-        | Annotated[ToolChoiceFunction | ToolChoiceAllowed, Field(discriminator="type")]
-    ) = "auto"
+    tools: ResponseTools = []
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: ResponseText = Field(default_factory=ResponseText)
     reasoning: ResponseReasoning = Field(default_factory=ResponseReasoning)
@@ -148,9 +119,48 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
     chat_template: str = ""  # a name
     chat_template_kwargs: dict[str, Any] = {}
 
+    def left_out(self) -> Iterator[str]:
+        """Yields the names of hosted tools and items, of media, and of foreign encoded text."""
+        yield from left_out_of(self.tools, "tools")
+        yield from left_out_items(self.input)
+
+    @property
+    def is_compaction(self) -> bool:
+        """Returns whether the response is a summary of the conversation."""
+        items = () if isinstance(self.input, str) else self.input
+        return any(item["type"] == COMPACTION_TRIGGER for item in items)
+
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include
+
+    @property
+    def wants_encoded_reasoning(self) -> bool:
+        return ENCODED_REASONING in self.include
+
+
+class ConversationRequest(ResponseRequest):
+    """A conversation: its items, or an earlier response."""
+
+    input: ResponseInput = []
+
+    @model_validator(mode="after")
+    def _check_input(self) -> ConversationRequest:
+        if not self.input and self.previous_response_id is None:
+            raise missing_parameter("input")
+        return self
+
+
+class InputTokensRequest(ConversationRequest):
+    """POST /v1/responses/input_tokens: a request whose prompt is counted."""
+
+
+class CompactRequest(ConversationRequest):
+    """POST /v1/responses/compact: a conversation of which a summary is made."""
+
+    @property
+    def is_compaction(self) -> bool:
+        return True
 
 
 def check_request(request: ResponseRequest) -> None:
@@ -177,15 +187,15 @@ def _check_stream(request: ResponseRequest) -> None:
 
 
 def _check_include(request: ResponseRequest) -> None:
-    check_includes(request.include)
+    check_includes(request.include, INCLUDED)
     if request.top_logprobs and not request.wants_logprobs:
         raise InvalidParameter("top_logprobs", f"needs '{LOGPROBS}' in 'include'")
 
 
-def check_includes(include: list[str]) -> None:
-    """Checks `include`: only log probabilities are optional. Raises InvalidParameter."""
+def check_includes(include: list[str], known: Sequence[str] = (LOGPROBS,)) -> None:
+    """Checks that `include` names what is optional here. Raises InvalidParameter."""
     for index, name in enumerate(include):
-        if name != LOGPROBS:
+        if name not in known:
             raise unsupported(f"include.{index}", f"'{name[:MAX_ECHO_CHARS]}' is not served")
 
 
@@ -243,6 +253,21 @@ class ResponseObject(ResponseModel):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     completed_at: int | None = None
+
+
+class InputTokens(ResponseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactedResponse(ResponseModel):
+    """A conversation as one item, which a later request begins with."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
 
 
 class ResponseDeleted(ResponseModel):

@@ -5,18 +5,21 @@ It is stored with the job, as JSON. A response object is made of it and of the l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from api.dialects.responses.items import Item
-from api.dialects.responses.protocol import FunctionTool, ResponseRequest
+from api.dialects.responses.calls import CallTarget, Item
+from api.dialects.responses.protocol import ResponseRequest
+from api.dialects.responses.tools import is_hosted, tool_payload
 from api.generation.protocol import RequestModel, ResponseFormatText, served_tier
 from api.output_parsers.parser import ParserConfig
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
 
 Payload = dict[str, Any]
+NO_CALLS: Mapping[str, CallTarget] = {}
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,6 +52,9 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prompt_cache_key: str | None = None
     reasoning_effort: str | None = None
     service_tier: str = "default"
+    calls: dict[str, CallTarget] = {}  # by the model's name of a tool; without a row: a function
+    has_encoded_reasoning: bool = False
+    is_compaction: bool = False
 
 
 def stored_request(
@@ -58,6 +64,7 @@ def stored_request(
     items: list[Item],
     created_s: int,
     sampling: SamplingParams,
+    calls: Mapping[str, CallTarget] = NO_CALLS,
 ) -> StoredRequest:
     """Returns what is stored of a request: `items` are its own; `sampling` is its job's."""
     return StoredRequest(
@@ -65,7 +72,7 @@ def stored_request(
         card=card,
         parser=parser,
         input=items,
-        tools=[_shown_tool(tool) for tool in request.tools],
+        tools=[_echoed(tool) for tool in request.tools if not is_hosted(tool_payload(tool))],
         tool_choice=_payload(request.tool_choice),
         text_format=_payload(request.text.format or ResponseFormatText(type="text")),
         temperature=sampling.temperature,
@@ -84,6 +91,9 @@ def stored_request(
         prompt_cache_key=request.prompt_cache_key,
         reasoning_effort=request.reasoning.effort,
         service_tier=served_tier(request) or "default",
+        calls=dict(calls),
+        has_encoded_reasoning=request.wants_encoded_reasoning,
+        is_compaction=request.is_compaction,
     )
 
 
@@ -148,9 +158,12 @@ def response_payload(
     }
 
 
-def _shown_tool(tool: FunctionTool) -> Payload:
+def _echoed(tool: RequestModel) -> Payload:
     """Returns a tool with the members that OpenAI's object always has."""
-    return {"description": None, "parameters": None, "strict": False, **_payload(tool)}
+    payload = tool_payload(tool)
+    if payload["type"] == "function":
+        return {"description": None, "parameters": None, "strict": False, **payload}
+    return payload
 
 
 def _payload(value: Any) -> Any:

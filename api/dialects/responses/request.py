@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from api.dialects.responses.calls import CUSTOM, FUNCTION, CallTarget, Item
+from api.dialects.responses.conversation import SUMMARY_REQUEST, chat_messages, check_calls
 from api.dialects.responses.formatter import ResponseFormatter
-from api.dialects.responses.items import Item, input_items
+from api.dialects.responses.items import input_items
 from api.dialects.responses.protocol import (
-    FunctionTool,
     ResponseReasoning,
     ResponseRequest,
     TextFormat,
-    ToolChoiceFunction,
     check_request,
 )
 from api.dialects.responses.record import encode_request, stored_request
+from api.dialects.responses.shown_tools import (
+    Shown,
+    chosen_name,
+    custom_grammars,
+    shown_tools,
+)
 from api.dialects.responses.store import ResponseStore
+from api.dialects.responses.tools import (
+    HOSTED,
+    NO_HOSTED,
+    AllowedTool,
+    ToolChoiceBuiltin,
+    ToolChoiceHosted,
+    ToolChoiceNamed,
+    tools_of,
+)
 from api.errors import unsupported
-from api.generation.grammars import RequestedGrammar, object_output, schema_output
-from api.generation.messages import MAX_CALLS
+from api.generation.grammars import (
+    RequestedGrammar,
+    check_grammar,
+    object_output,
+    schema_output,
+)
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
 from api.generation.protocol import job_lane
 from api.generation.sampling import ContextBudget, ResponseSize, renamed_parameters, sampling_params
-from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
+from api.generation.tools import MAX_TOOLS, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
+from shared.text.tool_formats import ToolFormat, tool_format_of
 
 # a parameter of chat completions -> what this dialect calls it
 PARAM_NAMES = {
@@ -38,16 +57,28 @@ PARAM_NAMES = {
 }
 
 
-def chat_input(request: ResponseRequest, items: Sequence[Item], call_id_seed: str) -> ChatInput:
+def chat_input(
+    request: ResponseRequest,
+    items: Sequence[Item],
+    call_id_seed: str,
+    shown: Sequence[Shown] | None = None,
+) -> ChatInput:
     """Returns what the prompt is made of. `items`: the whole conversation, the request's own last.
+    `shown`: its tools, where they are known.
 
     CPU-bound for long conversations: run it in the thread pool. Raises InvalidParameter.
     """
     _check_reasoning(request.reasoning)
+    shown = all_tools(request, items) if shown is None else shown
+    messages = chat_messages(request.instructions, items)
+    tool_use, output = _tool_use(request, shown), _output(request.text.format)
+    if request.is_compaction:
+        messages.append({"role": "user", "content": SUMMARY_REQUEST})
+        tool_use, output = ToolUse(), None
     return ChatInput(
-        messages=chat_messages(request.instructions, items),
-        tool_use=_tool_use(request),
-        output=_output(request.text.format),
+        messages=messages,
+        tool_use=tool_use,
+        output=output,
         chat_template=request.chat_template,
         chat_template_kwargs=request.chat_template_kwargs,
         reasoning_effort=request.reasoning.effort,
@@ -66,29 +97,79 @@ def _check_reasoning(reasoning: ResponseReasoning) -> None:
             raise unsupported(f"reasoning.{name}", "it cannot be set")
 
 
-def _tool_use(request: ResponseRequest) -> ToolUse:
-    tools = (_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools))
-    toolbox = Toolbox(tools, parallel=request.parallel_tool_calls)
+def _tool_use(request: ResponseRequest, shown: Sequence[Shown]) -> ToolUse:
+    toolbox = Toolbox((tool for tool, _ in shown), parallel=request.parallel_tool_calls)
     choice = request.tool_choice
     if isinstance(choice, str):
+        if choice == "required" and request.tools and not shown:
+            raise unsupported("tool_choice", NO_HOSTED)
         return toolbox.use(choice)
-    if isinstance(choice, ToolChoiceFunction):
-        return toolbox.use_one(choice.name, "tool_choice.name")
+    match choice:
+        case ToolChoiceNamed():
+            name = chosen_name(shown, choice.name, choice.namespace, "tool_choice.name")
+            return toolbox.use_one(name, "tool_choice.name")
+        case ToolChoiceBuiltin():
+            return toolbox.use_one(choice.type, "tool_choice.type")
+        case ToolChoiceHosted():
+            raise unsupported("tool_choice", NO_HOSTED)
     names = [
-        (tool.name, f"tool_choice.tools.{index}.name") for index, tool in enumerate(choice.tools)
+        (
+            _allowed_name(tool, shown, f"tool_choice.tools.{index}"),
+            f"tool_choice.tools.{index}.name",
+        )
+        for index, tool in enumerate(choice.tools)
+        if tool.type not in HOSTED
     ]
+    if not names and choice.mode == "required":
+        raise unsupported("tool_choice", NO_HOSTED)
     return toolbox.use_some(names, must_call=choice.mode == "required")
 
 
-def _tool(tool: FunctionTool, param: str) -> Tool:
-    return Tool(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters or NO_PARAMETERS,
-        strict=bool(tool.strict),
-        param=param,
-        schema_param=f"{param}.parameters",
-    )
+def _allowed_name(tool: AllowedTool, shown: Sequence[Shown], param: str) -> str:
+    if tool.name is None:
+        return tool.type  # a built-in tool
+    return chosen_name(shown, tool.name, tool.namespace, param)
+
+
+# The formats whose arguments are text between tags: a pattern cannot be enforced there.
+_TAGGED = frozenset(
+    {
+        *(ToolFormat.GLM45, ToolFormat.QWEN3_CODER, ToolFormat.SEED_OSS, ToolFormat.MINIMAX_M2),
+        *(ToolFormat.DEEPSEEK_V32, ToolFormat.DEEPSEEK_V4, ToolFormat.DEEPSEEK_V41),
+        *(ToolFormat.GEMMA4, ToolFormat.FUNCTIONGEMMA),
+    }
+)
+
+
+def _holds_input(model: ServedModel) -> bool:
+    """Returns whether the input of a custom tool can be kept to its grammar."""
+    card = model.card
+    return card.structured_output and tool_format_of(card.tool_format) not in _TAGGED
+
+
+def all_tools(
+    request: ResponseRequest, items: Sequence[Item], *, enforced: bool = True
+) -> list[Shown]:
+    """Returns the functions that the model is shown: the request's tools and those that its items
+    add. `enforced`: the input of custom tools is kept to their grammars. Raises InvalidParameter.
+    """
+    shown = list(shown_tools(request.tools, "tools"))
+    names = {tool.name for tool, _ in shown}
+    for item in items:
+        if item["type"] not in ("tool_search_output", "additional_tools"):
+            continue
+        for tool, target in shown_tools(tools_of(item["tools"]), "input"):
+            if tool.name not in names:  # a search may find what is known
+                names.add(tool.name)
+                shown.append((tool, target))
+    if len(shown) > MAX_TOOLS:
+        raise InvalidParameter("tools", f"at most {MAX_TOOLS}, those in namespaces included")
+    if enforced:
+        return shown
+    return [
+        (replace(tool, strict=tool.strict and target.kind != CUSTOM), target)
+        for tool, target in shown
+    ]
 
 
 def _output(text_format: TextFormat | None) -> RequestedGrammar | None:
@@ -97,109 +178,6 @@ def _output(text_format: TextFormat | None) -> RequestedGrammar | None:
     if text_format.type == "json_object":
         return object_output("text.format")
     return schema_output(text_format.json_schema, "text.format.schema")
-
-
-# From items to the messages that chat templates know.
-#
-# An assistant message may be several items: its reasoning, its text, the tools it
-# called. Templates know one message with all three, so items that follow one another become one.
-
-_ASSISTANT_ITEMS = frozenset({"reasoning", "function_call"})
-
-
-def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Returns the conversation as chat templates know it. `items` are kept ones.
-
-    Raises InvalidParameter for calls of one turn that are too many or have the same id.
-    """
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
-    turn: dict[str, Any] | None = None
-    names: dict[str, str] = {}  # id of a call -> name of its tool
-    for item in items:
-        if not _is_assistants(item):
-            turn = None
-            messages.append(_message(item, names))
-            continue
-        if turn is None or not _fits(turn, item):
-            turn = {"role": "assistant", "content": ""}
-            messages.append(turn)
-        _add(turn, item)
-        if item["type"] == "function_call":
-            names[item["call_id"]] = item["name"]
-    return messages
-
-
-def check_calls(earlier: Sequence[Item], items: Sequence[Item]) -> None:
-    """Checks that every output has a call before it, in `earlier` or in the request itself.
-
-    Raises InvalidParameter.
-    """
-    call_ids = set(_call_ids(earlier))
-    for index, item in enumerate(items):
-        if item["type"] == "function_call":
-            call_ids.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in call_ids:
-            raise InvalidParameter(
-                f"input.{index}.call_id", "no function call with this call_id comes before it"
-            )
-
-
-def _call_ids(items: Sequence[Item]) -> Iterator[str]:
-    return (item["call_id"] for item in items if item["type"] == "function_call")
-
-
-def _is_assistants(item: Item) -> bool:
-    return item["type"] in _ASSISTANT_ITEMS or item.get("role") == "assistant"
-
-
-def _fits(turn: dict[str, Any], item: Item) -> bool:
-    """Thoughts come first, then one message, then any number of calls."""
-    if item["type"] == "function_call":
-        return True
-    if item["type"] == "message":
-        return not turn["content"] and "tool_calls" not in turn
-    return turn.keys() == {"role", "content"} and not turn["content"]
-
-
-def _add(turn: dict[str, Any], item: Item) -> None:
-    if item["type"] == "message":
-        turn["content"] = _content(item["content"])
-    elif item["type"] == "reasoning":
-        parts = item.get("content") or item["summary"]
-        if parts:
-            turn["reasoning_content"] = "\n".join(part["text"] for part in parts)
-    else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        calls = turn.setdefault("tool_calls", [])
-        if len(calls) == MAX_CALLS or any(call["id"] == item["call_id"] for call in calls):
-            raise InvalidParameter(
-                "input", f"calls in one turn have ids of their own, and are at most {MAX_CALLS}"
-            )
-        calls.append({"id": item["call_id"], "type": "function", "function": function})
-
-
-def _message(item: Item, names: dict[str, str]) -> dict[str, Any]:
-    if item["type"] == "message":
-        role = "system" if item["role"] == "developer" else item["role"]
-        return {"role": role, "content": _content(item["content"])}
-    return {
-        "role": "tool",
-        "content": _content(item["output"]),
-        "tool_call_id": item["call_id"],
-        "name": names[item["call_id"]],  # see `check_calls`
-    }
-
-
-def _content(content: str | Sequence[Item]) -> str | list[dict[str, str]]:
-    """Returns text, or text parts where there are several."""
-    if isinstance(content, str):
-        return content
-    texts = [part["refusal"] if part["type"] == "refusal" else part["text"] for part in content]
-    if len(texts) == 1:
-        return str(texts[0])
-    return [{"type": "text", "text": text} for text in texts]
 
 
 # SamplingParams of a Responses request: those of chat completions under their names here.
@@ -214,7 +192,11 @@ def response_sampling(request: ResponseRequest, budget: ContextBudget) -> Sampli
 
 
 async def prepare_response(
-    generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
+    generation: GenerationService,
+    responses: ResponseStore,
+    caller: Caller,
+    params: ResponseRequest,
+    formatter: type[ResponseFormatter] = ResponseFormatter,
 ) -> tuple[Job, ResponseFormatter]:
     """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     check_request(params)
@@ -223,7 +205,9 @@ async def prepare_response(
     lane = job_lane(params)
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
-    items, prompt = await generation.pool.run(_prompt, model, params, earlier, caller.job_id)
+    items, calls, prompt = await generation.pool.run(
+        response_prompt, model, params, earlier, caller.job_id
+    )
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
     job = new_job(
@@ -239,12 +223,11 @@ async def prepare_response(
         durability=params.durability,
         lane=lane,
     )
-    stored = stored_request(
-        params, model.card, prompt.new_parser.config, items, now_s(), job.sampling
-    )
+    parser = prompt.new_parser.config
+    stored = stored_request(params, model.card, parser, items, now_s(), job.sampling, calls)
     if params.store:
         job = replace(job, request_record=encode_request(stored), retain_ms=responses.retain_ms)
-    return job, ResponseFormatter(stored, job.job_id, model.text.tokenizer)
+    return job, formatter(stored, job.job_id, model.text.tokenizer)
 
 
 def _sampling(
@@ -258,15 +241,69 @@ def _sampling(
     return size.fitted(sampling, generation.max_response_bytes)
 
 
-def _prompt(
-    model: ServedModel, params: ResponseRequest, earlier: Sequence[Item], job_id: str
-) -> tuple[list[Item], PreparedPrompt]:
-    """Returns the request's items, and what the whole conversation needs from the model.
+async def count_input_tokens(
+    generation: GenerationService, responses: ResponseStore, caller: Caller, params: ResponseRequest
+) -> int:
+    """Returns the number of tokens that the prompt of a request has, whether it fits or not.
+    Raises ApiError and InvalidParameter."""
+    model = await generation.models.require(params.model)
+    earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
+
+    def counted() -> int:
+        _, _, prompt = response_prompt(model, params, earlier, "", must_fit=False)
+        return len(prompt.token_ids)
+
+    return await generation.pool.run(counted)
+
+
+def response_prompt(
+    model: ServedModel,
+    params: ResponseRequest,
+    earlier: Sequence[Item],
+    job_id: str,
+    *,
+    must_fit: bool = True,
+) -> tuple[list[Item], dict[str, CallTarget], PreparedPrompt]:
+    """Returns the request's items, the targets of its tools' calls, and what the whole conversation
+    needs from the model.
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
     """
     items = input_items(params.input, job_id)
     check_calls(earlier, items)
-    chat = chat_input(params, [*earlier, *items], job_id)
+    whole = [*earlier, *items]
+    enforced = _holds_input(model)
+    shown = all_tools(params, whole, enforced=enforced)
+    if enforced:
+        _check_grammars(model, params)
     with renamed_parameters(PARAM_NAMES):
-        return items, prepare_prompt(model, chat)
+        prompt = _prepared(model, params, whole, shown, job_id, must_fit=must_fit)
+    calls = {
+        tool.name: target for tool, target in shown if target != CallTarget(FUNCTION, tool.name)
+    }
+    return items, calls, prompt
+
+
+def _prepared(
+    model: ServedModel,
+    params: ResponseRequest,
+    items: Sequence[Item],
+    shown: Sequence[Shown],
+    job_id: str,
+    *,
+    must_fit: bool,
+) -> PreparedPrompt:
+    """Returns the prompt; where custom tools' grammars are too large for it all, without them."""
+    try:
+        chat = chat_input(params, items, job_id, shown)
+        return prepare_prompt(model, chat, must_fit=must_fit)
+    except InvalidParameter:
+        if not any(tool.strict and target.kind == CUSTOM for tool, target in shown):
+            raise
+    shown = all_tools(params, items, enforced=False)
+    return prepare_prompt(model, chat_input(params, items, job_id, shown), must_fit=must_fit)
+
+
+def _check_grammars(model: ServedModel, params: ResponseRequest) -> None:
+    for grammar, param in custom_grammars(params.tools, "tools"):
+        check_grammar(model, RequestedGrammar(grammar, param))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.dialects.responses.formatter import ResponseFormatter
+from api.dialects.responses.formatter import CompactionFormatter, ResponseFormatter
 from api.dialects.responses.items import items_of_page
 from api.dialects.responses.protocol import (
+    CompactedResponse,
+    CompactRequest,
+    InputTokens,
+    InputTokensRequest,
     ItemList,
     ItemsQuery,
     ResponseDeleted,
@@ -18,7 +24,8 @@ from api.dialects.responses.protocol import (
     ResponseQuery,
     ResponseRequest,
 )
-from api.dialects.responses.request import prepare_response
+from api.dialects.responses.request import count_input_tokens, prepare_response
+from api.dialects.responses.socket import CONTINUES
 from api.dialects.responses.store import ResponsesDep, response_not_found
 from api.errors import ClientError, unsupported
 from api.generation.formatter import Timing
@@ -34,7 +41,7 @@ from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
 from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
-from shared.messages import InvalidParameter, Job
+from shared.messages import InvalidParameter, Job, OnDisconnect
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
@@ -55,9 +62,47 @@ async def create_response(
 ) -> Response:
     """Returns the next turn of a conversation: whole, as a stream, or in the background."""
     job, formatter = await prepare_response(generation, responses, caller, params)
+    if request.scope["state"].get(CONTINUES):
+        job = replace(job, on_disconnect=OnDisconnect.CONTINUE)
     if params.background and not params.stream:
         return await _begin(request, jobs, job, formatter)
     return generation_response(jobs, (job,), formatter, Timing(), streamed=params.stream)
+
+
+@router.post(
+    "/v1/responses/compact",
+    response_model=CompactedResponse,
+    responses=errors(JOB),
+    openapi_extra=IDEMPOTENT,
+)
+async def compact_conversation(
+    params: CompactRequest,
+    caller: CallerDep,
+    jobs: JobsDep,
+    generation: GenerationDep,
+    responses: ResponsesDep,
+) -> Response:
+    """Returns a conversation as one item: a summary that the model writes."""
+    for name in ("stream", "background"):
+        if getattr(params, name):
+            raise unsupported(name, "a summary is returned whole")
+    params = params.model_copy(update={"store": False})
+    job, formatter = await prepare_response(
+        generation, responses, caller, params, CompactionFormatter
+    )
+    return generation_response(jobs, (job,), formatter, Timing(), streamed=False)
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=errors(JOB))
+async def count_response_tokens(
+    params: InputTokensRequest,
+    caller: CallerDep,
+    generation: GenerationDep,
+    responses: ResponsesDep,
+) -> Response:
+    """Returns the number of tokens that the prompt of a request would have."""
+    count = await count_input_tokens(generation, responses, caller, params)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
 @router.get("/v1/responses/{name}", response_model=ResponseObject, responses=streamed(NAMED))
@@ -69,6 +114,7 @@ async def get_response(
     responses: ResponsesDep,
 ) -> Response:
     """Returns the response as it is now; with `stream` its events, from `starting_after` on."""
+    _check_is_id(name)
     query.check()
     if query.include_obfuscation:
         raise unsupported("include_obfuscation", "no padding is sent")
@@ -107,6 +153,7 @@ async def delete_response(
     name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
 ) -> Response:
     """Cancels it, where it still runs, and drops all that is kept of it."""
+    _check_is_id(name)
     stored = await responses.find(caller.tenant, name)
     await jobs.cancel(stored.job_id)
     if not await jobs.store.forget(stored.job_id):
@@ -127,6 +174,12 @@ async def list_input_items(
     stored = await responses.find(caller.tenant, name)
     items = items_of_page(stored.request.input, query.order, query.after, query.limit)
     return LongJsonResponse(ItemList.of(items, query.limit), slices)
+
+
+def _check_is_id(name: str) -> None:
+    """Raises a 405 for the name of a route that has other methods."""
+    if name in ("compact", "input_tokens"):
+        raise HTTPException(405)
 
 
 async def _begin(

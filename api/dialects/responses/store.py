@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from api.dependencies import provided
+from api.dialects.responses.calls import Item
 from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
-from api.dialects.responses.items import Item
 from api.dialects.responses.record import StoredRequest, decode_request
 from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.models import ModelCatalog

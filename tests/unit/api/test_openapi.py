@@ -17,7 +17,11 @@ from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
-from api.dialects.responses.protocol import ResponseRequest
+from api.dialects.responses.protocol import (
+    CompactRequest,
+    InputTokensRequest,
+    ResponseRequest,
+)
 from api.files import routes as files
 from api.generation.ignored_parameters import members_without_field
 from api.generation.protocol import RequestModel
@@ -32,6 +36,8 @@ REQUESTS: dict[str, type[RequestModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponseRequest,
+    "/v1/responses/compact": CompactRequest,
+    "/v1/responses/input_tokens": InputTokensRequest,
     "/v1/messages": MessageRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/batches": BatchRequest,

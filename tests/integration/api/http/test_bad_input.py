@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -172,14 +173,13 @@ def test_hostile_bodies_are_refused(app: httpx.Client, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_compressed_body_is_refused_by_the_name_of_its_coding(
+def test_a_compressed_body_is_decoded_or_refused_by_the_name_of_its_coding(
     app: httpx.Client, path: str
 ) -> None:
     body = json.dumps(GOOD.get(path, {})).encode()
     for coding, content in (
-        ("gzip", gzip.compress(body)),
-        ("gzip", body),
         ("br", body),
+        ("deflate", body),
         ("identity, gzip", body),
         ("x" * 5000, body),
     ):
@@ -188,8 +188,17 @@ def test_a_compressed_body_is_refused_by_the_name_of_its_coding(
         assert_answered(answer)
         assert answer.status_code == 415
         assert coding[:20] in answer.json()["error"]["message"]
-    answer = app.post(path, content=body, headers={**JSON, "content-encoding": "Identity"})
-    assert answer.is_success == (path in GOOD)
+    for coding, content in (
+        ("Identity", body),
+        ("gzip", gzip.compress(body)),
+        ("zstd", zstandard.ZstdCompressor().compress(body)),
+    ):
+        answer = app.post(path, content=content, headers={**JSON, "content-encoding": coding})
+        assert answer.is_success == (path in GOOD), coding
+    for coding in ("gzip", "zstd"):
+        answer = app.post(path, content=body, headers={**JSON, "content-encoding": coding})
+        assert answer.status_code == 400
+        assert f"not valid {coding}" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

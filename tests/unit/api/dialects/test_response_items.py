@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from api.dialects.responses.conversation import chat_messages, check_calls
 from api.dialects.responses.items import input_items, items_of_page
 from api.dialects.responses.protocol import ItemsQuery, ResponseRequest, check_request
 from api.dialects.responses.record import decode_request, encode_request, stored_request
 from api.dialects.responses.request import (
     PARAM_NAMES,
     chat_input,
-    chat_messages,
-    check_calls,
     response_sampling,
 )
 from api.generation.prompt import ChatInput
@@ -147,20 +146,20 @@ def test_an_output_needs_its_call_before_it() -> None:
         ({"role": "user", "content": "hi", "status": "done"}, "input.0.status"),
         ({"role": "user", "content": ["hi"]}, "input.0.content.0"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input.0.content.0.text"),
-        ({"role": "user", "content": [{"type": "input_image"}]}, "input.0.content.0.type"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input.0.content.0"),
+        ({"role": "user", "content": [{"type": "input_cat"}]}, "input.0.content.0.type"),
         (
             {"role": "user", "content": [{"type": "refusal", "refusal": "n"}]},
             "input.0.content.0.type",
         ),
         ({"type": "item_reference", "id": "msg_1"}, "input.0.type"),
-        ({"type": "computer_call"}, "input.0.type"),
+        ({"type": "cat_call"}, "input.0.type"),
         ({"type": 1}, "input.0.type"),
         ({**CALL, "arguments": {}}, "input.0.arguments"),
-        ({**CALL, "namespace": "n"}, "input.0.namespace"),
+        ({**CALL, "namespace": 1}, "input.0.namespace"),
         ({**OUTPUT, "output": 1}, "input.0.output"),
-        ({**OUTPUT, "output": [{"type": "input_file"}]}, "input.0.output.0.type"),
+        ({**OUTPUT, "output": [{"type": "input_cat"}]}, "input.0.output.0.type"),
         ({"type": "reasoning", "summary": "s"}, "input.0.summary"),
-        ({"type": "reasoning", "encrypted_content": "x"}, "input.0.encrypted_content"),
     ],
 )
 def test_a_bad_item_is_refused_by_name(item: Any, param: str) -> None:
@@ -205,8 +204,9 @@ def test_the_format_of_the_text_becomes_a_grammar() -> None:
 @pytest.mark.parametrize(
     ("members", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [{"type": "cat_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
         ({"tools": [{**TOOL, "defer_loading": 0}]}, "tools.0.defer_loading"),
         ({"tools": [{**TOOL, "async": 0}]}, "tools.0.async"),
         ({"tools": [{**TOOL, "allowed_callers": ["other"]}]}, "tools.0.allowed_callers"),
@@ -225,7 +225,8 @@ def test_the_format_of_the_text_becomes_a_grammar() -> None:
         ),
         ({"input": [CALL, CALL]}, "input"),
         ({"input": [{**CALL, "call_id": str(n)} for n in range(129)]}, "input"),
-        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "cat"}}, "tool_choice.type"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "get", "x": 1}},
             "tool_choice.x",

@@ -132,8 +132,18 @@ OVERRIDDEN = {
     "on_response_complete": ["self"],
     "send_400_response": ["self", "msg"],
     "_start_asgi_task": ["self", "cycle", "app"],
+    "_should_upgrade": ["self"],
 }
-USED = {"loop", "transport", "parser", "headers", "cycle", "_unset_keepalive_if_required"}
+USED = {
+    "loop",
+    "transport",
+    "parser",
+    "headers",
+    "scope",
+    "cycle",
+    "handle_websocket_upgrade",
+    "_unset_keepalive_if_required",
+}
 USED_OF_CYCLE = {
     "scope",
     "response_started",

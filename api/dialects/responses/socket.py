@@ -1,0 +1,401 @@
+"""Responses over WebSocket: GET /v1/responses, upgraded.
+
+Each message of a client becomes a request of its own to the application behind: keys, origins,
+limits, errors and streams are those of HTTP. Its server-sent events are sent as frames of text.
+Turns run one at a time, in order. A stored response goes on when its socket is cut: any frontend
+sends the rest to `response.resume`, behind the number of the last event that was received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import MAX_ECHO_CHARS, ApiError, ClientError, overloaded
+from api.http.json_response import error_response
+from api.ids import public_id
+from shared.keys import new_job_id
+from shared.tasks import cancel_and_wait
+
+PATH = "/v1/responses"
+MAX_WAITING = 8  # messages behind the one that is served
+MAX_IDLE_S = 3600.0
+INLINE_CHARS = 65_536  # longer messages are decoded on a thread
+CONTINUES = "continues_unread"  # in the request's state: its job goes on without a reader
+_IGNORED = "x-penstock-ignored"
+_POLICY, _GOING_AWAY = 1008, 1001
+# Of the handshake, and of what is this connection's or this request's alone.
+_OWN_HEADERS = frozenset(
+    {b"upgrade", b"connection", b"content-length", b"content-type", b"content-encoding"}
+    | {b"transfer-encoding", b"accept-encoding", b"idempotency-key", b"expect"}
+)
+_OF_THE_SOCKET = ("type", "stream_id", "event_id", "generate")
+
+_ENDS = ("response.completed", "response.incomplete")
+
+Payload = dict[str, Any]
+
+
+class ResponseSockets:
+    """Pure ASGI, outermost. Serves at most `limit` sockets, and messages of `max_bytes`."""
+
+    def __init__(self, app: ASGIApp, limit: int, max_bytes: int) -> None:
+        self._app = app
+        self._limit = limit
+        self._max_bytes = max_bytes
+        self._num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self._app(scope, receive, send)
+            return
+        await receive()  # websocket.connect
+        refusal = await self._refusal(scope)
+        if refusal is not None:
+            await _refuse(refusal, send)
+            return
+        self._num_open += 1
+        try:
+            await send({"type": "websocket.accept"})
+            await ResponseSocket(self._app, scope, send, self._max_bytes).serve(receive)
+        finally:
+            self._num_open -= 1
+
+    async def _refusal(self, scope: Scope) -> Sequence[Message] | None:
+        """Returns the response to a handshake that is refused: by its host, origin or key."""
+        if self._num_open >= self._limit:
+            error = overloaded("Too many open WebSockets. Try again later.", 1.0)
+            return await _messages_of(error_response(error, scope), scope)
+        request = _request(scope, "GET", "/v1/models", b"")
+        messages = await _messages_of(self._app, request)
+        return None if messages[0]["status"] < 400 else messages
+
+
+async def _messages_of(app: ASGIApp, scope: Scope) -> Sequence[Message]:
+    messages: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await app(scope, receive, send)
+    return messages
+
+
+async def _refuse(messages: Sequence[Message], send: Send) -> None:
+    for message in messages:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+
+def _request(socket: Scope, method: str, path: str, query: bytes, length: int = 0) -> Scope:
+    """Returns the scope of a request with the headers of the handshake."""
+    headers = [
+        (name, value)
+        for name, value in socket["headers"]
+        if name not in _OWN_HEADERS and not name.startswith(b"sec-websocket-")
+    ]
+    if method == "POST":
+        headers += [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(length).encode()),
+        ]
+    scheme = {"wss": "https"}.get(socket["scheme"], "http")
+    members = ("app", "asgi", "http_version", "server", "client", "root_path")
+    return {
+        **{name: socket[name] for name in members if name in socket},
+        "type": "http",
+        "scheme": scheme,
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": headers,
+        "state": dict(socket.get("state", {})),
+    }
+
+
+class ResponseSocket:
+    """One connection."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, send: Send, max_bytes: int) -> None:
+        self._app = app
+        self._scope = scope
+        self._send = send
+        self._max_bytes = max_bytes
+        self._waiting: deque[str] = deque()
+        self._has_more = asyncio.Event()
+        self._is_gone = asyncio.Event()
+        # The last response that was not stored: its id, and all items up to its end.
+        self._unstored: tuple[str, list[Any]] | None = None
+
+    async def serve(self, receive: Receive) -> None:
+        """Serves messages until the client is gone."""
+        reading = asyncio.create_task(self._read(receive))
+        try:
+            while (text := await self._next()) is not None:
+                try:
+                    await self._serve_message(await _message_of(text))
+                except ApiError as error:
+                    await self._send_error(error.status, error.body()["error"])
+        finally:
+            await cancel_and_wait(reading)
+
+    async def _read(self, receive: Receive) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                self._is_gone.set()
+                self._has_more.set()
+                return
+            if len(self._waiting) == MAX_WAITING:
+                await self._close(_POLICY, f"More than {MAX_WAITING} messages wait.")
+                self._is_gone.set()
+                self._has_more.set()
+                return
+            self._waiting.append(message.get("text") or "")  # bytes are no JSON
+            self._has_more.set()
+
+    async def _next(self) -> str | None:
+        """Returns the next message; None when the client is gone."""
+        while not self._is_gone.is_set():
+            if self._waiting:
+                return self._waiting.popleft()
+            self._has_more.clear()
+            try:
+                async with asyncio.timeout(MAX_IDLE_S):
+                    await self._has_more.wait()
+            except TimeoutError:
+                await self._close(_GOING_AWAY, "No message came for an hour.")
+                return None
+        return None
+
+    async def _close(self, code: int, reason: str) -> None:
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _serve_message(self, message: Payload) -> None:
+        kind = message.get("type")
+        if kind == "response.create":
+            await self._create(message)
+        elif kind == "response.resume":
+            await self._resume(message)
+        else:
+            raise ClientError(
+                f"Unknown message type '{str(kind)[:MAX_ECHO_CHARS]}': there are "
+                "'response.create' and 'response.resume'.",
+                code="unknown_message_type",
+                param="type",
+            )
+
+    async def _create(self, message: Payload) -> None:
+        body = {name: value for name, value in message.items() if name not in _OF_THE_SOCKET}
+        body["stream"] = True
+        items = self._with_earlier(body)
+        if message.get("generate") is False:
+            await self._warm_up(body, items)
+            return
+        is_stored = body.get("store") is not False
+        scope, raw = self._post(PATH, body)
+        scope["state"][CONTINUES] = is_stored
+        async with aclosing(self._events(scope, raw)) as events:
+            async for event in events:
+                await self._send_text(event.raw)
+                if not is_stored and event.kind in _ENDS:
+                    response = event.payload()["response"]
+                    self._unstored = (response["id"], [*items, *response["output"]])
+
+    def _with_earlier(self, body: Payload) -> list[Any]:
+        """Returns all items of a turn. Puts them into the body where the turn before it is known to
+        this socket alone."""
+        given = body.get("input", [])
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        if not isinstance(items, list):
+            return []
+        previous, kept = body.get("previous_response_id"), self._unstored
+        if kept is not None and previous == kept[0]:
+            items = [*kept[1], *items]
+            body["input"] = items
+            del body["previous_response_id"]
+        return items
+
+    async def _warm_up(self, body: Payload, items: list[Any]) -> None:
+        """Checks a turn without its answer, which a client sends ahead: the next one names it."""
+        body.pop("stream")
+        scope, raw = self._post(f"{PATH}/input_tokens", body)
+        num_tokens = 0
+        async with aclosing(self._events(scope, raw)) as events:
+            async for event in events:
+                if event.kind == "error":
+                    await self._send_text(event.raw)
+                    return
+                num_tokens = event.payload()["input_tokens"]
+        response: Payload = {
+            "id": public_id("response", new_job_id()),
+            "object": "response",
+            "model": body.get("model"),
+            "status": "in_progress",
+            "output": [],
+        }
+        created = {"type": "response.created", "sequence_number": 0, "response": response}
+        usage = {
+            "input_tokens": num_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_tokens,
+        }
+        done = {**response, "status": "completed", "usage": usage}
+        await self._send_event(created)
+        await self._send_event(
+            {"type": "response.completed", "sequence_number": 1, "response": done}
+        )
+        self._unstored = (str(response["id"]), items)
+
+    async def _resume(self, message: Payload) -> None:
+        name, number = message.get("response_id"), message.get("starting_after")
+        if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
+            raise ClientError("Must be the id of a response.", param="response_id")
+        query = "stream=true"
+        if number is not None:
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ClientError("Must be the number of an event.", param="starting_after")
+            query += f"&starting_after={number}"
+        scope = _request(self._scope, "GET", f"{PATH}/{name}", query.encode())
+        async with aclosing(self._events(scope, b"")) as events:
+            async for event in events:
+                await self._send_text(event.raw)
+
+    def _post(self, path: str, body: Payload) -> tuple[Scope, bytes]:
+        raw = msgspec.json.encode(body)
+        if len(raw) > self._max_bytes:
+            raise ClientError(
+                f"With the turns before it, the request is larger than {self._max_bytes} bytes.",
+                status=413,
+                code="request_too_large",
+            )
+        return _request(self._scope, "POST", path, b"", len(raw)), raw
+
+    async def _events(self, scope: Scope, raw: bytes) -> AsyncGenerator[Event, None]:
+        """Yields the events of a request's response: of its stream, or its body as one."""
+        chunks: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        has_body = True
+
+        async def receive() -> Message:
+            nonlocal has_body
+            if has_body:
+                has_body = False
+                return {"type": "http.request", "body": raw, "more_body": False}
+            await self._is_gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            try:
+                await self._app(scope, receive, chunks.put)
+            finally:
+                await chunks.put(None)
+
+        running = asyncio.create_task(run())
+        try:
+            async for event in _parsed(chunks):
+                yield event
+            await running
+        finally:
+            # Where the client is gone, the response ends by itself: it settles its job.
+            if self._is_gone.is_set():
+                while not running.done() and await chunks.get() is not None:
+                    pass
+            await cancel_and_wait(running)
+
+    async def _send_event(self, event: Payload) -> None:
+        await self._send_text(msgspec.json.encode(event))
+
+    async def _send_text(self, text: bytes) -> None:
+        if self._is_gone.is_set():
+            return
+        try:
+            await self._send({"type": "websocket.send", "text": text.decode()})
+        except OSError:  # the server's error for a connection that is lost
+            self._is_gone.set()
+
+    async def _send_error(self, status: int, error: Payload) -> None:
+        await self._send_event({"type": "error", "status": status, "error": error})
+
+
+class Event(NamedTuple):
+    """An event as JSON text, which is sent on as it is."""
+
+    kind: str
+    raw: bytes
+
+    def payload(self) -> Payload:
+        """Returns it decoded."""
+        payload: Payload = msgspec.json.decode(self.raw)
+        return payload
+
+
+async def _parsed(chunks: asyncio.Queue[Message | None]) -> AsyncGenerator[Event, None]:
+    """Yields the events of a response as it arrives; the body of one that is no stream as one."""
+    status, ignored, is_stream, rest = 0, None, False, b""
+    while (message := await chunks.get()) is not None:
+        if message["type"] == "http.response.start":
+            headers = dict(message["headers"])
+            status, ignored = message["status"], headers.get(_IGNORED.encode())
+            is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            continue
+        rest += message.get("body", b"")
+        if is_stream:
+            *whole, rest = rest.split(b"\n\n")
+            for event in map(_event_of, whole):
+                if event is not None:
+                    yield _with_headers(event, ignored)
+    if not is_stream and rest:
+        body = msgspec.json.decode(rest)
+        if status < 400:
+            yield Event("body", rest)
+        else:
+            body = {"type": "error", "status": status, **body}
+            yield Event("error", msgspec.json.encode(body))
+
+
+def _event_of(text: bytes) -> Event | None:
+    """Returns a server-sent event of JSON; None for a comment."""
+    fields = dict(line.split(b": ", 1) for line in text.split(b"\n") if b": " in line)
+    raw = fields.get(b"data")
+    if raw is None:
+        return None
+    event = Event(fields.get(b"event", b"").decode(), raw)
+    if event.kind != "error":
+        return event
+    payload = event.payload()  # here an error is an object, as in an error response
+    members = {name: payload.get(name) for name in ("code", "message", "param")}
+    error = {**payload, "error": {"type": "server_error", **members}}
+    return Event(event.kind, msgspec.json.encode(error))
+
+
+def _with_headers(event: Event, ignored: bytes | None) -> Event:
+    if ignored is None or event.kind != "response.created":
+        return event
+    headers = {_IGNORED: ignored.decode("latin-1")}
+    return Event(event.kind, msgspec.json.encode({**event.payload(), "headers": headers}))
+
+
+async def _message_of(text: str) -> Payload:
+    """Returns a message. Raises ClientError for what is no object."""
+    return _decoded(text) if len(text) < INLINE_CHARS else await asyncio.to_thread(_decoded, text)
+
+
+def _decoded(text: str) -> Payload:
+    try:
+        message = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise ClientError("A message must be a JSON object, as text.", code="invalid_json")
+    return message

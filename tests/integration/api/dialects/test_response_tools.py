@@ -1,0 +1,342 @@
+"""Tools of Responses that are no plain functions, as Codex and the SDKs send them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.integration.api.chat_service import (
+    ECHO_HERMES,
+    ENFORCED,
+    STOP,
+    chat_service,
+    hermes_call,
+    saying,
+)
+from tests.support.redis_server import redis_url  # noqa: F401
+
+PATCH = '*** Begin Patch\n*** Add File: a "b".txt\n+é \\ 😀\n*** End Patch\n'
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "custom", "name": "apply_patch", "description": "Applies a patch."},
+    {
+        "type": "namespace",
+        "name": "mcp__maps",
+        "description": "Maps.",
+        "tools": [
+            {"type": "function", "name": "find", "parameters": CITY, "strict": False},
+            {"type": "custom", "name": "note"},
+        ],
+    },
+    {"type": "local_shell"},
+    {"type": "shell", "environment": {"type": "local"}},
+    {"type": "tool_search", "execution": "client", "parameters": CITY},
+    {"type": "web_search", "external_web_access": True},
+]
+
+
+@pytest.fixture(scope="module")
+def base_url(
+    redis_url: str,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("chat")
+    with chat_service(redis_url, directory, (ECHO_HERMES, ENFORCED)) as url:
+        yield url
+
+
+def respond(base_url: str, text: str, **members: Any) -> httpx.Response:
+    body = {"model": ECHO_HERMES, "input": saying(text), "stop": STOP, "tools": TOOLS, **members}
+    answer = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "item"),
+    [
+        (
+            "apply_patch",
+            {"input": PATCH},
+            {"type": "custom_tool_call", "name": "apply_patch", "input": PATCH},
+        ),
+        (
+            "mcp__maps__find",
+            {"city": "Oslo"},
+            {"type": "function_call", "name": "find", "namespace": "mcp__maps"},
+        ),
+        (
+            "mcp__maps__note",
+            {"input": "x"},
+            {"type": "custom_tool_call", "name": "note", "namespace": "mcp__maps", "input": "x"},
+        ),
+        (
+            "local_shell",
+            {"command": ["ls", "-l"], "timeout_ms": 9},
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 9},
+            },
+        ),
+        ("local_shell", {"command": "ls"}, {"type": "function_call", "name": "local_shell"}),
+        (
+            "shell",
+            {"commands": ["ls"]},
+            {
+                "type": "shell_call",
+                "action": {"commands": ["ls"], "timeout_ms": None, "max_output_length": None},
+            },
+        ),
+        (
+            "tool_search",
+            {"city": "Oslo"},
+            {"type": "tool_search_call", "execution": "client", "arguments": {"city": "Oslo"}},
+        ),
+    ],
+)
+def test_a_call_is_the_item_of_its_tool_whole_and_streamed(
+    base_url: str, name: str, arguments: dict[str, Any], item: dict[str, Any]
+) -> None:
+    said = hermes_call(name, json.dumps(arguments))
+    answer = respond(base_url, said)
+    assert answer.headers["x-penstock-ignored"] == "tools.web_search"
+    (whole,) = answer.json()["output"]
+    assert item.items() <= whole.items()
+    assert whole["call_id"]
+
+    events = events_of(respond(base_url, said, stream=True).text)
+    done = next(event for event in events if event["type"] == "response.output_item.done")["item"]
+    unnamed = {"id", "call_id"}
+    assert {key: value for key, value in done.items() if key not in unnamed} == {
+        key: value for key, value in whole.items() if key not in unnamed
+    }
+    if done["type"] == "custom_tool_call":
+        kind = "response.custom_tool_call_input"
+        deltas = [event["delta"] for event in events if event["type"] == f"{kind}.delta"]
+        assert "".join(deltas) == done["input"]
+        (end,) = [event for event in events if event["type"] == f"{kind}.done"]
+        assert end["input"] == done["input"]
+
+
+def test_a_history_of_every_kind_comes_back(base_url: str) -> None:
+    action = {"type": "exec", "command": ["ls"], "env": {}}
+    items = [
+        {"type": "custom_tool_call", "call_id": "a", "name": "apply_patch", "input": PATCH},
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "a",
+            "output": [
+                {"type": "input_text", "text": "Done."},
+                {
+                    "type": "input_image",
+                    "image_url": "data:image/png;base64,AA==",
+                    "detail": "high",
+                },
+            ],
+        },
+        {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "x"}},
+        {
+            **{"type": "function_call", "call_id": "b", "name": "find", "arguments": "{}"},
+            "namespace": "mcp__maps",
+        },
+        {"type": "function_call_output", "call_id": "b", "output": "here"},
+        {
+            "type": "local_shell_call",
+            "id": "l",
+            "call_id": "c",
+            "action": action,
+            "status": "completed",
+        },
+        {"type": "local_shell_call_output", "id": "l", "output": "{}"},
+        {"type": "shell_call", "call_id": "d", "action": {"commands": ["ls"], "timeout_ms": None}},
+        {
+            "type": "shell_call_output",
+            "call_id": "d",
+            "output": [
+                {"stdout": "out", "stderr": "", "outcome": {"type": "exit", "exit_code": 3}}
+            ],
+        },
+        {
+            **{"type": "apply_patch_call", "call_id": "e", "status": "completed"},
+            "operation": {"type": "delete_file", "path": "x"},
+        },
+        {"type": "apply_patch_call_output", "call_id": "e", "status": "failed", "output": "no"},
+        {
+            **{"type": "tool_search_call", "call_id": "f", "execution": "client"},
+            "arguments": {"city": "Oslo"},
+        },
+        {
+            **{"type": "tool_search_output", "call_id": "f", "execution": "client"},
+            "tools": [{"type": "function", "name": "found", "defer_loading": True}],
+        },
+        {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
+        {"type": "reasoning", "summary": [], "encrypted_content": None},
+    ]
+    said = hermes_call("found", "{}")
+    answer = respond(base_url, said, input=[*saying(said), *items])
+    assert answer.json()["output"][0]["name"] == "found"  # a tool that only the search has found
+    assert set(answer.headers["x-penstock-ignored"].split(", ")) == {
+        "tools.web_search",
+        "tools.defer_loading",
+        "input.output.input_image",
+        "input.web_search_call",
+        "input.encrypted_content",
+    }
+    tail = respond(base_url, said, input=[*items, *saying("x")], stop=[]).json()
+    assert tail["status"] in ("completed", "incomplete")
+
+
+def test_reasoning_comes_back_by_its_encrypted_content(base_url: str) -> None:
+    include = ["reasoning.encrypted_content"]
+    answer = respond(base_url, "<think>hmm</think>Yes.", include=include).json()
+    thought = next(item for item in answer["output"] if item["type"] == "reasoning")
+    assert "x-penstock-ignored" not in respond(base_url, "a", tools=[], include=include).headers
+    item = {**thought, "content": None}  # as Codex sends it
+    history = [{"role": "user", "content": "a"}, item, {"role": "assistant", "content": "b"}]
+    body = {"model": ECHO_HERMES, "store": False, "input": [*history, *saying("x")]}
+    with_text = {
+        **body,
+        "input": [history[0], {**thought, "encrypted_content": None}, *body["input"][2:]],
+    }
+    counts = [
+        httpx.post(f"{base_url}/v1/responses", json={**each, "stop": STOP}, timeout=60).json()
+        for each in (body, with_text)
+    ]
+    assert counts[0]["usage"]["input_tokens"] == counts[1]["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "pattern"),
+    [
+        ("regex", "[a-c]{2,4}\\n", "[a-c]{2,4}\n"),
+        (
+            "lark",
+            'start: begin line~1..2 END\nbegin: "*** Begin" LF\n'
+            'line: "+" /[x-z]{1,3}/ LF -> text\nEND: "*** End" | "!"\n%import common.LF\n',
+            r"\*\*\* Begin\n(\+[x-z]{1,3}\n){1,2}(\*\*\* End|!)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "name": "say"}])
+def test_the_input_of_a_forced_call_is_kept_to_its_grammar(
+    base_url: str, syntax: str, definition: str, pattern: str, choice: Any
+) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    tools = [{"type": "custom", "name": "say", "format": form}]
+    for seed in range(4):
+        body = {"model": ENFORCED, "input": "Go.", "tools": tools, "tool_choice": choice}
+        more = {"seed": seed, "max_output_tokens": 200, "reasoning": {"effort": "none"}}
+        answer = httpx.post(f"{base_url}/v1/responses", json={**body, **more}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        call = answer.json()["output"][-1]
+        assert call["type"] == "custom_tool_call"
+        assert re.fullmatch(pattern, call["input"]), call
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
+        ({"tools": TOOLS[-1:], "tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": [
+                    {
+                        **{"type": "custom", "name": "say"},
+                        "format": {"type": "grammar", "syntax": "regex", "definition": "(a"},
+                    }
+                ]
+            },
+            "tools.0.format.definition",
+        ),
+        (
+            {"input": [{"type": "custom_tool_call_output", "call_id": "x", "output": ""}]},
+            "input.0.call_id",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    base_url: str, members: dict[str, Any], param: str
+) -> None:
+    body = {"model": ENFORCED, "input": "x", "tools": TOOLS, **members}
+    answer = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_an_image_of_the_user_is_refused_with_its_code(base_url: str) -> None:
+    content = [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]
+    body = {"model": ECHO_HERMES, "input": [{"role": "user", "content": content}]}
+    error = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60).json()["error"]
+    assert error["code"] == "image_not_supported"
+    assert "this model does not support image input" in error["message"]
+
+
+def test_the_sdk_reads_the_items(base_url: str) -> None:
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+        response = client.responses.create(
+            model=ECHO_HERMES,
+            input=saying(hermes_call("apply_patch", json.dumps({"input": PATCH}))),  # type: ignore[arg-type]
+            tools=TOOLS,  # type: ignore[arg-type]
+            extra_body={"stop": STOP},
+        )
+        call = response.output[0]
+        assert call.type == "custom_tool_call"
+        assert call.input == PATCH
+        more = client.responses.create(
+            model=ECHO_HERMES,
+            previous_response_id=response.id,
+            input=[{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}],
+            tools=TOOLS,  # type: ignore[arg-type]
+            max_output_tokens=5,
+        )
+        assert more.status in ("completed", "incomplete")
+
+
+def test_a_compacted_conversation_goes_on_from_its_summary(base_url: str) -> None:
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+        history: list[Any] = saying("The key is 42.")
+        made = client.responses.compact(model=ECHO_HERMES, input=history, extra_body={"stop": STOP})
+        assert made.object == "response.compaction"
+        (item,) = made.output
+        assert item.type == "compaction"
+        assert made.usage.output_tokens > 0
+        sent = [item.to_dict(), {"role": "user", "content": "And?"}]
+        after = client.responses.create(model=ECHO_HERMES, input=sent)  # type: ignore[arg-type]
+        assert "The key is 42." in after.output_text  # the model repeats its prompt
+
+
+def test_a_trigger_makes_the_same_item_as_a_stream(base_url: str) -> None:
+    items = [*saying("The key is 42."), {"type": "compaction_trigger"}]
+    events = events_of(respond(base_url, "", input=items, stream=True).text)
+    kinds = [event["type"] for event in events]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    (item,) = events[-1]["response"]["output"]
+    assert item["type"] == "compaction"
+
+
+def test_input_tokens_are_those_that_a_response_uses(base_url: str) -> None:
+    members = {"model": ECHO_HERMES, "input": saying("x"), "tools": TOOLS, "instructions": "Be."}
+    url = f"{base_url}/v1/responses"
+    counted = httpx.post(f"{url}/input_tokens", json=members, timeout=60).json()
+    used = httpx.post(url, json={**members, "max_output_tokens": 1}, timeout=60).json()["usage"]
+    assert counted == {
+        "object": "response.input_tokens",
+        "input_tokens": used["input_tokens"],
+    }
