@@ -9,6 +9,9 @@ from pathlib import Path
 
 from penstock.doctor.finding import Finding, fine, warning, wrong
 from penstock.doctor.machine import check_disk
+from shared.text.base import TextInvalid
+from shared.text.checkpoint_text import load_tokenizer_and_eos
+from shared.text.grammar_compiler import GrammarCompiler
 from worker.settings import DEMO_CHECKPOINT
 from worker.tokenizer_conversion import has_older_form
 
@@ -40,6 +43,22 @@ def check_model(model: str) -> Iterator[Finding]:
     if not trouble:
         size = weights_bytes(model)
         yield fine("model", f"{directory} is complete; {size / 1e6:,.0f} MB of weights.")
+        yield from _structured_output(directory)
+
+
+def _structured_output(directory: Path) -> Iterator[Finding]:
+    """Yields whether the vocabulary allows outputs that are kept to a grammar."""
+    try:
+        tokenizer, eos_token_ids = load_tokenizer_and_eos(directory)
+    except TextInvalid as error:
+        yield warning("structured_output", f"There is no structured output: {error}.")
+        return
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size, eos_token_ids)
+    reason = grammars.unsupported_reason()
+    if reason is None:
+        yield fine("structured_output", "Outputs can be kept to a schema, and calls can be forced.")
+    else:
+        yield warning("structured_output", f"Schemas and forced calls are refused: {reason}.")
 
 
 def _check_hub(model: str) -> Iterator[Finding]:

@@ -29,6 +29,16 @@ SCHEMA = {
     "required": ["name", "price", "kind"],
     "additionalProperties": False,
 }
+# The model's own has no place for tools.
+TEMPLATE = """\
+{% if tools %}<|im_start|>system
+Call one of {{ tools | tojson }} as <tool_call>
+{"name": ..., "arguments": ...}
+</tool_call><|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 TOOL = {
     "type": "function",
     "function": {"name": "put", "parameters": {**SCHEMA, "not": {"required": ["x"]}}},
@@ -38,7 +48,15 @@ TOOL = {
 @pytest.fixture(scope="module")
 def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory, namespace = tmp_path_factory.mktemp("real_model"), new_namespace()
-    settings = {"RUNNER": "model", "DEVICE": "cpu", "MAX_MODEL_LEN": "512", "TOOL_FORMAT": "hermes"}
+    template = directory / "tools.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    settings = {
+        "RUNNER": "model",
+        "DEVICE": "cpu",
+        "MAX_MODEL_LEN": "1024",
+        "CHAT_TEMPLATE": str(template),
+        "TOOL_FORMAT": "hermes",
+    }
     with service_processes(
         redis_url, namespace, real_checkpoint(), directory, **settings
     ) as frontend:

@@ -271,7 +271,9 @@ def model(tmp_path: Path) -> Path:
 
 def test_a_whole_model(model: Path) -> None:
     for whole in ("", str(model)):
-        assert [finding.level for finding in check_model(whole)] == [Level.OK]
+        found = list(check_model(whole))
+        assert [finding.level for finding in found] == [Level.OK, Level.OK]
+        assert found[1].check == "structured_output"
 
 
 def test_a_model_that_is_not_there_or_none(model: Path, tmp_path: Path) -> None:
