@@ -107,12 +107,12 @@ def claude_code(place: Place, prompt: str) -> str:
         [
             program,
             "-p",
+            prompt,
             "--model",
             MODEL,
             "--dangerously-skip-permissions",
             "--mcp-config",
             str(config),
-            prompt,
         ],
         ANTHROPIC_BASE_URL=place.base_url,
         ANTHROPIC_API_KEY="none",
