@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     TypeAdapter,
     ValidationError,
@@ -25,17 +26,59 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from api.errors import MISSING, unsupported
-from api.generation.ignored_parameters import members_without_field
+from api.generation.ignored_parameters import members_without_field, schema_without_field
 from shared.keys import NUM_LANES
-from shared.messages import MAX_LOGIT_BIAS, Durability, InvalidParameter, OnDisconnect
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    MIN_SEED,
+    Durability,
+    InvalidParameter,
+    OnDisconnect,
+)
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
 MAX_PROMPTS = 64  # per request; each becomes a job
 NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
 _NULL = {"type": "null"}
+
+
+def _accept_whole_numbers(schema: Any) -> None:
+    """Changes the schema of a model in place: its own fields of integers, not those in lists."""
+    inner = schema.get("schema")
+    if isinstance(inner, dict):
+        schema["schema"] = _with_whole_numbers(inner)
+    for field in schema.get("fields", {}).values():
+        _accept_whole_numbers(field)
+    if schema["type"] == "union":
+        schema["choices"] = [
+            choice if isinstance(choice, tuple) else _with_whole_numbers(choice)
+            for choice in schema["choices"]
+        ]
+
+
+def _with_whole_numbers(schema: Any) -> Any:
+    if schema["type"] == "int":
+        return no_info_before_validator_function(_whole_number, schema)
+    if schema["type"] != "list" and schema.get("function") != _WHOLE_NUMBER:
+        _accept_whole_numbers(schema)
+    return schema
+
+
+def _whole_number(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_WHOLE_NUMBER = {"type": "no-info", "function": _whole_number}
 
 
 class RequestModel(BaseModel):
@@ -60,6 +103,15 @@ class RequestModel(BaseModel):
         return error
 
     @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Returns the schema of validation. An integer may be written as `8.0`."""
+        schema = handler(source)
+        _accept_whole_numbers(schema)
+        return schema
+
+    @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
@@ -71,15 +123,16 @@ class RequestModel(BaseModel):
         properties = schema.setdefault("properties", {})
         for name, parameter in properties.items():
             if name not in required:
-                properties[name] = _or_null(parameter)
+                properties[name] = or_null(parameter)
         for name, why in members_without_field(cls.kind).items():
-            properties.setdefault(
-                name, {"description": f"Accepted where it changes nothing; else refused: {why}."}
-            )
+            described = f"Accepted where it changes nothing; else refused: {why}."
+            accepted = schema_without_field(cls.kind, name)
+            properties.setdefault(name, {"description": described, **accepted})
         return reference
 
 
-def _or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
+def or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
+    """Returns the JSON schema of an optional parameter: null counts as absent."""
     if _NULL in parameter.get("anyOf", ()):
         return parameter
     outer: JsonSchemaValue = {
@@ -151,9 +204,13 @@ DurabilityLevel = Annotated[Durability, Field(strict=False)]
 
 
 class StreamOptions(RequestModel):
-    """No padding is ever sent: `include_obfuscation` changes nothing."""
+    """No padding is ever sent: `include_obfuscation` changes nothing.
+
+    `continuous_usage_stats` is an extension, vLLM's: the usage so far, in each chunk with choices.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -178,28 +235,43 @@ class StreamParameters(RequestModel):
         return self
 
 
+def _described(**schema: Any) -> Any:
+    """Returns bounds for the OpenAPI document alone: SamplingParams checks them."""
+    return Field(json_schema_extra=schema)
+
+
+Share = Annotated[float, _described(minimum=0, maximum=1)]
+Penalty = Annotated[float, _described(minimum=-2, maximum=2)]
+Count = Annotated[int, _described(minimum=0, maximum=2**31 - 1)]
+TopLogprobs = Annotated[int, _described(minimum=0, maximum=MAX_TOP_LOGPROBS)]
+StopString = Annotated[str, _described(minLength=1, maxLength=MAX_STOP_STRING_CHARS)]
+StopStrings = Annotated[
+    list[StopString], Field(fail_fast=True), _described(maxItems=MAX_STOP_STRINGS)
+]
+
+
 class SamplingFields(RequestModel):
     """Sampling parameters of the OpenAI dialects; from `top_k` on they are extensions."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: LogitBias = {}
-    seed: int | None = None
-    stop: str | Texts = []
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int = 0
-    stop_token_ids: TokenIds = []
+    temperature: Annotated[float, _described(minimum=0, maximum=2)] | None = None
+    top_p: Share | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[LogitBias, _described(maxProperties=MAX_LOGIT_BIAS)] = {}
+    seed: Annotated[int, _described(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
+    stop: StopString | StopStrings = []
+    top_k: Annotated[int, _described(minimum=-1, maximum=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, _described(minimum=0.01, maximum=100)] | None = None
+    min_tokens: Count = 0
+    stop_token_ids: Annotated[TokenIds, _described(maxItems=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
 
 
 class TierFields(RequestModel):
     """The queue priority of the OpenAI dialects; `priority` is an extension."""
 
-    priority: int | None = None
+    priority: Annotated[int, _described(minimum=0, maximum=NUM_LANES - 2)] | None = None
     service_tier: str | None = None
 
 
@@ -255,10 +327,11 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
     """
 
     model: str
-    n: int = 1
+    n: Annotated[int, _described(minimum=1, maximum=MAX_CHOICES)] = 1
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Annotated[int, _described(minimum=0)] | None = None
+    max_completion_tokens: Annotated[int, _described(minimum=0)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
     response_format: ResponseFormat | None = None
@@ -275,6 +348,13 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
         return self
 
     @property
+    def requested_tokens(self) -> tuple[str, int | None]:
+        """Returns the parameter that bounds the response's tokens, and its value."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
     def is_structured(self) -> bool:
         """Returns whether a parameter may keep the output to a grammar."""
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
@@ -285,6 +365,12 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
     def include_usage(self) -> bool:
         """Returns whether a stream ends with an event of its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """Returns whether each chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
 
 
 def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) -> None:

@@ -201,7 +201,7 @@ class OutputConfig(RequestModel):
     """How the answer has to look."""
 
     format: JsonFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
 
 
 class Metadata(RequestModel):

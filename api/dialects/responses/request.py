@@ -20,6 +20,7 @@ from api.dialects.responses.record import encode_request, stored_request
 from api.dialects.responses.store import ResponseStore
 from api.errors import unsupported
 from api.generation.grammars import RequestedGrammar, object_output, schema_output
+from api.generation.ignored_parameters import report_ignored
 from api.generation.messages import MAX_CALLS
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
@@ -226,6 +227,8 @@ async def prepare_response(
     items, prompt = await generation.pool.run(_prompt, model, params, earlier, caller.job_id)
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
+    report_ignored(prompt.ignored, PARAM_NAMES)
+    budget.report_clipped("max_output_tokens", params.max_output_tokens)
     job = new_job(
         caller,
         generation.job_defaults,

@@ -314,7 +314,7 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "endless"}}, "thinking.type"),
-        ({"output_config": {"effort": "little"}}, "output_config.effort"),
+        ({"output_config": {"effort": 3}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"tools": [TOOL, TOOL]}, "tools.1.name"),
@@ -386,7 +386,8 @@ def test_sampling_has_anthropics_names_and_ranges() -> None:
         ({"top_k": -1}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
+        ({"stop_sequences": ["a" * 512] * 17}, "stop_sequences"),
     ):
         with pytest.raises(InvalidParameter) as caught:
             message_sampling(parsed(**members), ROOM)
