@@ -63,7 +63,7 @@ def _words_of(model: ServedModel, template: ChatTemplate) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _known_efforts(template: Any) -> frozenset[str]:
+def _known_efforts(template: ChatTemplate) -> frozenset[str]:
     """Returns those of EFFORTS that a ChatTemplate accepts, or the ones that it tells apart.
 
     A template that tells apart one word at most, beside `none`, has a branch for all others.

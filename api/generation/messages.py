@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from api.errors import missing_parameter, unsupported
-from api.generation.protocol import MAX_ENTRIES, or_null
+from api.generation.protocol import MAX_ENTRIES
+from api.generation.schemas import or_null
 from shared.messages import InvalidParameter
 
 MAX_MESSAGES = 10_000

@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -26,19 +25,26 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
-from pydantic_core.core_schema import no_info_before_validator_function
 
 from api.errors import MISSING, unsupported
 from api.generation.ignored_parameters import members_without_field, schema_without_field
+from api.generation.schemas import (
+    Count,
+    Penalty,
+    Share,
+    StopString,
+    StopStrings,
+    TopLogprobs,
+    accept_whole_numbers,
+    described,
+    or_null,
+)
 from shared.keys import NUM_LANES
 from shared.messages import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_SEED,
-    MAX_STOP_STRING_CHARS,
-    MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
     MIN_SEED,
     Durability,
     InvalidParameter,
@@ -46,39 +52,8 @@ from shared.messages import (
 )
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
-MAX_PROMPTS = 64  # per request; each becomes a job
 NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
-_NULL = {"type": "null"}
-
-
-def _accept_whole_numbers(schema: Any) -> None:
-    """Changes the schema of a model in place: its own fields of integers, not those in lists."""
-    inner = schema.get("schema")
-    if isinstance(inner, dict):
-        schema["schema"] = _with_whole_numbers(inner)
-    for field in schema.get("fields", {}).values():
-        _accept_whole_numbers(field)
-    if schema["type"] == "union":
-        schema["choices"] = [
-            choice if isinstance(choice, tuple) else _with_whole_numbers(choice)
-            for choice in schema["choices"]
-        ]
-
-
-def _with_whole_numbers(schema: Any) -> Any:
-    if schema["type"] == "int":
-        return no_info_before_validator_function(_whole_number, schema)
-    if schema["type"] != "list" and schema.get("function") != _WHOLE_NUMBER:
-        _accept_whole_numbers(schema)
-    return schema
-
-
-def _whole_number(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-_WHOLE_NUMBER = {"type": "no-info", "function": _whole_number}
 
 
 class RequestModel(BaseModel):
@@ -108,7 +83,7 @@ class RequestModel(BaseModel):
     ) -> CoreSchema:
         """Returns the schema of validation. An integer may be written as `8.0`."""
         schema = handler(source)
-        _accept_whole_numbers(schema)
+        accept_whole_numbers(schema)
         return schema
 
     @classmethod
@@ -129,17 +104,6 @@ class RequestModel(BaseModel):
             accepted = schema_without_field(cls.kind, name)
             properties.setdefault(name, {"description": described, **accepted})
         return reference
-
-
-def or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
-    """Returns the JSON schema of an optional parameter: null counts as absent."""
-    if _NULL in parameter.get("anyOf", ()):
-        return parameter
-    outer: JsonSchemaValue = {
-        name: parameter[name] for name in ("default", "title") if name in parameter
-    }
-    inner = {name: value for name, value in parameter.items() if name not in outer}
-    return {"anyOf": [inner, _NULL], **outer}
 
 
 def at_the_object(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -170,32 +134,8 @@ StreamInterval = Annotated[int, Field(ge=1, le=4096)]
 # Lists end at their first fault: the cost of an error is bounded.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-_TOKEN_IDS = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
 
 
-def _check_num_prompts(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Refuses too many prompts before each of them is validated, which holds the interpreter's
-    lock all the while."""
-    if isinstance(value, list) and len(value) > MAX_PROMPTS:
-        if isinstance(value[0], str | list):
-            raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
-        try:
-            return _TOKEN_IDS.validate_python(value)
-        except ValidationError:
-            if list in map(type, value):
-                raise InvalidParameter("prompt", NO_PROMPT) from None
-    return handler(value)
-
-
-# Text, token ids, or a list of texts or of token ids.
-Prompt = Annotated[
-    str
-    | Annotated[
-        list[Annotated[int | str | TokenIds, Field(union_mode="left_to_right")]],
-        Field(fail_fast=True),
-    ],
-    WrapValidator(_check_num_prompts),
-]
 LogitBias = Annotated[dict[str, float], WrapValidator(at_the_object)]
 Labels = Annotated[dict[str, str], WrapValidator(at_the_object)]
 # Enumerations come as their strings.
@@ -235,43 +175,28 @@ class StreamParameters(RequestModel):
         return self
 
 
-def _described(**schema: Any) -> Any:
-    """Returns bounds for the OpenAPI document alone: SamplingParams checks them."""
-    return Field(json_schema_extra=schema)
-
-
-Share = Annotated[float, _described(minimum=0, maximum=1)]
-Penalty = Annotated[float, _described(minimum=-2, maximum=2)]
-Count = Annotated[int, _described(minimum=0, maximum=2**31 - 1)]
-TopLogprobs = Annotated[int, _described(minimum=0, maximum=MAX_TOP_LOGPROBS)]
-StopString = Annotated[str, _described(minLength=1, maxLength=MAX_STOP_STRING_CHARS)]
-StopStrings = Annotated[
-    list[StopString], Field(fail_fast=True), _described(maxItems=MAX_STOP_STRINGS)
-]
-
-
 class SamplingFields(RequestModel):
     """Sampling parameters of the OpenAI dialects; from `top_k` on they are extensions."""
 
-    temperature: Annotated[float, _described(minimum=0, maximum=2)] | None = None
+    temperature: Annotated[float, described(minimum=0, maximum=2)] | None = None
     top_p: Share | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[LogitBias, _described(maxProperties=MAX_LOGIT_BIAS)] = {}
-    seed: Annotated[int, _described(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
+    logit_bias: Annotated[LogitBias, described(maxProperties=MAX_LOGIT_BIAS)] = {}
+    seed: Annotated[int, described(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
     stop: StopString | StopStrings = []
-    top_k: Annotated[int, _described(minimum=-1, maximum=2**31 - 1)] | None = None
+    top_k: Annotated[int, described(minimum=-1, maximum=2**31 - 1)] | None = None
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, _described(minimum=0.01, maximum=100)] | None = None
+    repetition_penalty: Annotated[float, described(minimum=0.01, maximum=100)] | None = None
     min_tokens: Count = 0
-    stop_token_ids: Annotated[TokenIds, _described(maxItems=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: Annotated[TokenIds, described(maxItems=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
 
 
 class TierFields(RequestModel):
     """The queue priority of the OpenAI dialects; `priority` is an extension."""
 
-    priority: Annotated[int, _described(minimum=0, maximum=NUM_LANES - 2)] | None = None
+    priority: Annotated[int, described(minimum=0, maximum=NUM_LANES - 2)] | None = None
     service_tier: str | None = None
 
 
@@ -327,10 +252,10 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
     """
 
     model: str
-    n: Annotated[int, _described(minimum=1, maximum=MAX_CHOICES)] = 1
+    n: Annotated[int, described(minimum=1, maximum=MAX_CHOICES)] = 1
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, _described(minimum=0)] | None = None
-    max_completion_tokens: Annotated[int, _described(minimum=0)] | None = None
+    max_tokens: Annotated[int, described(minimum=0)] | None = None
+    max_completion_tokens: Annotated[int, described(minimum=0)] | None = None
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool = False
     return_metrics: bool = False

@@ -135,7 +135,8 @@ async def tokenizer_info(
         model_max_length=model.context_tokens,
         vocab_size=model.card.vocab_size,
     )
-    return json_response({**model.card.special_tokens, **info.model_dump()})
+    special = {"bos_token": None, "eos_token": None, **model.card.special_tokens}
+    return json_response({**special, **info.model_dump()})
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=errors(BODY))

@@ -64,6 +64,8 @@ class ChatTemplate(Protocol):
     variables: frozenset[str]  # names that the template reads beyond what it sets itself
     source: str  # of the default template
 
+    def __hash__(self) -> int: ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

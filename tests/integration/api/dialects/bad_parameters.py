@@ -134,7 +134,8 @@ BAD_CHATS = [
     Bad(content({"type": "image_url", "image_url": {}}), "messages.0.content.0.type", UNSUPPORTED),
     Bad({"messages": [{**MESSAGES[0], "tool_calls": [{}]}]}, "messages.0.tool_calls", UNSUPPORTED),
     Bad({"model": None}, "model", MISSING),
-    Bad({"stop": ["a"] * 5}, "stop"),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"max_completion_tokens": 0}, "max_completion_tokens"),
     Bad({"top_logprobs": 2}, "top_logprobs"),
     Bad({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -166,7 +167,7 @@ BAD_CHATS = [
     Bad({"tools": [function()]}, "tools.0.function.name", MISSING, TOOLS_ONLY),
     Bad({"tools": [function(name="a b")]}, "tools.0.function.name", None, TOOLS_ONLY),
     Bad({"tools": [TOOLS[1], TOOLS[1]]}, "tools.1.function.name", None, TOOLS_ONLY),
-    Bad({"tools": [TOOLS[1]] * 129}, "tools", None, TOOLS_ONLY),
+    Bad({"tools": [TOOLS[1]] * 1025}, "tools", None, TOOLS_ONLY),
     Bad(
         {"tools": [function(name="a", parameters=[])]},
         "tools.0.function.parameters",
@@ -280,7 +281,8 @@ BAD_COMPLETIONS = [
     Bad({"prompt": {"a": 1}}, "prompt"),
     Bad({"prompt": [1] * 600}, "prompt", TOO_LONG),
     Bad({"echo": True, "max_tokens": -1}, "max_tokens"),
-    Bad({"stop": ["a"] * 5}, "stop"),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"logprobs": 6}, "logprobs"),
     Bad({"logprobs": True}, "logprobs"),
     Bad({"echo": True, "logprobs": 6}, "logprobs"),
@@ -308,7 +310,8 @@ BAD_RESPONSES = [
     Bad({"background": True, "store": False}, "background"),
     Bad({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type", UNSUPPORTED),
     Bad({"input": []}, "input"),
-    Bad({"stop": ["a"] * 5}, "stop"),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"n": 2}, "n", UNSUPPORTED),
     Bad({"messages": []}, "messages", UNSUPPORTED),
 ]
@@ -343,6 +346,7 @@ BAD_MESSAGES = [
 
 BAD_GENERATES = [
     Bad({"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
-    Bad({"stop": ["a"] * 5}, "stop"),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"prompt_logprobs": 99, "stream": False}, "prompt_logprobs"),
 ]
