@@ -164,7 +164,7 @@ def _batch_runner(services: Services) -> BatchRunner:
             max_in_flight=settings.batch_rows_in_flight,
             max_line_bytes=settings.max_body_bytes,
         ),
-        refuse_unused_members=settings.refuse_unused_members,
+        refuse_unused_parameters=settings.refuse_unused_parameters,
         tracing=services.tracing,
     )
     return BatchRunner(context, max_batches=settings.batches_at_once)

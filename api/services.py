@@ -139,7 +139,7 @@ class Services:
             store,
             self.pool,
             settings.body_timeout_s,
-            refuse_unused=settings.refuse_unused_members,
+            refuse_unused=settings.refuse_unused_parameters,
             max_bytes=settings.max_body_bytes,
         )
         self.feed = DeploymentFeed(
@@ -304,5 +304,7 @@ def file_policy(settings: ApiSettings) -> FilePolicy:
         max_tenant_files=settings.max_files_per_tenant,
         max_tenant_bytes=settings.max_files_bytes_per_tenant,
     )
-    upload = UploadLimits(settings.max_file_bytes, settings.body_timeout_s)
+    upload = UploadLimits(
+        settings.max_file_bytes, settings.body_timeout_s, settings.refuse_unused_parameters
+    )
     return FilePolicy(limits, upload, settings.file_life_s)

@@ -38,10 +38,10 @@ class ApiSettings(SharedSettings):
     body_timeout_s: float = Field(
         default=60.0, gt=0, le=3600, description="Seconds in which a request body must arrive."
     )
-    refuse_unused_members: bool = Field(
+    refuse_unused_parameters: bool = Field(
         default=False,
         description="Refuse (400) parameters that have no effect, instead of ignoring them: "
-        'docs/API.md, "Parameters without effect".',
+        'docs/API.md, "Ignored parameters".',
     )
     max_open_requests: int = Field(
         default=4096,
@@ -207,9 +207,11 @@ class ApiSettings(SharedSettings):
     cors_origins: str = Field(
         default="",
         max_length=4096,
-        description="Origins whose pages may call from a browser, separated by commas; * is any. "
-        "Unset: where there are keys any, else those of this machine (localhost, 127.0.0.1, "
-        "[::1]). The server's own pages always may.",
+        description="Origins whose pages may call from a browser, separated by commas; * is any, "
+        "app://* is any of the scheme app. default: where there are keys any, else those of this "
+        "machine (localhost, 127.0.0.1, [::1]) and of programs (app://, tauri://, "
+        "vscode-webview://, every scheme that no web page has); an unset list is default alone. "
+        "The server's own pages always may.",
     )
     allowed_hosts: str = Field(
         default="",
@@ -331,8 +333,10 @@ class ApiSettings(SharedSettings):
     def _origins(cls, value: str) -> str:
         for origin in value.split(","):
             name = origin.strip()
-            if name not in ("", "*") and not _ORIGIN.match(name):
-                raise ValueError("each origin is * or begins with a scheme, such as https://")
+            if name not in ("", "*", DEFAULT_ORIGINS) and not _ORIGIN.match(name):
+                raise ValueError(
+                    "each origin is *, default, or begins with a scheme, such as https://"
+                )
         return value
 
     @field_validator("allowed_hosts")
@@ -364,10 +368,11 @@ class ApiSettings(SharedSettings):
     def origins_for(self, *, has_keys: bool) -> AllowedOrigins:
         """Returns the origins of CORS_ORIGINS, or the default of a server with or without keys."""
         listed = (origin.strip().rstrip("/") for origin in self.cors_origins.split(","))
-        origins = [origin for origin in listed if origin]
-        if not origins:
-            return AllowedOrigins(["*"] if has_keys else [], loopback=True)
-        return AllowedOrigins(origins)
+        origins = [origin for origin in listed if origin] or [DEFAULT_ORIGINS]
+        has_default = DEFAULT_ORIGINS in origins
+        if has_default and has_keys:
+            origins = [ANY]
+        return AllowedOrigins(origins, local=has_default)
 
     def hosts_for(self, *, has_keys: bool) -> AllowedHosts:
         """Returns the hosts of ALLOWED_HOSTS, or the default of a server with or without keys."""
@@ -378,6 +383,7 @@ class ApiSettings(SharedSettings):
         return AllowedHosts([name for name in names if name is not None])
 
 
+DEFAULT_ORIGINS = "default"
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.")
 
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 512
+MAX_STOP_CHARS = 8192  # of all stop strings together
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
@@ -181,6 +182,10 @@ class SamplingParams:
                 raise InvalidParameter(
                     "stop", f"each stop string has 1 to {MAX_STOP_STRING_CHARS} characters"
                 )
+        if sum(map(len, self.stop)) > MAX_STOP_CHARS:
+            raise InvalidParameter(
+                "stop", f"all stop strings together have at most {MAX_STOP_CHARS} characters"
+            )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParameter("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
         for token_id in self.stop_token_ids:

@@ -97,7 +97,7 @@ SETTING_NAMES = frozenset(
         "REASONING_FORMAT",
         "RECONCILE_INTERVAL_S",
         "REDIS_URL",
-        "REFUSE_UNUSED_MEMBERS",
+        "REFUSE_UNUSED_PARAMETERS",
         "REQUESTS_PER_MINUTE",
         "REQUEST_TIMEOUT_S",
         "RESPONSE_TTL_S",

@@ -35,7 +35,7 @@ from api.errors import (
     unsupported,
 )
 from api.files.storage import FileStorage
-from api.generation.ignored_parameters import IgnoredMembers
+from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.logprobs import ScoredPrompt
 from api.generation.models import GenerationService
 from api.generation.protocol import RequestModel
@@ -141,7 +141,7 @@ class RunContext:
     storage: FileStorage
     endpoints: Mapping[str, Endpoint]  # by path
     bounds: BatchBounds
-    refuse_unused_members: bool
+    refuse_unused_parameters: bool
     tracing: Tracing = field(default_factory=Tracing)
     preparing: asyncio.Semaphore = field(  # bounds the threads that tokenize prompts
         default_factory=lambda: asyncio.Semaphore(MAX_PREPARING)
@@ -176,7 +176,7 @@ class RowTask:
         self._job_id = job_id
         self._request_id = public_id(context.endpoint.kind, job_id)
         self._may_exist = may_exist
-        self._ignored: str | None = None  # the names of ignored parameters, once parsed
+        self._ignored = IgnoredMembers()
         self._span = Span(None)
 
     async def run(self) -> RowResult:
@@ -214,7 +214,7 @@ class RowTask:
             if isinstance(end, Finished):
                 body = prepared.formatter.whole(end)
                 line = output_pieces(
-                    self._row.custom_id, self._job_id, self._request_id, body, self._ignored
+                    self._row.custom_id, self._job_id, self._request_id, body, self._ignored.text
                 )
                 text = await self._context.run.jobs.slices.joined(line)
                 return RowResult(self._line, self._job_id, text, True, end.usage)
@@ -254,13 +254,11 @@ class RowTask:
 
     async def _parse(self) -> Any:
         """Returns the row's request. Raises ApiError, InvalidParameter."""
-        ignored = IgnoredMembers(refuse=self._context.run.refuse_unused_members)
-        try:
-            return await self._context.run.pool.run(
-                self._context.endpoint.parse, self._row.body, ignored
-            )
-        finally:
-            self._ignored = ignored.text
+        self._ignored = IgnoredMembers(refuse=self._context.run.refuse_unused_parameters)
+        request_ignored.set(self._ignored)
+        return await self._context.run.pool.run(
+            self._context.endpoint.parse, self._row.body, self._ignored
+        )
 
     async def _run_job(self, prepared: Prepared) -> Finished | Failed | None:
         """Submits the job and returns its end, with all deltas collected by the formatter.
@@ -375,7 +373,9 @@ class RowTask:
         return self._refused(job_failed(end, delivered=False))
 
     def _refused(self, error: ApiError) -> RowResult:
-        text = error_line(self._row.custom_id, self._job_id, self._request_id, error, self._ignored)
+        text = error_line(
+            self._row.custom_id, self._job_id, self._request_id, error, self._ignored.text
+        )
         return RowResult(self._line, self._job_id, text)
 
 

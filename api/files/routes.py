@@ -36,7 +36,6 @@ _FORM: dict[str, Any] = {
                 "schema": {
                     "type": "object",
                     "required": ["file", "purpose"],
-                    "additionalProperties": False,
                     "properties": {
                         "file": {"type": "string", "format": "binary"},
                         "purpose": {"enum": ["batch"]},

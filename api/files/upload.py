@@ -7,6 +7,7 @@ the form parsers of libraries.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -16,27 +17,34 @@ from starlette.requests import Request
 
 from api.errors import MAX_ECHO_CHARS, ClientError, going_down, unknown_parameter
 from api.files.storage import BlobWriter
+from api.generation.ignored_parameters import HEADER, IgnoredMembers
+from api.http.caller import set_headers
 from shared.messages import InvalidParameter
 
 FLUSH_BYTES = 1024 * 1024
 MAX_FIELD_BYTES = 1024
 MAX_NAME_CHARS = 255
 FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+MAX_SHOWN = 8  # names of fields in a response header
+_SHOWN_FIELD = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 FORM_BYTES = 64 * 1024  # what a form may have beside its file
 
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """Bytes of the file, and seconds without any byte of it."""
+    """Bytes of the file, and seconds without any byte of it. `refuse_unused`: refuses fields that
+    would be ignored."""
 
     max_bytes: int
     silence_s: float
+    refuse_unused: bool = False
 
 
 class _Form:
     """Collects the parts of a form. Raises ClientError and InvalidParameter."""
 
-    def __init__(self, boundary: bytes) -> None:
+    def __init__(self, boundary: bytes, ignored: IgnoredMembers) -> None:
+        self._ignored = ignored
         self.fields: dict[str, str] = {}
         self.file_name: str | None = None
         self.has_ended = False
@@ -93,18 +101,22 @@ class _Form:
             shown = "".join(char for char in name if char.isprintable())
             self.file_name = shown[:MAX_NAME_CHARS] or "file"
         elif self._field not in FIELDS:
-            raise unknown_parameter(self._field or "form")
+            is_named = _SHOWN_FIELD.fullmatch(self._field) and len(self._ignored.names) < MAX_SHOWN
+            shown = self._field if is_named else "form"
+            self._ignored.report(shown, unknown_parameter(self._field or "form"))
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._field == "file":
             self._received.append(data[start:end])
+        elif self._field not in FIELDS:
+            return
         elif len(self._data) + end - start > MAX_FIELD_BYTES:
             raise InvalidParameter(self._field, f"has more than {MAX_FIELD_BYTES} bytes")
         else:
             self._data += data[start:end]
 
     def _end(self) -> None:
-        if self._field != "file":
+        if self._field in FIELDS:
             self.fields[self._field] = self._data.decode(errors="replace")
 
     def _finish(self) -> None:
@@ -124,10 +136,12 @@ async def receive_upload(
 ) -> Upload:
     """Writes the file of a form to `writer`; returns its name and the other fields.
 
-    Raises ClientError, InvalidParameter, OSError, ClientDisconnect, and UnavailableError once
+    The fields of other programs are named in a response header. Raises ClientError,
+    InvalidParameter, OSError, ClientDisconnect, and UnavailableError once
     `is_cut` is true: this frontend is shutting down.
     """
-    form = _Form(_boundary_of(request))
+    ignored = IgnoredMembers(refuse=limits.refuse_unused)
+    form = _Form(_boundary_of(request), ignored)
     pieces: list[bytes] = []
     num_bytes = num_waiting = 0
     async for chunk in _chunks(request, limits.silence_s):
@@ -150,6 +164,8 @@ async def receive_upload(
             "file", "Missing required parameter: 'file'.", "missing_required_parameter"
         )
     await writer.append(pieces)
+    if ignored.text is not None:
+        set_headers(request.scope, {HEADER: ignored.text})
     return Upload(form.file_name, form.fields)
 
 

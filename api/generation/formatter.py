@@ -134,6 +134,7 @@ class ResponseContext:
     created_s: int
     num_choices: int = 1
     include_usage: bool = False
+    counted_prompt_tokens: int | None = None  # given: show the usage so far in each chunk
     num_logprobs: int | None = None
     prompt_token_ids: tuple[int, ...] | None = None  # given: show token ids
     service_tier: str | None = None  # given: show it
@@ -159,6 +160,7 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
     def __init__(self, context: ResponseContext, reader: ChoiceReader[EntryT]) -> None:
         super().__init__(reader)
         self._context = context
+        self._num_tokens = 0  # of a stream, so far
         has_ids = context.prompt_token_ids is not None
         self._kept = [KeptChoice([] if has_ids else None) for _ in range(context.num_choices)]
 
@@ -192,9 +194,14 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
         )
         return (self._chunk([member]),)
 
+    def delta(self, delta: Delta) -> Sequence[Any]:
+        self._num_tokens += len(delta.token_ids)
+        return super().delta(delta)
+
     def plain_event(self) -> PlainEvent | None:
         """Returns what puts text into a chunk that was encoded once."""
-        if not self.reader.is_plain or self.reader.has_token_ids:
+        has_usage = self._context.counted_prompt_tokens is not None
+        if not self.reader.is_plain or self.reader.has_token_ids or has_usage:
             return None
         (chunk,) = self.event(ChoiceEvent(0, Text(_MARK)))
         before, mark, after = self.framing.event(chunk).rpartition(json_bytes(_MARK))
@@ -202,6 +209,7 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
         return lambda _, text: before + json_bytes(text) + after
 
     def finished(self, end: Finished) -> Sequence[Any]:
+        self._num_tokens = end.usage.completion_tokens
         chunks = super().finished(end)
         if chunks:
             chunks[-1].update(self._metrics(end.usage))
@@ -269,7 +277,13 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
         }
         if context.service_tier is not None:
             chunk["service_tier"] = context.service_tier
-        if context.include_usage:
+        if choices and context.counted_prompt_tokens is not None:
+            chunk["usage"] = {
+                "prompt_tokens": context.counted_prompt_tokens,
+                "completion_tokens": self._num_tokens,
+                "total_tokens": context.counted_prompt_tokens + self._num_tokens,
+            }
+        elif context.include_usage:
             chunk["usage"] = None
         return chunk
 

@@ -1,4 +1,4 @@
-"""Takes out of a request's body what changes nothing, and keeps what was ignored of it.
+"""The rule of ignored parameters: a parameter takes effect, is ignored and reported, or is a 400.
 
 A row of UNUSED_MEMBERS has the values of a parameter that cannot affect the output, and why. A
 value that is the default (`truncation: "disabled"`) needs no report. Any other is ignored and
@@ -9,10 +9,12 @@ not in the list are refused. docs/API.md has the same table, and a test compares
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from api.errors import unknown_parameter, unsupported
+from shared.messages import InvalidParameter
 
 LIST = "[]"  # at the end of a path: each entry of the list
 
@@ -24,17 +26,20 @@ _TEXTS = (CHAT, COMPLETION)
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Some values of a member; `text` is how the documentation writes them."""
+    """Some values of a member; `text` is how the documentation writes them, `schema` how the
+    OpenAPI document does."""
 
     text: str
     have: Callable[[object], bool]
+    schema: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _one_of(*values: object) -> Values:
     def have(value: object) -> bool:
         return any(type(value) is type(one) and value == one for one in values)
 
-    return Values(", ".join(_written(value) for value in values), have)
+    text = ", ".join(_written(value) for value in values)
+    return Values(text, have, {"enum": list(values)})
 
 
 def _written(value: object) -> str:
@@ -60,14 +65,20 @@ def _is_edits(value: object) -> bool:
     )
 
 
-_LABEL = Values("a string", lambda value: isinstance(value, str))
-_LABELS = Values("an object of strings", _is_labels)
-_COUNT = Values(
-    "a number", lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0
+_LABEL = Values("a string", lambda value: isinstance(value, str), {"type": "string"})
+_LABELS = Values(
+    "an object of strings",
+    _is_labels,
+    {"type": "object", "additionalProperties": {"type": "string"}},
 )
-_EMPTY = Values("`[]`", lambda value: value == [])
-_OBJECT = Values("an object", lambda value: isinstance(value, dict))
-_LIST = Values("a list", lambda value: isinstance(value, list))
+_COUNT = Values(
+    "a number",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
+    {"type": "integer", "minimum": 1},
+)
+_EMPTY = Values("`[]`", lambda value: value == [], {"type": "array", "maxItems": 0})
+_OBJECT = Values("an object", lambda value: isinstance(value, dict), {"type": "object"})
+_LIST = Values("a list", lambda value: isinstance(value, list), {"type": "array"})
 _LEVELS = _one_of("low", "medium", "high")
 _SUMMARIES = _one_of("auto", "concise", "detailed")
 
@@ -145,7 +156,6 @@ UNUSED_MEMBERS = (
     UnusedMember(
         "stream_options.include_obfuscation", _OPENAI, _one_of(True), "no padding is sent"
     ),
-    UnusedMember("stream_options.continuous_usage_stats", _TEXTS, _one_of(False), _SAME, False),
     UnusedMember(
         "context_management",
         (MESSAGE,),
@@ -284,9 +294,30 @@ class IgnoredMembers:
             return
         if self._refuse:
             raise unsupported(at, f"it changes nothing here ({row.why})")
-        name = row.path.removesuffix(LIST)
+        self._name(row.path.removesuffix(LIST))
+
+    def report(self, name: str, refusal: InvalidParameter) -> None:
+        """Names a parameter that the model ignores. Raises `refusal` where nothing may be."""
+        if self._refuse:
+            raise refusal
+        self._name(name)
+
+    def _name(self, name: str) -> None:
         if name not in self.names:
             self.names.append(name)
+
+
+# Of the request that is read now: set before its body is parsed, read while its job is made.
+request_ignored: ContextVar[IgnoredMembers] = ContextVar("request_ignored")
+
+
+def report_ignored(names: Iterable[str], renamed: Mapping[str, str] | None = None) -> None:
+    """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
+    the dialect. Raises InvalidParameter where such a request is refused."""
+    for name in names:
+        shown = (renamed or {}).get(name, name)
+        refusal = unsupported(shown, "this model's chat template does not use it")
+        request_ignored.get().report(shown, refusal)
 
 
 # Members without a field: they change nothing (UNUSED_MEMBERS), or are refused.
@@ -338,6 +369,12 @@ _REFUSED = {"chat": _CHAT, "completion": _COMPLETION, "response": _RESPONSE, "me
 def members_without_field(kind: str) -> Mapping[str, str]:
     """Names of members that some values of are accepted, or that are refused for a reason."""
     return {**dict.fromkeys(rows_of(kind), _OTHERWISE), **_REFUSED.get(kind, {})}
+
+
+def schema_without_field(kind: str, name: str) -> dict[str, Any]:
+    """Returns the JSON schema of what is accepted of such a member; null always is."""
+    rows = [row for row in rows_of(kind).get(name, ()) if row.path == name]
+    return {"anyOf": [*(dict(row.values.schema) for row in rows), {"type": "null"}]}
 
 
 _OTHERWISE = "only values that change nothing are accepted"

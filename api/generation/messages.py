@@ -11,14 +11,32 @@ from typing_extensions import TypedDict
 
 from api.errors import input_not_supported, missing_parameter, unsupported
 from api.generation.protocol import MAX_ENTRIES
+from api.generation.schemas import or_null
 from shared.messages import InvalidParameter
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000  # content parts and calls of all messages of a request together
 MAX_CALLS = 128  # in one message
 
+# What Anthropic's clients mark, and what LiteLLM adds to a history: neither changes a prompt.
+_UNUSED = frozenset({"cache_control", "provider_specific_fields"})
+
+
 # Typed dictionaries: they cost a third of models, and are what a template is given.
-MEMBERS = ConfigDict(extra="forbid", strict=True)
+def _describe_accepted(schema: dict[str, Any]) -> None:
+    """Changes the JSON schema of an object of a conversation to what is accepted of it: null and
+    empty members, and members without effect. An item without a type is a message."""
+    properties, required = schema["properties"], schema.get("required", [])
+    if properties.get("type", {}).get("const") == "message" and "type" in required:
+        required.remove("type")
+    for name in properties.keys() - set(required):
+        properties[name] = or_null(properties[name])
+    for name in sorted(_UNUSED):
+        properties.setdefault(name, {"description": "Accepted without effect."})
+    schema["additionalProperties"] = {"enum": [None, []]}
+
+
+MEMBERS = ConfigDict(extra="forbid", strict=True, json_schema_extra=_describe_accepted)
 
 
 @with_config(MEMBERS)
@@ -214,12 +232,16 @@ def _present(message: object, index: int) -> object:
     present = {
         name: value
         for name, value in message.items()
-        if value is not None and (value != [] or name == "content")
+        if value is not None and (value != [] or name == "content") and name not in _UNUSED
     }
     if message.get("role") not in ("assistant", "tool"):
         _check_is_text(message.get("content"), f"messages.{index}.content")
+    if isinstance(parts := present.get("content"), list):
+        present["content"] = [_without_unused(part) for part in parts]
     if isinstance(calls := present.get("tool_calls"), list):
-        present["tool_calls"] = [without_nulls(call, "function") for call in calls]
+        present["tool_calls"] = [
+            _without_unused(without_nulls(call, "function"), "function") for call in calls
+        ]
     return present
 
 
@@ -239,6 +261,14 @@ def left_out_parts(messages: Sequence[ChatMessage]) -> Iterator[str]:
         for part in content if isinstance(content, list) else ():
             if part["type"] in MEDIA_KINDS:
                 yield f"messages.content.{part['type']}"
+def _without_unused(value: object, *inner: str) -> object:
+    if not isinstance(value, dict) or (_UNUSED.isdisjoint(value) and not inner):
+        return value
+    return {
+        name: _without_unused(member) if name in inner else member
+        for name, member in value.items()
+        if name not in _UNUSED
+    }
 
 
 def without_nulls(value: object, *inner: str) -> object:

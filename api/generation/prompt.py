@@ -19,6 +19,7 @@ from api.generation.conversation import (
     continued_text,
     thinking_within,
 )
+from api.generation.efforts import with_effort
 from api.generation.grammar_writer import ReasoningRule
 from api.generation.grammars import (
     RequestedGrammar,
@@ -163,9 +164,6 @@ def _encoded(
         raise InvalidParameter(param, error.message, error.code) from None
 
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")  # OpenAI's
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A chat request of any dialect.
@@ -193,13 +191,15 @@ class ChatInput:
 class PreparedPrompt:
     """The prompt, what the output must match, and a parser for each choice's text.
 
-    `counts_reasoning`: the text may have reasoning, so that its tokens are counted.
+    `counts_reasoning`: the text may have reasoning, so that its tokens are counted. `ignored`: for
+    `ignored_parameters.report_ignored`.
     """
 
     token_ids: tuple[int, ...]
     grammar: Grammar | None
     new_parser: OutputParserFactory
     counts_reasoning: bool = False
+    ignored: tuple[str, ...] = ()  # parameters without effect, by chat's names
 
 
 def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True) -> PreparedPrompt:
@@ -214,7 +214,8 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     if use.must_call and tool_format is ToolFormat.TEXT:
         raise InvalidParameter("tool_choice", NO_CALLS, NO_TOOLS_CODE)
     definitions = [tool.definition() for tool in use.tools]
-    text = _prompt(model, chat, definitions or None)
+    variables, ignores_effort = with_effort(model, chat.reasoning_effort, chat.chat_template_kwargs)
+    text = _prompt(model, chat, variables, definitions or None)
     if must_fit:
         check_text_fits(model, text, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
@@ -234,6 +235,7 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), chat.output),
         new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
         counts_reasoning=reasoning_format is not None,
+        ignored=("reasoning_effort",) if ignores_effort else (),
     )
 
 
@@ -245,9 +247,11 @@ def _types(use: ToolUse, tool_format: ToolFormat | None) -> dict[str, dict[str, 
 
 
 def _prompt(
-    model: ServedModel, chat: ChatInput, definitions: Sequence[Mapping[str, Any]] | None
+    model: ServedModel,
+    chat: ChatInput,
+    variables: Mapping[str, Any],
+    definitions: Sequence[Mapping[str, Any]] | None,
 ) -> str:
-    variables = _variables(model, chat)
     if chat.continues:
         return continued_text(
             model,
@@ -275,26 +279,6 @@ def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> Reaso
     is_bound = model.card.structured_output and can_bound(token_id, reasoning_format)
     budget = chat.thinking_budget if is_bound else None
     return ReasoningRule(thinking, budget, reasoning_format)
-
-
-def _variables(model: ServedModel, chat: ChatInput) -> dict[str, Any]:
-    """Returns the template's variables beside messages and tools."""
-    variables = dict(chat.chat_template_kwargs)
-    effort = chat.reasoning_effort
-    if effort is None:
-        return variables
-    if effort not in EFFORTS:
-        raise InvalidParameter("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
-    template = model.text.chat_template
-    known = frozenset() if template is None else template.variables
-    if "reasoning_effort" in known:
-        variables["reasoning_effort"] = effort
-    elif effort == "none" and "enable_thinking" in known:
-        variables["enable_thinking"] = False
-    else:
-        why = "can only be 'none'" if "enable_thinking" in known else "cannot be set"
-        raise unsupported("reasoning_effort", f"this model's effort {why}")
-    return variables
 
 
 def _grammar(

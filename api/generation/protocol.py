@@ -16,8 +16,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -27,15 +27,33 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from api.errors import MISSING, unsupported
-from api.generation.ignored_parameters import members_without_field
+from api.generation.ignored_parameters import members_without_field, schema_without_field
+from api.generation.schemas import (
+    Count,
+    Penalty,
+    Share,
+    StopString,
+    StopStrings,
+    TopLogprobs,
+    accept_whole_numbers,
+    described,
+    or_null,
+)
 from shared.keys import NUM_LANES
-from shared.messages import MAX_LOGIT_BIAS, Durability, InvalidParameter, OnDisconnect
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    MIN_SEED,
+    Durability,
+    InvalidParameter,
+    OnDisconnect,
+)
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
-MAX_PROMPTS = 64  # per request; each becomes a job
 NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
-_NULL = {"type": "null"}
 
 
 class RequestModel(BaseModel):
@@ -64,6 +82,15 @@ class RequestModel(BaseModel):
         return error
 
     @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Returns the schema of validation. An integer may be written as `8.0`."""
+        schema = handler(source)
+        accept_whole_numbers(schema)
+        return schema
+
+    @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
@@ -75,22 +102,12 @@ class RequestModel(BaseModel):
         properties = schema.setdefault("properties", {})
         for name, parameter in properties.items():
             if name not in required:
-                properties[name] = _or_null(parameter)
+                properties[name] = or_null(parameter)
         for name, why in members_without_field(cls.kind).items():
-            properties.setdefault(
-                name, {"description": f"Accepted where it changes nothing; else refused: {why}."}
-            )
+            described = f"Accepted where it changes nothing; else refused: {why}."
+            accepted = schema_without_field(cls.kind, name)
+            properties.setdefault(name, {"description": described, **accepted})
         return reference
-
-
-def _or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
-    if _NULL in parameter.get("anyOf", ()):
-        return parameter
-    outer: JsonSchemaValue = {
-        name: parameter[name] for name in ("default", "title") if name in parameter
-    }
-    inner = {name: value for name, value in parameter.items() if name not in outer}
-    return {"anyOf": [inner, _NULL], **outer}
 
 
 def at_the_object(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -121,32 +138,8 @@ StreamInterval = Annotated[int, Field(ge=1, le=4096)]
 # Lists end at their first fault: the cost of an error is bounded.
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-_TOKEN_IDS = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
 
 
-def _check_num_prompts(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Refuses too many prompts before each of them is validated, which holds the interpreter's
-    lock all the while."""
-    if isinstance(value, list) and len(value) > MAX_PROMPTS:
-        if isinstance(value[0], str | list):
-            raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
-        try:
-            return _TOKEN_IDS.validate_python(value)
-        except ValidationError:
-            if list in map(type, value):
-                raise InvalidParameter("prompt", NO_PROMPT) from None
-    return handler(value)
-
-
-# Text, token ids, or a list of texts or of token ids.
-Prompt = Annotated[
-    str
-    | Annotated[
-        list[Annotated[int | str | TokenIds, Field(union_mode="left_to_right")]],
-        Field(fail_fast=True),
-    ],
-    WrapValidator(_check_num_prompts),
-]
 LogitBias = Annotated[dict[str, float], WrapValidator(at_the_object)]
 Labels = Annotated[dict[str, str], WrapValidator(at_the_object)]
 # Enumerations come as their strings.
@@ -155,9 +148,13 @@ DurabilityLevel = Annotated[Durability, Field(strict=False)]
 
 
 class StreamOptions(RequestModel):
-    """No padding is ever sent: `include_obfuscation` changes nothing."""
+    """No padding is ever sent: `include_obfuscation` changes nothing.
+
+    `continuous_usage_stats` is an extension, vLLM's: the usage so far, in each chunk with choices.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -185,25 +182,25 @@ class StreamParameters(RequestModel):
 class SamplingFields(RequestModel):
     """Sampling parameters of the OpenAI dialects; from `top_k` on they are extensions."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: LogitBias = {}
-    seed: int | None = None
-    stop: str | Texts = []
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int = 0
-    stop_token_ids: TokenIds = []
+    temperature: Annotated[float, described(minimum=0, maximum=2)] | None = None
+    top_p: Share | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[LogitBias, described(maxProperties=MAX_LOGIT_BIAS)] = {}
+    seed: Annotated[int, described(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
+    stop: StopString | StopStrings = []
+    top_k: Annotated[int, described(minimum=-1, maximum=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, described(minimum=0.01, maximum=100)] | None = None
+    min_tokens: Count = 0
+    stop_token_ids: Annotated[TokenIds, described(maxItems=MAX_STOP_TOKEN_IDS)] = []
     ignore_eos: bool = False
 
 
 class TierFields(RequestModel):
     """The queue priority of the OpenAI dialects; `priority` is an extension."""
 
-    priority: int | None = None
+    priority: Annotated[int, described(minimum=0, maximum=NUM_LANES - 2)] | None = None
     service_tier: str | None = None
 
 
@@ -259,10 +256,11 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
     """
 
     model: str
-    n: int = 1
+    n: Annotated[int, described(minimum=1, maximum=MAX_CHOICES)] = 1
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Annotated[int, described(minimum=0)] | None = None
+    max_completion_tokens: Annotated[int, described(minimum=0)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool = False
     return_metrics: bool = False
     response_format: ResponseFormat | None = None
@@ -279,6 +277,13 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
         return self
 
     @property
+    def requested_tokens(self) -> tuple[str, int | None]:
+        """Returns the parameter that bounds the response's tokens, and its value."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
     def is_structured(self) -> bool:
         """Returns whether a parameter may keep the output to a grammar."""
         guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
@@ -289,6 +294,12 @@ class CompletionFields(SamplingFields, TierFields, StreamParameters, JobParamete
     def include_usage(self) -> bool:
         """Returns whether a stream ends with an event of its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """Returns whether each chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
 
 
 def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) -> None:

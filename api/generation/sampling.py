@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from api.errors import MAX_ECHO_CHARS, unsupported
+from api.generation.ignored_parameters import request_ignored
 from api.generation.protocol import SamplingFields
 from shared.messages import (
     MAX_TOP_LOGPROBS,
@@ -20,7 +21,7 @@ from shared.messages import (
 )
 from shared.text.sampling_defaults import KEEP_ALL_TOP_K, SamplingDefaults
 
-MAX_STOPS = 4
+DRAWN_SEED = -1  # as at vLLM and llama.cpp
 MAX_TOKENS = 2**31 - 1
 
 
@@ -55,24 +56,30 @@ class ContextBudget:
             )
 
     def max_tokens(self, requested: int | None, default: int, *, least: int = 1) -> int:
-        """Returns the tokens an answer may have. Raises InvalidParameter for more than that."""
+        """Returns the tokens an answer may have: at most what the prompt leaves of the context.
+
+        `report_clipped` names a parameter that requests more. Raises InvalidParameter.
+        """
         if requested is None:
             return min(default, self.left)
         check_max_tokens(requested, least)
-        if requested > self.left:
-            tokens = f"{requested} were requested for the answer"
-            if self.prompt_tokens:  # 0: not counted yet
-                tokens = (
-                    f"{self.prompt_tokens + requested} were requested ({self.prompt_tokens} in the "
-                    f"prompt, {requested} for the answer)"
-                )
-            raise InvalidParameter(
-                "max_tokens",
-                f"This model's maximum context length is {self.context_tokens} tokens, but "
-                f"{tokens}. Please ask for less.",
-                "context_length_exceeded",
-            )
-        return requested
+        return min(requested, self.left)
+
+    def report_clipped(self, param: str, requested: int | None) -> None:
+        """Names `param` as ignored where it requests more tokens than the context has left.
+
+        Raises InvalidParameter where such a request is refused.
+        """
+        if requested is None or requested <= self.left:
+            return
+        refusal = InvalidParameter(
+            param,
+            f"This model's maximum context length is {self.context_tokens} tokens, but "
+            f"{self.prompt_tokens + requested} were requested ({self.prompt_tokens} in the "
+            f"prompt, {requested} for the answer). Please ask for less.",
+            "context_length_exceeded",
+        )
+        request_ignored.get().report(param, refusal)
 
 
 def check_max_tokens(requested: int, least: int = 1) -> None:
@@ -142,16 +149,14 @@ def with_defaults(
 
 
 def resolved_seed(requested: int | None) -> int:
-    """Returns a seed, so that every attempt on every worker continues the same stream."""
-    return secrets.randbits(63) if requested is None else requested
+    """Returns a seed, drawn where the request has none or -1: every attempt on every worker
+    continues the same stream."""
+    return secrets.randbits(63) if requested in (None, DRAWN_SEED) else requested
 
 
 def stop_strings(requested: str | list[str]) -> tuple[str, ...]:
-    """Returns the stop strings. Raises InvalidParameter for too many."""
-    stops = (requested,) if isinstance(requested, str) else tuple(requested)
-    if len(stops) > MAX_STOPS:
-        raise InvalidParameter("stop", f"at most {MAX_STOPS} stop strings")
-    return stops
+    """Returns the stop strings of a text or a list."""
+    return (requested,) if isinstance(requested, str) else tuple(requested)
 
 
 def stop_token_ids(param: str, requested: list[int], budget: ContextBudget) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from shared.messages import InvalidParameter
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 # Of a function that takes none.
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,22 +29,32 @@ _EXPECTED = {
     "model_attributes_type": "an object",
 }
 _SHOULD_BE = "Input should be "
+_PADDING = b" " * 16  # longer than an escaped surrogate
 MAX_FAULTS = 100  # of an error that is described; only unknown parameters can be more
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """Returns the body as an object. Raises ClientError (400) for anything that is not one."""
     try:
-        body = msgspec.json.decode(raw)
+        body = msgspec.json.decode(raw.removeprefix(codecs.BOM_UTF8))
     except RecursionError:
         raise ClientError("The body is nested too deeply.", code="invalid_json") from None
     except (ValueError, OverflowError) as error:  # msgspec's and Unicode's errors are ValueErrors
-        raise ClientError(
-            f"The body is not valid JSON: {str(error)[:MAX_ECHO_CHARS]}.", code="invalid_json"
-        ) from None
+        reason = _lone_surrogate(raw) or str(error)[:MAX_ECHO_CHARS]
+        raise ClientError(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ClientError("The body must be a JSON object.", code="invalid_json")
     return body
+
+
+def _lone_surrogate(raw: bytes) -> str | None:
+    """Returns the error of half a surrogate pair that is the last character of a text: the decoder
+    looks for the other half behind the end of the body, and calls the body truncated."""
+    try:
+        msgspec.json.decode(raw.removeprefix(codecs.BOM_UTF8) + _PADDING)
+    except (ValueError, OverflowError, RecursionError) as error:
+        return str(error) if "surrogate" in str(error) else None
+    return None
 
 
 def parse_request(

@@ -36,6 +36,8 @@ _HTTP_MESSAGES = {
     405: ("Method not allowed.", "method_not_allowed"),
 }
 _SLASHED_ROUTES = "/v1/"
+_ANTHROPIC_ROUTES = "/v1/messages"  # their clients add /v1 to the base URL
+MAX_PATH_PARTS = 16
 
 
 class ErrorResponsesMiddleware:
@@ -100,6 +102,28 @@ def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
     return ", ".join(sorted(methods))
 
 
+def _matches(routers: Sequence[APIRouter], scope: Scope, path: str) -> bool:
+    meant = {**scope, "path": path}
+    routes = (route for router in routers for route in router.routes)
+    return any(route.matches(meant)[0] is not Match.NONE for route in routes)
+
+
+def _not_found(routers: Sequence[APIRouter], request: Request) -> str:
+    """Returns the message of an unknown route. Where it is a known one behind a wrong base URL
+    (`/v1/v1/...`, no `/v1`, two slashes), it names the right one."""
+    message = _HTTP_MESSAGES[404][0]
+    parts = [part for part in request.url.path.split("/", MAX_PATH_PARTS) if part]
+    for first in range(len(parts)):
+        rest = "/".join(parts[first:])
+        for path in (f"/{rest}", f"/v1/{rest}"):
+            if path != request.url.path and _matches(routers, request.scope, path):
+                base = str(request.base_url).rstrip("/")
+                if path.startswith("/v1/") and not path.startswith(_ANTHROPIC_ROUTES):
+                    base += "/v1"
+                return f"{message} The route is {path}: the client's base URL has to be {base}"
+    return message
+
+
 def _fault_of_query(details: Sequence[Any]) -> InvalidParameter:
     """Returns the error of a query: an unknown parameter, else the first that pydantic refused."""
     unknown = (detail for detail in details if detail["type"] == "extra_forbidden")
@@ -118,6 +142,8 @@ def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:
         assert isinstance(error, HTTPException)
         message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        if error.status_code == 404:
+            message = _not_found(routers, request)
         if error.status_code == 405:
             headers["allow"] = _allowed_methods(routers, request.scope)
         refusal = ClientError(message, status=error.status_code, code=code, headers=headers)

@@ -29,26 +29,39 @@ EXPOSED_HEADERS = (
     *RATE_LIMIT_HEADERS,
 )
 _WEB = ("http", "https")
+# Schemes that a page from the web can have. All others are those of installed programs: app://,
+# tauri://, vscode-webview://, capacitor://.
+_PAGE_SCHEMES = (
+    *(*_WEB, "ws", "wss", "ftp", "file", "content", "data", "blob", "filesystem", "about"),
+    *("javascript", "view-source"),
+)
+_PROGRAM_ORIGIN = rf"(?i:(?!({'|'.join(_PAGE_SCHEMES)}):)[a-z][a-z0-9+.-]*://[^\s,]*)"
+ANY_OF_SCHEME = "://*"  # at the end of an origin: every one of the scheme
 _LOOPBACK_ORIGIN = (
     r"(?i:https?://(([a-z0-9_-]+\.)*localhost\.?|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?)"
 )
 
 
 class AllowedOrigins:
-    """Origins as browsers send them, `*` for any.
+    """Origins as browsers send them, `*` for any, `scheme://*` for any of a scheme.
 
-    `loopback` adds the origins of this machine: http and https, on every port.
+    `local` adds the origins of this machine: http and https of loopback names on every port, and
+    those of programs, whose schemes no page from the web has.
     """
 
-    def __init__(self, origins: Collection[str], *, loopback: bool = False) -> None:
+    def __init__(self, origins: Collection[str], *, local: bool = False) -> None:
         self.any = "*" in origins
         self.origins = frozenset(origins)
-        self.regex = _LOOPBACK_ORIGIN if loopback else None
+        schemes = [name[:-1] for name in origins if name.endswith(ANY_OF_SCHEME)]
+        patterns = [rf"(?i:{re.escape(scheme)})[^\s,]*" for scheme in schemes]
+        if local:
+            patterns += [_LOOPBACK_ORIGIN, _PROGRAM_ORIGIN]
+        self.regex = "|".join(patterns) or None
 
     def allows(self, origin: str) -> bool:
         """Returns whether pages of the origin may call this server."""
-        is_loopback = self.regex is not None and re.fullmatch(self.regex, origin) is not None
-        return self.any or origin in self.origins or is_loopback
+        is_matched = self.regex is not None and re.fullmatch(self.regex, origin) is not None
+        return self.any or origin in self.origins or is_matched
 
 
 class OriginMiddleware:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from api.dependencies import part_in
 from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
-from api.generation.ignored_parameters import IgnoredMembers
+from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
@@ -24,6 +27,8 @@ from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
 from shared.transport.ports.jobs import JobStore
 
 _JSON = re.compile(r"application/([\w.+!#$&^-]+\+)?json", re.ASCII)
+_FORM = "application/x-www-form-urlencoded"
+_PAGE_HEADERS = ("origin", "sec-fetch-site")
 INLINE_BYTES = 16_384  # larger bodies are parsed in the thread pool
 
 
@@ -47,7 +52,7 @@ class RequestReader:
         self._max_bytes = max_bytes
 
     async def read(self, request: Request, schema: type[RequestT]) -> RequestT:
-        """Returns the body as `schema`. Names its ignored parameters in a response header.
+        """Returns the body as `schema`.
 
         The caller of a request with an idempotency key has its job from then on. Raises
         InvalidParameter and ClientError: 400 for anything but a JSON object, 408 for a body that
@@ -75,28 +80,37 @@ class RequestReader:
             named = await resolve_job_id(caller, self._store, key, request.url.path, raw)
             set_caller(request.scope, named)
         request_bytes.set(len(raw))
-
-        ignored = IgnoredMembers(refuse=self._refuse_unused)
+        ignored = request_ignored.get()
 
         def parse() -> RequestT:
             return parse_request(parse_json(raw), schema, ignored)
 
+        return parse() if len(raw) <= INLINE_BYTES else await self._pool.run(parse)
+
+    @contextmanager
+    def naming_ignored(self, scope: Scope) -> Iterator[None]:
+        """Names the parameters of one request that are ignored, by its body or by its model, in a
+        header of its response."""
+        ignored = IgnoredMembers(refuse=self._refuse_unused)
+        request_ignored.set(ignored)
         try:
-            return parse() if len(raw) <= INLINE_BYTES else await self._pool.run(parse)
+            yield
         finally:
             if ignored.text is not None:
-                set_headers(request.scope, {IGNORED_HEADER: ignored.text})
+                set_headers(scope, {IGNORED_HEADER: ignored.text})
 
 
 def _require_json(request: Request) -> None:
     """Raises ClientError (415) for another media type.
 
     Browsers send text/plain, forms and bodies without a type to any server without a preflight,
-    but JSON only after one.
+    but JSON only after one. They add `Origin` or `Sec-Fetch-Site`: what has neither is no page,
+    but a program such as curl, whose default is the type of a form.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
-    if _JSON.fullmatch(media_type):
+    is_page = any(name in request.headers for name in _PAGE_HEADERS)
+    if _JSON.fullmatch(media_type) or (media_type == _FORM and not is_page):
         return
     was = f"not '{media_type[:MAX_ECHO_CHARS]}'" if media_type else "this request has none"
     raise ClientError(
@@ -124,18 +138,26 @@ class JsonRoute(APIRoute):
         assert issubclass(model, RequestModel), "the body is one model"
 
         async def handle(request: Request) -> Response:
-            body = await part_in(request.scope, RequestReader).read(request, model)
-            return await handler(_ParsedRequest(request, body))
+            reader = part_in(request.scope, RequestReader)
+            with reader.naming_ignored(request.scope):
+                body = await reader.read(request, model)
+                return await handler(_ParsedRequest(request, body))
 
         return handle
 
 
 class _ParsedRequest(Request):
-    """A request whose JSON body has been parsed."""
+    """A request whose JSON body has been parsed. FastAPI reads JSON of no other content type."""
 
     def __init__(self, request: Request, body: RequestModel) -> None:
         super().__init__(request.scope, request.receive)
         self._model = body
+        others = [pair for pair in request.headers.raw if pair[0] != b"content-type"]
+        self._json_headers = Headers(raw=[*others, (b"content-type", b"application/json")])
+
+    @property
+    def headers(self) -> Headers:
+        return self._json_headers
 
     async def body(self) -> bytes:
         """Returns some bytes, for FastAPI to read them as JSON."""

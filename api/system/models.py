@@ -1,12 +1,12 @@
-"""GET /v1/models, POST /tokenize and POST /detokenize."""
+"""GET /v1/models, POST /tokenize, POST /detokenize and GET /tokenizer_info."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +25,8 @@ from api.system.protocol import (
     Model,
     ModelList,
     TokenizeRequest,
+    TokenizerInfo,
+    TokenizerInfoQuery,
     Tokens,
 )
 from shared.messages import InvalidParameter
@@ -119,6 +121,22 @@ async def tokenize(
     """Returns the token ids of a text, or of a conversation rendered by the chat template."""
     model = await generation.models.only(params.model)
     return LongJsonResponse(await generation.pool.run(_tokenized, model, params), slices)
+
+
+@router.get("/tokenizer_info", response_model=TokenizerInfo, responses=errors(NAMED))
+async def tokenizer_info(
+    query: Annotated[TokenizerInfoQuery, Query()], generation: GenerationDep
+) -> Response:
+    """Returns the chat template and the special tokens, for clients that render prompts."""
+    model = await generation.models.only(query.model)
+    template = model.text.chat_template
+    info = TokenizerInfo(
+        chat_template=None if template is None else template.source,
+        model_max_length=model.context_tokens,
+        vocab_size=model.card.vocab_size,
+    )
+    special = {"bos_token": None, "eos_token": None, **model.card.special_tokens}
+    return json_response({**special, **info.model_dump()})
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=errors(BODY))

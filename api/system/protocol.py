@@ -10,7 +10,7 @@ from pydantic import model_validator
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
 from api.generation.models import ServedModel
 from api.generation.protocol import RequestModel, ResponseModel, TokenIds
-from api.http.pagination import Absent
+from api.http.pagination import Absent, QueryModel
 from shared.messages import InvalidParameter
 
 
@@ -113,6 +113,22 @@ class Detokenized(ResponseModel):
     """The response of POST /detokenize."""
 
     prompt: str
+
+
+class TokenizerInfoQuery(QueryModel):
+    """The query of GET /tokenizer_info; `model` may be left out while one model is served."""
+
+    model: str | Absent = None
+
+
+class TokenizerInfo(ResponseModel):
+    """A model's tokenizer, as at vLLM: beside these members the special tokens by their roles, such
+    as `eos_token`. Each is text."""
+
+    tokenizer_class: Literal["PreTrainedTokenizerFast"] = "PreTrainedTokenizerFast"
+    chat_template: str | None
+    model_max_length: int
+    vocab_size: int
 
 
 class ModelLoad(ResponseModel):

@@ -62,6 +62,9 @@ class ChatTemplate(Protocol):
     """Messages to prompt text, as transformers' apply_chat_template does it."""
 
     variables: frozenset[str]  # names that the template reads beyond what it sets itself
+    source: str  # of the default template
+
+    def __hash__(self) -> int: ...
 
     def render(
         self,

@@ -55,6 +55,7 @@ class JinjaChatTemplate:
         processes: RenderingProcesses | None = None,
     ) -> None:
         sources = {"default": source} if isinstance(source, str) else dict(source)
+        self.source = sources.get("default", "")
         self._template = TemplateSource(next(_numbers), sources, dict(special_tokens), max_chars)
         self._processes = processes or shared_processes()
         self._now = now

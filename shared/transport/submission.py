@@ -14,7 +14,10 @@ from shared.transport.wire import encode_job
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
 # Members of SamplingParams that a job's record shows: those that a model may have defaults for.
-RECORDED_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+RECORDED_SAMPLING = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    "seed",
+)
 
 
 def check_job(job: Job) -> None:

@@ -37,6 +37,7 @@ class ChatTool(RequestModel):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: dict[str, Any] | None = None  # without effect, as in messages
 
 
 class FunctionName(RequestModel):
@@ -80,7 +81,6 @@ class ChatRequest(CompletionFields):
     )
 
     messages: ChatMessages
-    max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
@@ -95,13 +95,6 @@ class ChatRequest(CompletionFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     thinking_token_budget: ThinkingBudget | None = None
-
-    @property
-    def requested_tokens(self) -> tuple[str, int | None]:
-        """Returns the parameter that bounds the response's tokens, and its value."""
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return "max_tokens", self.max_tokens
 
     def left_out(self) -> Iterator[str]:
         """Yields the names of the parts that the model does not see."""

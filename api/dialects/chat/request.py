@@ -8,6 +8,7 @@ from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest, ChatToolChoice, FunctionDefinition
 from api.generation.formatter import ResponseContext, Timing
 from api.generation.grammars import requested_grammar
+from api.generation.ignored_parameters import report_ignored
 from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.messages import template_messages
 from api.generation.models import GenerationService, ServedModel
@@ -58,6 +59,8 @@ async def prepare_chat(
     prompt = await generation.pool.run(_prompt, model, chat, caller.request_id)
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("messages")
+    report_ignored(prompt.ignored)
+    budget.report_clipped(*chat.requested_tokens)
     job = new_job(
         caller,
         generation.job_defaults,
@@ -79,6 +82,7 @@ async def prepare_chat(
         created_s=now_s(),
         num_choices=job.num_choices,
         include_usage=chat.include_usage,
+        counted_prompt_tokens=len(prompt.token_ids) if chat.has_continuous_usage else None,
         num_logprobs=job.sampling.logprobs,
         prompt_token_ids=prompt.token_ids if chat.return_token_ids else None,
         service_tier=served_tier(chat),

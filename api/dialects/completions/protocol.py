@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from api.generation.prompt_member import Prompt
 from api.generation.protocol import (
     CompletionFields,
-    Prompt,
     PromptLogprobs,
     ResponseModel,
     UsageObject,

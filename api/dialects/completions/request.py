@@ -21,6 +21,7 @@ from api.generation.sampling import (
     ResponseSize,
     check_prompt_logprobs,
     prompt_logprobs_bytes,
+    renamed_parameters,
     sampling_params,
 )
 from api.http.caller import Caller
@@ -45,8 +46,10 @@ def completion_sampling(request: CompletionRequest, budget: ContextBudget) -> Sa
     if request.echo and logprobs is not None:
         prompt_logprobs = max(prompt_logprobs or 0, logprobs)
     least = 0 if request.echo else 1
-    max_tokens = budget.max_tokens(request.max_tokens, DEFAULT_MAX_TOKENS, least=least)
-    return sampling_params(request, max_tokens, logprobs, prompt_logprobs, budget)
+    name, requested = request.requested_tokens
+    with renamed_parameters({"max_tokens": name}):
+        max_tokens = budget.max_tokens(requested, DEFAULT_MAX_TOKENS, least=least)
+        return sampling_params(request, max_tokens, logprobs, prompt_logprobs, budget)
 
 
 def check_choices(request: CompletionRequest, num_prompts: int = 1) -> int:
@@ -148,6 +151,9 @@ async def prepare_completions(
         created_s=now_s(),
         num_choices=len(jobs) * best_of,
         include_usage=completion.include_usage,
+        counted_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts)
+        if completion.has_continuous_usage
+        else None,
         num_logprobs=completion.logprobs,
         prompt_token_ids=prompts[0].token_ids if completion.return_token_ids else None,
         service_tier=served_tier(completion),
@@ -167,6 +173,7 @@ def _sampling(
 ) -> SamplingParams:
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt(prompt.param)
+    budget.report_clipped(*completion.requested_tokens)
     sampling = replace(completion_sampling(completion, budget), grammar=grammar)
     if completion.best_of is None or completion.best_of == completion.n:
         return sampling
@@ -188,7 +195,7 @@ def _fitted(
     several = "n" if completion.best_of is None else "best_of"
     size = ResponseSize(
         choices=(("prompts", num_prompts), (several, completion.best_of or completion.n)),
-        max_tokens=("max_tokens", completion.max_tokens),
+        max_tokens=completion.requested_tokens,
         logprobs=("logprobs", sampling.logprobs),
         entry_bytes=COMPLETION_ENTRY_BYTES,
         has_token_ids=completion.return_token_ids,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from api.generation.prompt_member import Prompt
 from api.generation.protocol import (
     JobParameters,
-    Prompt,
     PromptLogprobs,
     ResponseModel,
     StreamParameters,

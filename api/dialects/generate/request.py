@@ -55,6 +55,7 @@ async def prepare_generate(
         token_ids = await generation.pool.run(prompt_token_ids, model, params.prompt)
     budget = model.budget(len(token_ids))
     budget.check_prompt("prompt")
+    budget.report_clipped("max_tokens", params.max_tokens)
     job = new_job(
         caller,
         generation.job_defaults,

@@ -23,6 +23,7 @@ from api.dialects.messages.protocol import (
 from api.dialects.messages.turns import text_content, turns
 from api.errors import unsupported
 from api.generation.grammars import RequestedGrammar, schema_output
+from api.generation.ignored_parameters import report_ignored
 from api.generation.messages import MAX_MESSAGES
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
@@ -57,6 +58,8 @@ async def prepare_message(
     prompt = await generation.pool.run(message_prompt, model, params, caller.request_id)
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("messages")
+    report_ignored(prompt.ignored, PARAM_NAMES)
+    budget.report_clipped("max_tokens", params.max_tokens)
     job = new_job(
         caller,
         generation.job_defaults,

@@ -14,7 +14,8 @@ from api.dialects.messages.protocol import (
     MessagesAnswer,
     MessagesError,
 )
-from api.dialects.messages.request import message_prompt, prepare_message
+from api.dialects.messages.request import PARAM_NAMES, message_prompt, prepare_message
+from api.generation.ignored_parameters import report_ignored
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import anthropic_status, json_response
@@ -57,4 +58,5 @@ async def count_tokens(params: CountTokensRequest, generation: GenerationDep) ->
     """Returns how many tokens the prompt of such a message has; nothing is queued."""
     model = await generation.models.require(params.model)
     prompt = await generation.pool.run(partial(message_prompt, must_fit=False), model, params, "")
+    report_ignored(prompt.ignored, PARAM_NAMES)
     return json_response({"input_tokens": len(prompt.token_ids)})

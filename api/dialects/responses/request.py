@@ -39,6 +39,7 @@ from api.generation.grammars import (
     object_output,
     schema_output,
 )
+from api.generation.ignored_parameters import report_ignored
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
 from api.generation.protocol import job_lane
@@ -210,6 +211,8 @@ async def prepare_response(
     )
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
+    report_ignored(prompt.ignored, PARAM_NAMES)
+    budget.report_clipped("max_output_tokens", params.max_output_tokens)
     job = new_job(
         caller,
         generation.job_defaults,

@@ -25,9 +25,11 @@ from api.dialects.responses.protocol import (
 from api.files import routes as files
 from api.generation.ignored_parameters import members_without_field
 from api.generation.protocol import RequestModel
+from api.generation.validation import parse_request
 from api.main import create_app
 from api.settings import ApiSettings
 from api.system.protocol import DetokenizeRequest, TokenizeRequest
+from shared.messages import InvalidParameter
 from tests.support.api_document import JSON, json_routes, operations
 from tests.support.claude_code import TURN
 
@@ -151,6 +153,112 @@ def test_the_document_admits_a_turn_of_claude_code(document: dict[str, Any]) -> 
     ]
     schema = document["paths"]["/v1/messages"]["post"]["requestBody"]["content"][JSON]["schema"]
     jsonschema.validate({**body, "tools": tools}, {**schema, "components": document["components"]})
+ANSWERED = {  # as the service and the SDKs send an earlier turn
+    "role": "assistant",
+    "content": None,
+    "refusal": None,
+    "annotations": [],
+    "audio": None,
+    "function_call": None,
+    "reasoning_content": None,
+    "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
+    ],
+}
+USER = {"role": "user", "content": "x"}
+MARKED = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+SAID = {"type": "output_text", "text": "a", "annotations": [], "logprobs": None}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": None}
+ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [USER, ANSWERED, {"role": "tool", "tool_call_id": "c", "content": "1"}],
+            **dict.fromkeys(("stop", "user", "audio", "functions", "tools", "seed"), None),
+            "max_tokens": 8.0,
+            "metadata": {"a": "b"},
+            "reasoning_effort": "ultra",
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "system", "content": [MARKED], "name": None},
+                {**USER, "cache_control": {"type": "ephemeral"}},
+                {"role": "assistant", "content": "a", "provider_specific_fields": {"a": None}},
+                USER,
+            ],
+            "temperature": 1,
+            "seed": -1,
+            "store": True,
+            "verbosity": "low",
+            "modalities": ["text"],
+        },
+    ),
+    ("/v1/completions", {"prompt": ["a", "b"], "stop": ["a"] * 64, "suffix": ""}),
+    ("/v1/completions", {"prompt": [[1, 2]], "max_completion_tokens": 5, "logprobs": 0}),
+    ("/v1/responses", {"input": "hi", "metadata": None, "truncation": "auto"}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                USER,
+                {"role": "assistant", "content": [SAID]},
+                CALLED,
+                {"type": "function_call_output", "call_id": "c", "output": "1", "status": None},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": None}],
+            "reasoning": {"effort": "high", "summary": "auto"},
+            "text": {"verbosity": "low"},
+            "max_output_tokens": 5.0,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 5,
+            "system": [MARKED],
+            "messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
+            "metadata": {"user_id": "x"},
+            "output_config": {"effort": "max"},
+            "thinking": {"type": "adaptive"},
+        },
+    ),
+    ("/generate", {"prompt": [1, 2], "stop": None, "max_tokens": 4.0}),
+]
+
+
+@pytest.mark.parametrize(("path", "members"), ACCEPTED)
+def test_the_document_allows_what_is_accepted(
+    document: dict[str, Any], path: str, members: dict[str, Any]
+) -> None:
+    body = {"model": "m", **members}
+    parse_request(body, REQUESTS[path])
+    schema = document["paths"][path]["post"]["requestBody"]["content"][JSON]["schema"]
+    whole = {**schema, "components": document["components"]}
+    faults = jsonschema.Draft202012Validator(whole).iter_errors(body)
+    assert [fault.message for fault in faults] == []
+
+
+def test_what_has_no_effect_has_a_type_and_what_is_bounded_a_bound(
+    document: dict[str, Any],
+) -> None:
+    chat = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert chat["verbosity"]["anyOf"][0] == {"enum": ["low", "medium", "high"]}
+    assert chat["audio"]["anyOf"] == [{"type": "null"}]
+    for name, bound in (
+        *(("temperature", "maximum"), ("top_p", "maximum"), ("n", "maximum"), ("seed", "minimum")),
+        *(("tools", "maxItems"), ("stop_token_ids", "maxItems"), ("top_k", "minimum")),
+        *(
+            ("presence_penalty", "minimum"),
+            ("priority", "maximum"),
+            ("logit_bias", "maxProperties"),
+        ),
+    ):
+        assert bound in chat[name]["anyOf"][0], name
 
 
 def test_every_generating_route_answers_json_or_events(document: dict[str, Any]) -> None:
@@ -176,3 +284,24 @@ def test_what_is_left_out_is_never_null_and_what_is_always_sent_is_required(
     assert message["properties"]["tool_calls"]["type"] == "array"
     assert message["properties"]["reasoning_content"]["type"] == "string"
     assert set(job["required"]) == set(job["properties"])
+
+
+def test_a_request_may_have_a_thousand_tools() -> None:
+    schema = {"type": "object"}
+    for path, body, tool in (
+        (
+            "/v1/chat/completions",
+            {"messages": [USER]},
+            lambda name: {"type": "function", "function": {"name": name}},
+        ),
+        ("/v1/responses", {"input": "a"}, lambda name: {"type": "function", "name": name}),
+        (
+            "/v1/messages",
+            {"messages": [USER], "max_tokens": 5},
+            lambda name: {"name": name, "input_schema": schema},
+        ),
+    ):
+        tools = [tool(f"tool_{number}") for number in range(1025)]
+        parse_request({"model": "m", **body, "tools": tools[:1024]}, REQUESTS[path])
+        with pytest.raises(InvalidParameter, match="tools"):
+            parse_request({"model": "m", **body, "tools": tools}, REQUESTS[path])

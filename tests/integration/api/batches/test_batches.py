@@ -118,7 +118,7 @@ def test_a_row_that_its_route_would_refuse_is_in_the_error_file(client: OpenAI) 
     rows = [
         row("good"),
         row("hot", temperature=9),
-        row("long", max_tokens=100_000),
+        row("long", prompt="abc " * 3000),
         row("nobody", model="nobody/nothing"),
         row("unknown", nonsense=1),
         row("streamed", stream=True),
@@ -254,9 +254,6 @@ def test_what_cannot_be_a_file_is_refused_by_name(client: OpenAI, service: Runni
     with pytest.raises(openai.BadRequestError) as caught:
         create(purpose="fine-tune")
     assert caught.value.param == "purpose"
-    with pytest.raises(openai.BadRequestError) as caught:
-        create(extra_body={"nonsense": "1"})
-    assert (caught.value.param, caught.value.code) == ("nonsense", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as caught:
         create(expires_after={"anchor": "created_at", "seconds": 5})
     assert caught.value.param == "expires_after.seconds"

@@ -138,8 +138,8 @@ BAD_CHATS = [
     ),
     Bad({"messages": [{**MESSAGES[0], "tool_calls": [{}]}]}, "messages.0.tool_calls", UNSUPPORTED),
     Bad({"model": None}, "model", MISSING),
-    Bad({"stop": ["a"] * 5}, "stop"),
-    Bad({"max_tokens": 10**30}, "max_tokens", TOO_LONG),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"max_completion_tokens": 0}, "max_completion_tokens"),
     Bad({"top_logprobs": 2}, "top_logprobs"),
     Bad({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -154,7 +154,7 @@ BAD_CHATS = [
     Bad({"function_call": {"name": "a"}}, "function_call", UNSUPPORTED, TOOLS_ONLY),
     Bad({"audio": {}}, "audio", UNSUPPORTED),
     Bad({"store": "yes"}, "store", UNSUPPORTED),
-    Bad({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
+    Bad({"reasoning_effort": 5}, "reasoning_effort"),
     Bad({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     Bad({"service_tier": "flex", "priority": 1}, "priority"),
     # Tools.
@@ -171,7 +171,7 @@ BAD_CHATS = [
     Bad({"tools": [function()]}, "tools.0.function.name", MISSING, TOOLS_ONLY),
     Bad({"tools": [function(name="a b")]}, "tools.0.function.name", None, TOOLS_ONLY),
     Bad({"tools": [TOOLS[1], TOOLS[1]]}, "tools.1.function.name", None, TOOLS_ONLY),
-    Bad({"tools": [TOOLS[1]] * 129}, "tools", None, TOOLS_ONLY),
+    Bad({"tools": [TOOLS[1]] * 1025}, "tools", None, TOOLS_ONLY),
     Bad(
         {"tools": [function(name="a", parameters=[])]},
         "tools.0.function.parameters",
@@ -231,8 +231,7 @@ BAD_CHATS = [
     ),
     Bad({"messages": [{"role": "assistant"}]}, "messages.0.content", MISSING, TOOLS_ONLY),
     # Reasoning.
-    Bad({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED, TOOLS_ONLY),
-    Bad({"reasoning_effort": "most"}, "reasoning_effort", None, TOOLS_ONLY),
+    Bad({"reasoning_effort": ["high"]}, "reasoning_effort", None, TOOLS_ONLY),
     # Structured output.
     Bad({"response_format": {"type": "json_object"}}, "response_format", NO_STRUCTURE),
     Bad({"response_format": SCHEMA}, FORMAT_SCHEMA, NO_STRUCTURE, TOOLS_ONLY),
@@ -285,9 +284,9 @@ BAD_COMPLETIONS = [
     Bad({"prompt": [True]}, "prompt.0"),
     Bad({"prompt": {"a": 1}}, "prompt"),
     Bad({"prompt": [1] * 600}, "prompt", TOO_LONG),
-    Bad({"max_tokens": 600}, "max_tokens", TOO_LONG),
     Bad({"echo": True, "max_tokens": -1}, "max_tokens"),
-    Bad({"stop": ["a"] * 5}, "stop"),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"logprobs": 6}, "logprobs"),
     Bad({"logprobs": True}, "logprobs"),
     Bad({"echo": True, "logprobs": 6}, "logprobs"),
@@ -315,8 +314,8 @@ BAD_RESPONSES = [
     Bad({"background": True, "store": False}, "background"),
     Bad({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type", UNSUPPORTED),
     Bad({"input": []}, "input"),
-    Bad({"stop": ["a"] * 5}, "stop"),
-    Bad({"max_output_tokens": 5000}, "max_output_tokens", TOO_LONG),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"n": 2}, "n", UNSUPPORTED),
     Bad({"messages": []}, "messages", UNSUPPORTED),
 ]
@@ -351,6 +350,7 @@ BAD_MESSAGES = [
 
 BAD_GENERATES = [
     Bad({"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
-    Bad({"stop": ["a"] * 5}, "stop"),
+    Bad({"stop": ["a"] * 65}, "stop"),
+    Bad({"stop": ["a" * 512] * 17}, "stop"),
     Bad({"prompt_logprobs": 99, "stream": False}, "prompt_logprobs"),
 ]

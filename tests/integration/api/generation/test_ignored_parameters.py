@@ -49,7 +49,7 @@ def services(
     with (
         running_service(redis_url, new_namespace(), checkpoint) as lenient,
         running_service(
-            redis_url, new_namespace(), checkpoint, refuse_unused_members=True
+            redis_url, new_namespace(), checkpoint, refuse_unused_parameters=True
         ) as strict,
     ):
         yield lenient, strict

@@ -56,7 +56,10 @@ def service(
 
 
 def sampling_of(service: RunningService, name: str) -> dict[str, float]:
-    return dict(httpx.get(f"{service.base_url}/v1/jobs/{name}").json()["sampling"])
+    """What the job shows, without what no model recommends."""
+    shown = dict(httpx.get(f"{service.base_url}/v1/jobs/{name}").json()["sampling"])
+    assert {shown.pop("max_tokens"), shown.pop("seed")}
+    return shown
 
 
 def send(

@@ -235,12 +235,6 @@ def test_a_prompt_may_open_or_close_the_reasoning(base_url: str) -> None:
     assert details["reasoning_tokens"] == len(tokens_of(base_url, "on and on"))
     message = post(base_url, "yes", reasoning_effort="none")["choices"][0]["message"]
     assert message["content"] == "yes"
-    assert refused(base_url, reasoning_effort="high") == (
-        "reasoning_effort",
-        "unsupported_parameter",
-    )
-    assert refused(base_url, reasoning_effort="most") == ("reasoning_effort", None)
-    assert refused(base_url, model=ECHO_LLAMA3, reasoning_effort="none")[0] == "reasoning_effort"
 
 
 def test_a_budget_bounds_the_tokens_of_reasoning(base_url: str) -> None:

@@ -39,6 +39,20 @@ def test_a_conversation_becomes_the_tokens_that_a_chat_has(
     )
 
 
+def test_a_client_that_renders_prompts_gets_the_template_and_the_special_tokens(
+    client: httpx.Client,
+) -> None:
+    """As lm-eval's remote tokenizer reads it."""
+    info = client.get("/tokenizer_info").json()
+    assert "<|im_start|>" in info["chat_template"]
+    assert info["model_max_length"] == 512
+    text = info["eos_token"]
+    body = {"prompt": text, "add_special_tokens": False}
+    assert client.post("/tokenize", json=body).json()["count"] == 1
+    assert client.get("/tokenizer_info", params={"model": MODEL}).json() == info
+    assert client.get("/tokenizer_info", params={"model": "nobody"}).status_code == 404
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"prompt": "a", "messages": []}, {"prompt": 7}, {"prompt": "a", "model": "x"}]
 )

@@ -39,7 +39,7 @@ async def test_each_try_counts_the_row_and_its_earlier_turns_once(
     pool = TextPool(threads=1, max_waiting_bytes=2**20)
     run = SimpleNamespace(
         pool=pool,
-        refuse_unused_members=False,
+        refuse_unused_parameters=False,
         preparing=asyncio.Semaphore(1),
         tracing=Tracing(),
     )

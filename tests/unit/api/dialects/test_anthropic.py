@@ -387,7 +387,8 @@ def test_sampling_has_anthropics_names_and_ranges() -> None:
         ({"top_k": -1}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
+        ({"stop_sequences": ["a" * 512] * 17}, "stop_sequences"),
     ):
         with pytest.raises(InvalidParameter) as caught:
             message_sampling(parsed(**members), ROOM)

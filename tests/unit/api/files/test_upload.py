@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,22 @@ async def test_a_form_that_ends_early_is_refused_wherever_it_ends() -> None:
             await received(request_of([FORM[:cut]]))
         with pytest.raises(ClientDisconnect):
             await received(request_of([FORM[:cut]], leaves=True))
+
+
+FOREIGN = b"""--xyz\r\nContent-Disposition: form-data; name="custom_llm_provider"\r\n\r\n""" + (
+    b"a" * 3000 + b"\r\n"
+)
+
+
+async def test_fields_of_other_programs_are_left_out_and_named() -> None:
+    request = request_of([FOREIGN, FORM])
+    assert await received(request) == (Upload("a.jsonl", {"purpose": "batch"}), CONTENT)
+    assert request.scope["state"]["response_headers"] == {
+        "x-penstock-ignored": "custom_llm_provider"
+    }
+    strict = replace(LIMITS, refuse_unused=True)
+    with pytest.raises(InvalidParameter, match="custom_llm_provider"):
+        await receive_upload(request_of([FOREIGN, FORM]), None, strict, lambda: False)  # type: ignore[arg-type]
 
 
 class Index:

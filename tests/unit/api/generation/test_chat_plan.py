@@ -280,17 +280,6 @@ def test_the_end_of_the_prompt_says_where_the_reasoning_stands() -> None:
     assert thinking_after("<think>", None) is Thinking.NO
 
 
-def test_effort_goes_to_the_template_or_is_refused(
-    hermes: ServedModel, plain: ServedModel, tmp_path: Path
-) -> None:
-    assert prompt_of(hermes, reasoning_effort="none").endswith("<think>\n\n</think>\n\n")
-    assert "none" in refused(hermes, reasoning_effort="low").message
-    assert refused(plain, reasoning_effort="none").code == "unsupported_parameter"
-    template = "{{ messages[0].content }} effort {{ reasoning_effort }}"
-    reads_it = served(make_checkpoint(tmp_path, chat_template=template))
-    assert prompt_of(reads_it, reasoning_effort="high") == "hi effort high"
-
-
 def test_messages_of_assistants_and_tools_keep_what_templates_need() -> None:
     calls = [{**CALL, "index": 0}, {**CALL, "id": "d"}]
     spoken = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"}

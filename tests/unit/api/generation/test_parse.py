@@ -17,6 +17,7 @@ from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
 from api.errors import ClientError, invalid_parameter, unsupported
 from api.generation import validation
+from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.messages import template_messages
 from api.generation.protocol import MAX_ENTRIES
 from api.generation.sampling import ContextBudget
@@ -157,17 +158,28 @@ def test_defaults_are_openais() -> None:
     assert (native.max_tokens, native.temperature, native.repetition_penalty) == (64, 0.0, 1.0)
 
 
-def test_a_default_shrinks_to_the_room_but_a_wish_is_refused() -> None:
+def test_max_tokens_is_clipped_to_the_room_and_reported() -> None:
     tight = ContextBudget(context_tokens=12, vocab_size=50, prompt_tokens=10)
     completion = parse_request({"model": "m", "prompt": "a"}, CompletionRequest)
     assert completion_sampling(completion, tight).max_tokens == 2
-    with pytest.raises(InvalidParameter) as caught:
-        chat_sampling(chat(max_tokens=3), tight)
-    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
-    assert "13 were requested (10 in the prompt, 3 for the answer)" in caught.value.message
-    with pytest.raises(InvalidParameter) as caught:  # before the prompt was counted
-        chat_sampling(chat(max_tokens=13), ContextBudget(12, 100))
-    assert "but 13 were requested for the answer" in caught.value.message
+    assert chat_sampling(chat(max_tokens=3), tight).max_tokens == 2
+    completion = parse_request({"model": "m", "prompt": "a", "max_tokens": 3}, CompletionRequest)
+    assert completion_sampling(completion, tight).max_tokens == 2
+    for refuse in (False, True):
+        ignored = IgnoredMembers(refuse=refuse)
+        token = request_ignored.set(ignored)
+        tight.report_clipped("max_tokens", 2)
+        tight.report_clipped("max_tokens", None)
+        assert ignored.names == []
+        if refuse:
+            with pytest.raises(InvalidParameter) as caught:
+                tight.report_clipped("max_tokens", 3)
+            assert caught.value.code == "context_length_exceeded"
+            assert "13 were requested (10 in the prompt, 3 for the answer)" in caught.value.message
+        else:
+            tight.report_clipped("max_tokens", 3)
+            assert ignored.text == "max_tokens"
+        request_ignored.reset(token)
     with pytest.raises(InvalidParameter) as caught:
         ContextBudget(12, 50, 12).check_prompt("messages")
     assert caught.value.code == "context_length_exceeded"
@@ -236,3 +248,79 @@ def test_error_objects_say_what_to_do() -> None:
     refused = invalid_parameter(unsupported("n", "one choice per request for now"))
     assert refused.message == "Unsupported parameter: 'n': one choice per request for now."
     assert refused.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (
+            ChatRequest,
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "max_tokens": 8.0,
+                "n": 2.0,
+                "seed": -1.0,
+            },
+        ),
+        (
+            ChatRequest,
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "top_k": 3.0,
+                "thinking_token_budget": 5.0,
+            },
+        ),
+        (CompletionRequest, {"prompt": "a", "max_completion_tokens": 8.0, "logprobs": 1.0}),
+        (GenerateRequest, {"prompt": "a", "max_tokens": 8.0}),
+    ],
+)
+def test_an_integer_may_be_written_with_a_point(schema: Any, body: dict[str, Any]) -> None:
+    request = parse_request({"model": "m", **body}, schema)
+    for name, value in body.items():
+        if isinstance(value, float):
+            read = getattr(request, name)
+            assert (type(read), read) == (int, value)
+            for wrong in (value + 0.5, True, str(int(value)), 1e400):
+                with pytest.raises(InvalidParameter) as refused:
+                    parse_request({"model": "m", **body, name: wrong}, schema)
+                assert refused.value.param == name
+
+
+def test_a_body_may_begin_with_a_byte_order_mark() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"a":"x\\ud800"}', "surrogate"),
+        (b'{"a":"\\ud83d","b":1}', "surrogate"),
+        (b'\xef\xbb\xbf["\\udbff"]', "surrogate"),
+        (b'{"a":"x', "truncated"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named_wherever_it_is(raw: bytes, reason: str) -> None:
+    with pytest.raises(ClientError) as refused:
+        parse_json(raw)
+    assert (refused.value.code, reason in refused.value.message) == ("invalid_json", True)
+
+
+def test_marks_of_other_programs_in_messages_are_left_out() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}, "provider_specific_fields": {"a": None}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    plain: list[dict[str, Any]] = [
+        {"role": "system", "content": [{"type": "text", "text": "a"}]},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "d"}]},
+    ]
+    marked = [{**message, **mark} for message in plain]
+    for message in (marked[0], marked[3]):
+        message["content"] = [{**part, **mark} for part in message["content"]]
+    function = {**call["function"], **mark}  # type: ignore[dict-item]
+    marked[2]["tool_calls"] = [{**call, **mark, "function": function}]
+    read = [
+        template_messages(parse_request({"model": "m", "messages": one}, ChatRequest).messages)
+        for one in (plain, marked)
+    ]
+    assert read[0] == read[1]

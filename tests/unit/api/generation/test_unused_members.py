@@ -179,7 +179,7 @@ def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
 
 
 def test_the_page_lists_what_the_code_lists() -> None:
-    section = API_PAGE.read_text().partition("## Parameters without effect")[2]
+    section = API_PAGE.read_text().partition("### Values without effect")[2]
     section = section.partition("\n## ")[0]
     found = re.findall(r"^\| `([^|]*)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", section, re.M)
     assert found == [

@@ -111,4 +111,34 @@ async def test_the_servers_own_pages_may_call_wherever_it_is() -> None:
 async def test_origins_of_other_programs_can_be_listed() -> None:
     made = app(cors_origins="tauri://localhost, vscode-webview://*")
     assert await status(made, origin="tauri://localhost") == 200
-    assert await status(made, origin="vscode-webview://abc") == 403  # no patterns
+    assert await status(made, origin="vscode-webview://abc") == 200
+    for other in ("app://obsidian.md", "http://localhost:3000", "vscode-webviews://abc"):
+        assert await status(made, origin=other) == 403
+    added = app(cors_origins="default, https://friend.example")
+    for origin in ("https://friend.example", "http://localhost:3000", "app://obsidian.md"):
+        assert await status(added, origin=origin) == 200
+    assert await status(added, origin="https://evil.example") == 403
+
+
+PROGRAMS = (
+    *("app://obsidian.md", "tauri://localhost", "capacitor://localhost", "ionic://localhost"),
+    *("vscode-webview://1a2b", "vscode-file://vscode-app", "TAURI://LOCALHOST"),
+)
+
+
+@pytest.mark.parametrize("origin", PROGRAMS)
+async def test_programs_may_call_without_keys(origin: str) -> None:
+    assert await status(app(), origin=origin) == 200
+    assert await status(app(cors_origins="https://friend.example"), origin=origin) == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("file://", "file:///tmp/a.html", "FILE://", "null", "data:text/html", "blob:null"),
+        *("ftp://example.com", "ws://a.example", "content://downloads", "about:blank", "://"),
+        *("https://evil.example", "https:///tauri://localhost", "app://a, https://evil.example"),
+    ],
+)
+async def test_no_page_of_the_web_counts_as_a_program(origin: str) -> None:
+    assert await status(app(), origin=origin) == 403

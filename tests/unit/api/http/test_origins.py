@@ -26,5 +26,5 @@ from api.http.origins import AllowedOrigins
     ],
 )
 def test_loopback_origins_are_those_of_this_machine(origin: str, is_allowed: bool) -> None:
-    assert AllowedOrigins((), loopback=True).allows(origin) is is_allowed
+    assert AllowedOrigins((), local=True).allows(origin) is is_allowed
     assert not AllowedOrigins(()).allows(origin)

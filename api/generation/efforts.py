@@ -1,0 +1,94 @@
+"""Reasoning efforts: from the word of a request to a variable of the model's chat template.
+
+An effort is a hint. A template without a variable for it ignores it. One that knows some words gets
+the nearest of them. One with `enable_thinking` gets on or off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from api.generation.models import ServedModel
+from shared.messages import InvalidParameter
+from shared.text.base import ChatTemplate
+from shared.text.tool_formats import ReasoningFormat, reasoning_format_of
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # from least to most
+MAX_EFFORT_CHARS = 64  # of a word that only a template may know
+NO_EFFORT = EFFORTS[0]
+
+_EFFORT, _ENABLE_THINKING = "reasoning_effort", "enable_thinking"
+_HARMONY_EFFORTS = frozenset({"low", "medium", "high"})  # that its models were trained on
+_UNKNOWN = "penstock_probe"  # no template knows this word
+_PROBE = ({"role": "user", "content": "x"},)
+
+
+def with_effort(
+    model: ServedModel, effort: str | None, variables: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """Returns the template's variables, and whether the effort has no effect on them.
+
+    `variables` are the request's own, which take precedence. The first call for a template renders
+    it once for each word: run it in the thread pool.
+    """
+    template = model.text.chat_template
+    if effort is None or template is None:
+        return dict(variables), effort is not None
+    found: dict[str, Any] = {}
+    if _EFFORT in template.variables:
+        word = _nearest(effort, _words_of(model, template), template)
+        if word is not None:
+            found[_EFFORT] = word
+    if _ENABLE_THINKING in template.variables and effort in EFFORTS:
+        found[_ENABLE_THINKING] = effort != NO_EFFORT
+    return {**found, **variables}, not found
+
+
+def _nearest(effort: str, words: Iterable[str], template: ChatTemplate) -> str | None:
+    """Returns the word for the template; None where no word says what the effort does."""
+    if effort not in EFFORTS:
+        return effort if _knows(template, effort) else None
+    place = EFFORTS.index(effort)
+    ranked = ((abs(EFFORTS.index(word) - place), -EFFORTS.index(word), word) for word in words)
+    return min(ranked, default=(0, 0, None))[2]  # of two that are as near, the higher one
+
+
+def _words_of(model: ServedModel, template: ChatTemplate) -> frozenset[str]:
+    words = _known_efforts(template)
+    if reasoning_format_of(model.card.reasoning_format) is ReasoningFormat.OPENAI:
+        words &= _HARMONY_EFFORTS
+    return words
+
+
+@lru_cache(maxsize=64)
+def _known_efforts(template: ChatTemplate) -> frozenset[str]:
+    """Returns those of EFFORTS that a ChatTemplate accepts, or the ones that it tells apart.
+
+    A template that tells apart one word at most, beside `none`, has a branch for all others.
+    """
+    rendered = {word: _rendered(template, word) for word in EFFORTS}
+    accepted = frozenset(word for word, text in rendered.items() if text is not None)
+    unknown = _rendered(template, _UNKNOWN)
+    if unknown is None or _UNKNOWN in unknown:
+        return accepted
+    distinct = frozenset(word for word in accepted if rendered[word] != unknown)
+    return distinct if len(distinct - {NO_EFFORT}) > 1 else accepted
+
+
+def _knows(template: ChatTemplate, word: str) -> bool:
+    """Returns whether a template does something with a word that it does not do with any word."""
+    if not 0 < len(word) <= MAX_EFFORT_CHARS:
+        return False
+    text, unknown = _rendered(template, word), _rendered(template, _UNKNOWN)
+    if text is None or (unknown is not None and _UNKNOWN in unknown):
+        return False
+    return text != unknown
+
+
+def _rendered(template: ChatTemplate, word: str) -> str | None:
+    try:
+        return template.render(_PROBE, extra={_EFFORT: word})
+    except InvalidParameter:
+        return None

@@ -1,0 +1,45 @@
+"""The member `prompt` of completions and of the native dialect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from api.generation.protocol import NO_PROMPT, TokenIds
+from shared.messages import InvalidParameter
+
+MAX_PROMPTS = 64  # per request; each becomes a job
+_TOKEN_IDS = TypeAdapter(TokenIds, config=ConfigDict(strict=True))
+
+
+def _check_num_prompts(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Refuses too many prompts before each of them is validated, which holds the interpreter's
+    lock all the while."""
+    if isinstance(value, list) and len(value) > MAX_PROMPTS:
+        if isinstance(value[0], str | list):
+            raise InvalidParameter("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
+        try:
+            return _TOKEN_IDS.validate_python(value)
+        except ValidationError:
+            if list in map(type, value):
+                raise InvalidParameter("prompt", NO_PROMPT) from None
+    return handler(value)
+
+
+# Text, token ids, or a list of texts or of token ids.
+Prompt = Annotated[
+    str
+    | Annotated[
+        list[Annotated[int | str | TokenIds, Field(union_mode="left_to_right")]],
+        Field(fail_fast=True),
+    ],
+    WrapValidator(_check_num_prompts),
+]

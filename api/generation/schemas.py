@@ -1,0 +1,68 @@
+"""What requests change in pydantic's schemas: whole numbers, nulls, bounds for the document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import no_info_before_validator_function
+
+from shared.messages import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+
+_NULL = {"type": "null"}
+
+
+def described(**schema: Any) -> Any:
+    """Returns bounds for the OpenAPI document alone: SamplingParams checks them."""
+    return Field(json_schema_extra=schema)
+
+
+Share = Annotated[float, described(minimum=0, maximum=1)]
+Penalty = Annotated[float, described(minimum=-2, maximum=2)]
+Count = Annotated[int, described(minimum=0, maximum=2**31 - 1)]
+TopLogprobs = Annotated[int, described(minimum=0, maximum=MAX_TOP_LOGPROBS)]
+StopString = Annotated[str, described(minLength=1, maxLength=MAX_STOP_STRING_CHARS)]
+StopStrings = Annotated[
+    list[StopString], Field(fail_fast=True), described(maxItems=MAX_STOP_STRINGS)
+]
+
+
+def or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
+    """Returns the JSON schema of an optional parameter: null counts as absent."""
+    if _NULL in parameter.get("anyOf", ()):
+        return parameter
+    outer: JsonSchemaValue = {
+        name: parameter[name] for name in ("default", "title") if name in parameter
+    }
+    inner = {name: value for name, value in parameter.items() if name not in outer}
+    return {"anyOf": [inner, _NULL], **outer}
+
+
+def accept_whole_numbers(schema: Any) -> None:
+    """Changes the schema of a model in place: its own fields of integers, not those in lists."""
+    inner = schema.get("schema")
+    if isinstance(inner, dict):
+        schema["schema"] = _with_whole_numbers(inner)
+    for field in schema.get("fields", {}).values():
+        accept_whole_numbers(field)
+    if schema["type"] == "union":
+        schema["choices"] = [
+            choice if isinstance(choice, tuple) else _with_whole_numbers(choice)
+            for choice in schema["choices"]
+        ]
+
+
+def _with_whole_numbers(schema: Any) -> Any:
+    if schema["type"] == "int":
+        return no_info_before_validator_function(_whole_number, schema)
+    if schema["type"] != "list" and schema.get("function") != _WHOLE_NUMBER:
+        accept_whole_numbers(schema)
+    return schema
+
+
+def _whole_number(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_WHOLE_NUMBER = {"type": "no-info", "function": _whole_number}
