@@ -134,6 +134,12 @@ UNUSED_MEMBERS = (
     UnusedMember(
         f"include{LIST}",
         (RESPONSE,),
+        _one_of("reasoning.encrypted_content"),
+        "reasoning is sent as text and can be sent back unchanged",
+    ),
+    UnusedMember(
+        f"include{LIST}",
+        (RESPONSE,),
         _one_of(
             "file_search_call.results",
             "web_search_call.results",

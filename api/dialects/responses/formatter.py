@@ -64,7 +64,6 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         self._output = ResponseOutput(
             job_id,
             request.calls,
-            has_encoded_reasoning=request.has_encoded_reasoning,
             is_compaction=request.is_compaction,
         )
         self._has_begun = not request.background

@@ -37,14 +37,12 @@ _PREFIXES = {
 class OpenText:
     """A message or a reasoning in the making."""
 
-    def __init__(self, kind: str, job_id: str, index: int, *, is_encoded: bool = False) -> None:
-        """`is_encoded`: with its text as `encrypted_content` as well."""
+    def __init__(self, kind: str, job_id: str, index: int) -> None:
         self.kind = kind
         self.index = index
         self.id = f"{_PREFIXES[kind]}_{job_id}_{index}"
         self.logprobs: Logprobs = []
         self._texts: list[str] = []
-        self._is_encoded = is_encoded
 
     def add(self, text: str, logprobs: Logprobs) -> Payload:
         """Returns the event of a piece."""
@@ -80,8 +78,6 @@ class OpenText:
         item: Payload = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "reasoning":
             item["summary"] = []
-            if self._is_encoded:
-                item["encrypted_content"] = encoded_content("".join(self._texts))
         else:
             item["role"] = "assistant"
         return {**item, "content": [self._part()]}
@@ -237,14 +233,12 @@ class ResponseOutput:
         job_id: str,
         calls: Mapping[str, CallTarget],
         *,
-        has_encoded_reasoning: bool = False,
         is_compaction: bool = False,
     ) -> None:
         """`calls`: what a call becomes, by the model's name of the tool; else a function call.
         `is_compaction`: the text is a summary, and the one item."""
         self._job_id = job_id
         self._calls = calls
-        self._has_encoded_reasoning = has_encoded_reasoning
         self._done: list[Payload] = []
         self._open: OpenText | OpenCall | OpenBuiltIn | None = None
         self._summary = OpenCompaction(job_id) if is_compaction else None
@@ -289,8 +283,7 @@ class ResponseOutput:
         item = self._open
         if not isinstance(item, OpenText) or item.kind != kind:
             yield from self._close("completed")
-            is_encoded = kind == "reasoning" and self._has_encoded_reasoning
-            item = OpenText(kind, self._job_id, len(self._done), is_encoded=is_encoded)
+            item = OpenText(kind, self._job_id, len(self._done))
             yield from self._begin(item)
         yield item.add(text, logprobs)
 

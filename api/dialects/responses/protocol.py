@@ -7,7 +7,7 @@ changes nothing is taken out before (`api.generation.ignored_parameters`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -32,8 +32,6 @@ from api.http.pagination import DIGITS, Absent, Flag, ListPage, PageQuery, Query
 from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"
-ENCODED_REASONING = "reasoning.encrypted_content"
-INCLUDED = (LOGPROBS, ENCODED_REASONING)
 MAX_SEQUENCE_NUMBER = 2**53
 _INCLUDED: dict[str, Any] = {"items": {"type": "string", "enum": [LOGPROBS]}}
 
@@ -134,10 +132,6 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include
 
-    @property
-    def wants_encoded_reasoning(self) -> bool:
-        return ENCODED_REASONING in self.include
-
 
 class ConversationRequest(ResponseRequest):
     """A conversation: its items, or an earlier response."""
@@ -187,15 +181,15 @@ def _check_stream(request: ResponseRequest) -> None:
 
 
 def _check_include(request: ResponseRequest) -> None:
-    check_includes(request.include, INCLUDED)
+    check_includes(request.include)
     if request.top_logprobs and not request.wants_logprobs:
         raise InvalidParameter("top_logprobs", f"needs '{LOGPROBS}' in 'include'")
 
 
-def check_includes(include: list[str], known: Sequence[str] = (LOGPROBS,)) -> None:
-    """Checks that `include` names what is optional here. Raises InvalidParameter."""
+def check_includes(include: list[str]) -> None:
+    """Checks `include`: only log probabilities are optional. Raises InvalidParameter."""
     for index, name in enumerate(include):
-        if name not in known:
+        if name != LOGPROBS:
             raise unsupported(f"include.{index}", f"'{name[:MAX_ECHO_CHARS]}' is not served")
 
 

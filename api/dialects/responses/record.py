@@ -53,7 +53,6 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     reasoning_effort: str | None = None
     service_tier: str = "default"
     calls: dict[str, CallTarget] = {}  # by the model's name of a tool; without a row: a function
-    has_encoded_reasoning: bool = False
     is_compaction: bool = False
 
 
@@ -92,7 +91,6 @@ def stored_request(
         reasoning_effort=request.reasoning.effort,
         service_tier=served_tier(request) or "default",
         calls=dict(calls),
-        has_encoded_reasoning=request.wants_encoded_reasoning,
         is_compaction=request.is_compaction,
     )
 

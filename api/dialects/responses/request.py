@@ -206,9 +206,7 @@ async def prepare_response(
     lane = job_lane(params)
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
-    items, calls, prompt = await generation.pool.run(
-        response_prompt, model, params, earlier, caller.job_id
-    )
+    items, calls, prompt = await generation.pool.run(_prompt, model, params, earlier, caller.job_id)
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
     report_ignored(prompt.ignored, PARAM_NAMES)
@@ -253,13 +251,13 @@ async def count_input_tokens(
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
 
     def counted() -> int:
-        _, _, prompt = response_prompt(model, params, earlier, "", must_fit=False)
+        _, _, prompt = _prompt(model, params, earlier, "", must_fit=False)
         return len(prompt.token_ids)
 
     return await generation.pool.run(counted)
 
 
-def response_prompt(
+def _prompt(
     model: ServedModel,
     params: ResponseRequest,
     earlier: Sequence[Item],

@@ -12,11 +12,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.dialects.responses.socket_events import Event, Payload, parsed_events
 from api.errors import MAX_ECHO_CHARS, ApiError, ClientError, overloaded
 from api.http.json_response import error_response
 from api.ids import public_id
@@ -28,18 +29,15 @@ MAX_WAITING = 8  # messages behind the one that is served
 MAX_IDLE_S = 3600.0
 INLINE_CHARS = 65_536  # longer messages are decoded on a thread
 CONTINUES = "continues_unread"  # in the request's state: its job goes on without a reader
-_IGNORED = "x-penstock-ignored"
 _POLICY, _GOING_AWAY = 1008, 1001
 # Of the handshake, and of what is this connection's or this request's alone.
 _OWN_HEADERS = frozenset(
     {b"upgrade", b"connection", b"content-length", b"content-type", b"content-encoding"}
     | {b"transfer-encoding", b"accept-encoding", b"idempotency-key", b"expect"}
 )
-_OF_THE_SOCKET = ("type", "stream_id", "event_id", "generate")
+_OF_THE_SOCKET = ("type", "stream_id", "generate")
 
 _ENDS = ("response.completed", "response.incomplete")
-
-Payload = dict[str, Any]
 
 
 class ResponseSockets:
@@ -195,6 +193,12 @@ class ResponseSocket:
             )
 
     async def _create(self, message: Payload) -> None:
+        if message.get("stream_id") is not None:
+            raise ClientError(
+                "Unsupported parameter: 'stream_id': a socket has one turn at a time.",
+                code="unsupported_parameter",
+                param="stream_id",
+            )
         body = {name: value for name, value in message.items() if name not in _OF_THE_SOCKET}
         body["stream"] = True
         items = self._with_earlier(body)
@@ -303,7 +307,7 @@ class ResponseSocket:
 
         running = asyncio.create_task(run())
         try:
-            async for event in _parsed(chunks):
+            async for event in parsed_events(chunks):
                 yield event
             await running
         finally:
@@ -326,64 +330,6 @@ class ResponseSocket:
 
     async def _send_error(self, status: int, error: Payload) -> None:
         await self._send_event({"type": "error", "status": status, "error": error})
-
-
-class Event(NamedTuple):
-    """An event as JSON text, which is sent on as it is."""
-
-    kind: str
-    raw: bytes
-
-    def payload(self) -> Payload:
-        """Returns it decoded."""
-        payload: Payload = msgspec.json.decode(self.raw)
-        return payload
-
-
-async def _parsed(chunks: asyncio.Queue[Message | None]) -> AsyncGenerator[Event, None]:
-    """Yields the events of a response as it arrives; the body of one that is no stream as one."""
-    status, ignored, is_stream, rest = 0, None, False, b""
-    while (message := await chunks.get()) is not None:
-        if message["type"] == "http.response.start":
-            headers = dict(message["headers"])
-            status, ignored = message["status"], headers.get(_IGNORED.encode())
-            is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
-            continue
-        rest += message.get("body", b"")
-        if is_stream:
-            *whole, rest = rest.split(b"\n\n")
-            for event in map(_event_of, whole):
-                if event is not None:
-                    yield _with_headers(event, ignored)
-    if not is_stream and rest:
-        body = msgspec.json.decode(rest)
-        if status < 400:
-            yield Event("body", rest)
-        else:
-            body = {"type": "error", "status": status, **body}
-            yield Event("error", msgspec.json.encode(body))
-
-
-def _event_of(text: bytes) -> Event | None:
-    """Returns a server-sent event of JSON; None for a comment."""
-    fields = dict(line.split(b": ", 1) for line in text.split(b"\n") if b": " in line)
-    raw = fields.get(b"data")
-    if raw is None:
-        return None
-    event = Event(fields.get(b"event", b"").decode(), raw)
-    if event.kind != "error":
-        return event
-    payload = event.payload()  # here an error is an object, as in an error response
-    members = {name: payload.get(name) for name in ("code", "message", "param")}
-    error = {**payload, "error": {"type": "server_error", **members}}
-    return Event(event.kind, msgspec.json.encode(error))
-
-
-def _with_headers(event: Event, ignored: bytes | None) -> Event:
-    if ignored is None or event.kind != "response.created":
-        return event
-    headers = {_IGNORED: ignored.decode("latin-1")}
-    return Event(event.kind, msgspec.json.encode({**event.payload(), "headers": headers}))
 
 
 async def _message_of(text: str) -> Payload:

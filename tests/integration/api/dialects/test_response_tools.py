@@ -197,25 +197,6 @@ def test_a_history_of_every_kind_comes_back(base_url: str) -> None:
     assert tail["status"] in ("completed", "incomplete")
 
 
-def test_reasoning_comes_back_by_its_encrypted_content(base_url: str) -> None:
-    include = ["reasoning.encrypted_content"]
-    answer = respond(base_url, "<think>hmm</think>Yes.", include=include).json()
-    thought = next(item for item in answer["output"] if item["type"] == "reasoning")
-    assert "x-penstock-ignored" not in respond(base_url, "a", tools=[], include=include).headers
-    item = {**thought, "content": None}  # as Codex sends it
-    history = [{"role": "user", "content": "a"}, item, {"role": "assistant", "content": "b"}]
-    body = {"model": ECHO_HERMES, "store": False, "input": [*history, *saying("x")]}
-    with_text = {
-        **body,
-        "input": [history[0], {**thought, "encrypted_content": None}, *body["input"][2:]],
-    }
-    counts = [
-        httpx.post(f"{base_url}/v1/responses", json={**each, "stop": STOP}, timeout=60).json()
-        for each in (body, with_text)
-    ]
-    assert counts[0]["usage"]["input_tokens"] == counts[1]["usage"]["input_tokens"]
-
-
 @pytest.mark.parametrize(
     ("syntax", "definition", "pattern"),
     [

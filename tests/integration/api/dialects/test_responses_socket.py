@@ -110,6 +110,7 @@ def test_a_socket_that_is_cut_resumes_at_another_frontend(
         ({"type": "cat"}, 400, "type"),
         ({**TURN, "model": "cat"}, 404, "model"),
         ({**TURN, "temperature": 9}, 400, "temperature"),
+        ({**TURN, "stream_id": "a"}, 400, "stream_id"),
         ({**TURN, "generate": False, "temperature": "x"}, 400, "temperature"),
         ({"type": "response.resume", "response_id": "resp_cat"}, 404, "response_id"),
         ({"type": "response.resume", "response_id": "../models"}, 400, "response_id"),

@@ -128,7 +128,7 @@ def test_every_other_value_is_a_400_by_name(dialect: str, row: Any) -> None:
 def test_members_are_named_once_in_the_order_of_the_body() -> None:
     body = {
         **BODIES["response"],
-        "include": ["file_search_call.results", "web_search_call.results"] * 100,
+        "include": ["reasoning.encrypted_content", "web_search_call.results"] * 100,
         "text": {"verbosity": "low", "format": {"type": "text"}},
         "truncation": "auto",
         "reasoning": {"effort": "low", "summary": "auto"},
