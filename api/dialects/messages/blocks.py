@@ -233,7 +233,14 @@ UserBlock = Annotated[
 ]
 UserBlocks = Annotated[list[UserBlock], Field(fail_fast=True)]
 AssistantBlock = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | CompactionBlock | DroppedBlock,
+    TextBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | CompactionBlock
+    | DroppedBlock,
     Field(discriminator="type"),
 ]
 AssistantBlocks = Annotated[list[AssistantBlock], Field(fail_fast=True)]

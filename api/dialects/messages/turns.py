@@ -209,8 +209,8 @@ def _assistant(
     turn: dict[str, Any] = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(blocks, start=begin):
-        if isinstance(block, TextBlock):
-            texts.append(_part(block.text))
+        if isinstance(block, TextBlock | ImageBlock | DocumentBlock | SearchResultBlock):
+            texts.append(_part(_read(block, None)))
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):

@@ -167,6 +167,16 @@ def test_an_item_of_a_hosted_tool_is_dropped_and_named(kind: str) -> None:
     assert ignored == [f"messages.content.{kind}", "messages.content.citations"]
 
 
+def test_a_picture_of_an_earlier_answer_is_left_out() -> None:
+    ask, ignored = served(
+        user(text("Draw.")),
+        {"role": "assistant", "content": [text("So:"), PICTURE]},
+        user(text("?")),
+    )
+    assert texts(ask.messages[1]) == ["So:", left_out_part("image")]
+    assert ignored == ["messages.content.image"]
+
+
 def test_a_conversation_of_dropped_blocks_alone_is_refused() -> None:
     with pytest.raises(InvalidParameter) as refused:
         served(user({"type": "container_upload", "file_id": "f"}))
