@@ -36,6 +36,7 @@ from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
 from api.http.traces import TracesMiddleware
+from api.jobs import durable_routes
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.services import Services, Transport
@@ -106,6 +107,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         batches,
         models,
         jobs,
+        durable_routes,
         deployment,
         health,
         system_metrics,

@@ -26,6 +26,12 @@ EXPOSED_HEADERS = (
     "x-should-retry",
     "x-penstock-durability",
     "x-penstock-ignored",
+    "etag",
+    "stream-next-offset",
+    "stream-up-to-date",
+    "stream-closed",
+    "stream-cursor",
+    "penstock-job-status",
     *RATE_LIMIT_HEADERS,
 )
 _WEB = ("http", "https")
