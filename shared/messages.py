@@ -242,8 +242,7 @@ class Job:
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
     idempotency: Idempotency | None = None  # known to the store alone
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
-    # ModelCard.prompt_digest of the model that the prompt was prepared for; "": any of this name.
-    prompt_digest: str = ""
+    prompt_digest: str = ""  # of the ModelCard that the prompt was prepared for; "": any
     traceparent: str = ""  # W3C Trace Context of what submitted it; "" where there is none
     tracestate: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import gc
 import os
@@ -12,12 +13,39 @@ from unittest.mock import patch
 import httpcore2
 import httpx._transports.default
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.charmap import charmap, charmap_file, intervals_from_codec
 
 from tests.support.examples import examples
 
-settings.register_profile("penstock", max_examples=examples(50))
+# No example is judged by its time: on a busy machine every one is slow.
+settings.register_profile(
+    "penstock",
+    max_examples=examples(50),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("penstock")
+
+
+def _make_unicode_tables() -> None:
+    """Makes Hypothesis' tables of characters, which it keeps in a file, by one process at a time:
+    while one writes them another one may find neither them nor the folder that they are made in."""
+    tables = (charmap_file(), charmap_file("codec-v2-utf-8"))
+    if all(table.exists() for table in tables):
+        return
+    folder = tables[0].parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        charmap()
+        intervals_from_codec("utf-8")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    _make_unicode_tables()
+
 
 # Tensors in tests are tiny. With more threads, torch's threads spin while they wait for one another
 # and for those of other test processes: the model's tests take four times the processor time. What

@@ -195,6 +195,20 @@ _NOT_WRITABLE = {
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+def gguf_refusal(model: str) -> str | None:
+    """Returns a sentence where `model` names a GGUF file, or a repository of nothing else."""
+    path = Path(model).expanduser()
+    is_file = model.lower().endswith((".gguf", "-gguf")) and not path.is_dir()
+    has_only = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+    if not model or not (is_file or has_only):
+        return None
+    return (
+        "GGUF files are not served. Give the model that the file was made from: a directory or "
+        "hub id with config.json, tokenizer.json and *.safetensors. PENSTOCK_QUANTIZATION=int8 "
+        "makes its weights smaller on a CPU."
+    )
+
+
 class CheckpointNotFound(Exception):
     """The model does not exist; the message is one sentence for the operator."""
 
@@ -226,6 +240,8 @@ def find_checkpoint(
     `on_download` gets the share that is there, in any thread. Raises CheckpointNotFound.
     """
     name = served_name(model, served_model_name)
+    if sentence := gguf_refusal(model):
+        raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r}: {sentence}")
     if not model:
         return Checkpoint(_with_files(DEMO_CHECKPOINT, "the demo model"), name)
     path = Path(model).expanduser()
@@ -280,16 +296,22 @@ def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
             f"PENSTOCK_MODEL={model!r} is neither a directory here nor a model on the hub."
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
+        if constants.HF_HUB_OFFLINE:
+            raise CheckpointNotFound(
+                f"PENSTOCK_MODEL={model!r} is not a directory here and not complete in the cache "
+                f"{constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids its download. Unset "
+                "HF_HUB_OFFLINE, or copy the model into the cache."
+            ) from None
         if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
             raise CheckpointNotFound(
                 f"PENSTOCK_MODEL={model!r} cannot be stored in the cache {constants.HF_HUB_CACHE}: "
                 f"{error.strerror} ({error.filename or 'file unknown'}). Give the worker's user "
                 "write permission and space there, or set HF_HOME to another directory."
             ) from None
-        first_line = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
+        first_line = str(error).strip().splitlines()[0][:500] if str(error).strip() else ""
         raise CheckpointNotFound(
             f"PENSTOCK_MODEL={model!r} is not a directory here and the hub cannot be reached "
-            f"({type(error).__name__}: {first_line})."
+            f"({type(error).__name__}: {first_line.rstrip('.')})."
         ) from None
     except Exception as error:
         # The HTTP client's own errors have no base class in common with the hub's.

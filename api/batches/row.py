@@ -74,7 +74,6 @@ FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
 MAX_PREPARING = 2  # rows of all batches that are tokenized at once
 MAX_JOBS = 3  # of one row, where the store loses them or the model is replaced
-# A row that ended so is prepared again.
 _ANEW = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED, ErrorCode.MODEL_REPLACED})
 REPLACED_RETRY_S = 3.0  # after which every frontend has the card of the model that is served now
 

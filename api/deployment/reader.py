@@ -31,6 +31,8 @@ MAX_FRONTENDS = 100
 SLOW_S = 2.0  # for which what changes seldom is not read again
 
 Limits = Callable[[str], AdmissionLimits]
+# Of a frontend's report, in which everything is text.
+_COUNTS = frozenset({"port", "pid", "started_at", "streams", "dashboards"})
 # Of those that GET /health has: what is shown, since most of it changes in every round.
 _WORKER_FIELDS = (
     "id",
@@ -188,6 +190,7 @@ class DeploymentReader:
                     "id": report.process_id,
                     "report_age_ms": round(report.age_s * 1000),
                     **report.stats,
+                    **{name: int(report.stats[name]) for name in _COUNTS & report.stats.keys()},
                 },
             )
             for report in found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,9 +13,11 @@ import typer
 
 from penstock.cli.exits import CommandError
 from penstock.cli.options import DEFAULT_URL, Json, Key, ModelName, Url
-from penstock.cli.output import milliseconds, print_facts, print_json
+from penstock.cli.output import milliseconds, note, print_facts, print_json
 from penstock.cli.service import chosen_model, client_of
 from penstock.client import Client
+
+PROGRESS_S = 5.0
 
 WORDS = (
     *("river", "dam", "gate", "pipe", "wheel", "turbine", "valley", "stone", "water", "level"),
@@ -47,6 +49,9 @@ def bench(
 ) -> None:
     """Sends equal requests and shows rates and waits, without one request before that warms up.
 
+    Progress is printed on stderr. Ctrl-C ends it early, with the figures of the requests that have
+    ended by then.
+
     Prompts differ from their first word on, so that no prefix is found in a cache. What the
     measuring machine computes beside it is in the figures. Ends with 1 where a request failed.
     """
@@ -59,20 +64,42 @@ def bench(
         return _timing(client, name, prompt, max_tokens)
 
     send(prompts.pop())
-    is_over = threading.Event()
+    timings: list[Timing] = []
 
-    def one(prompt: str) -> Timing | None:
-        return None if is_over.is_set() else send(prompt)
+    def one(prompt: str) -> None:
+        timings.append(send(prompt))
 
     started_s = time.perf_counter()
-    with ThreadPoolExecutor(at_once) as pool:
-        try:
-            timings = [timing for timing in pool.map(one, prompts) if timing is not None]
-        finally:
-            is_over.set()
-    wall_s = time.perf_counter() - started_s
-    figures = _figures(name, timings, wall_s, at_once)
-    if json:
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        under_way = {pool.submit(one, prompt) for prompt in prompts}
+        _wait(under_way, timings)
+    except KeyboardInterrupt:
+        note(f"interrupted after {len(timings)} of {requests} requests.")
+        if timings:
+            _print(
+                _figures(name, timings[:], time.perf_counter() - started_s, at_once), as_json=json
+            )
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    _print(_figures(name, timings, time.perf_counter() - started_s, at_once), as_json=json)
+
+
+def _wait(under_way: set[Future[None]], timings: Sequence[Timing]) -> None:
+    """Returns when all have ended; prints how many have, each few seconds. Raises what one does."""
+    num_requests = len(under_way)
+    while under_way:
+        done, under_way = wait(under_way, PROGRESS_S, return_when=FIRST_EXCEPTION)
+        for request in done:
+            request.result()
+        if under_way:
+            num_tokens = sum(timing.num_tokens for timing in timings[:])
+            note(f"{len(timings)} of {num_requests} requests, {num_tokens} tokens.")
+
+
+def _print(figures: Mapping[str, str | int | float], *, as_json: bool) -> None:
+    if as_json:
         print_json(figures)
         return
     print_facts([(what, _shown(what, value)) for what, value in figures.items()])

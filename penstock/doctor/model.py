@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 from penstock.doctor.finding import Finding, fine, warning, wrong
@@ -12,10 +16,12 @@ from penstock.doctor.machine import check_disk
 from shared.text.base import TextInvalid
 from shared.text.checkpoint_text import load_tokenizer_and_eos
 from shared.text.grammar_compiler import GrammarCompiler
+from worker.checkpoint import gguf_refusal
 from worker.settings import DEMO_CHECKPOINT
 from worker.tokenizer_conversion import has_older_form
 
 INDEX = "model.safetensors.index.json"
+HUB_TIMEOUT_S = 5.0
 MAX_HEADER_BYTES = 100 * 2**20  # as safetensors has it
 
 
@@ -34,6 +40,9 @@ def weights_bytes(model: str) -> int:
 
 def check_model(model: str) -> Iterator[Finding]:
     """Yields what was seen of MODEL."""
+    if sentence := gguf_refusal(model):
+        yield wrong("model", f"{model}: {sentence}")
+        return
     if model and not is_directory(model):
         yield from _check_hub(model)
         return
@@ -70,8 +79,35 @@ def _check_hub(model: str) -> Iterator[Finding]:
     if os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "True", "ON"):
         yield wrong("model", f"{model} is not in the cache {home}, and HF_HUB_OFFLINE is set.")
         return
-    yield fine("model", f"{model} is no directory here: it is fetched from the hub at the start.")
+    trouble = _hub_trouble(model)
+    if trouble is None:
+        yield fine(
+            "model", f"{model} is no directory here: it is fetched from the hub at the start."
+        )
+    else:
+        yield wrong("model", f"{model} is no directory here, and {trouble}")
     yield from check_disk("model", home, "HF_HOME")
+
+
+def _hub_trouble(model: str) -> str | None:
+    """Returns why the hub would not give the model to this user, None where it would."""
+    hub = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    request = urllib.request.Request(f"{hub}/api/models/{urllib.parse.quote(model)}")
+    if token := os.environ.get("HF_TOKEN"):
+        request.add_unredirected_header("authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S):
+            return None
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 404):
+            return f"{hub} has no such model for this user: check the id, or set HF_TOKEN."
+        return f"{hub} answers with {error.code}: the model may not be fetched now."
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        return (
+            f"the hub {hub} cannot be reached ({reason}): set HF_ENDPOINT or a proxy, or give a "
+            "directory."
+        )
 
 
 def _trouble(directory: Path) -> Iterator[Finding]:

@@ -269,7 +269,11 @@ class Launcher:
             if announcer in done and not announcer.result():
                 trouble = self._trouble()
                 why = f": {trouble}" if trouble else ""
-                say(f"not ready within {self._settings.ready_timeout_s:g} s{why}")
+                waited = await asyncio.to_thread(self._ready_line.unserved)
+                say(
+                    f"{waited} was not ready within {self._settings.ready_timeout_s:g} s{why}. "
+                    f"{variable_of('ready_timeout_s')} gives a start more time."
+                )
                 return 1
 
     def _can_go_on(self, error: GaveUp) -> bool:

@@ -84,14 +84,15 @@ class ReadyLine:
         engines = sorted({spec.engine for spec in self._specs if spec.model == name})
         return "PENSTOCK_ENGINE=" + ", ".join(engines)
 
+    def unserved(self) -> str:
+        """Returns what `announce` still waits for, as a part of a sentence."""
+        served = self._served_everywhere()
+        missing = [name for name in self._names if name not in served]
+        waits = [f"{name} ({self._why(name)})" for name in missing]
+        return ", ".join(waits) or "a model"
+
     def _print(self, served: Sequence[str], missing: Sequence[str]) -> None:
         url = self._urls[0]
-        body = {
-            "model": next((name for name in self._names if name in served), served[0]),
-            "stream": True,
-            "temperature": 0,
-            "messages": [{"role": "user", "content": "What is Penstock?"}],
-        }
         if self._is_json:
             found = {
                 "event": "ready",
@@ -102,9 +103,11 @@ class ReadyLine:
             }
             print(json.dumps(found), flush=True)
             return
+        model = next((name for name in self._names if name in served), served[0])
         # Where keys are configured the line needs one; the launcher does not know it.
-        needs_key = not _answers_ok(f"{url}/v1/models")
-        key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
+        listed = _listed_models(f"{url}/v1/models")
+        key = ' -H "authorization: Bearer $KEY"' if listed is None else ""
+        path, body = _example(model, has_chat=(listed or {}).get(model, True))
         lines = [f"\nPenstock is ready: {' '.join(self._urls)}\n\n"]
         lines += [f"  {name:<12}{url}{path}\n" for name, path in PAGES.items()]
         if len(self._names) > 1:
@@ -112,7 +115,7 @@ class ReadyLine:
             lines += [f"Not served: {name}: {self._why(name)}\n" for name in missing]
         print(
             f"{''.join(lines)}\n"
-            f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n"
+            f"  curl -N {url}{path}{key} -H 'content-type: application/json' \\\n"
             f"    -d {shlex.quote(json.dumps(body))}\n\n"
             f"Look inside: {inspect_command(self._redis_url)}\n"
             "Stop: Ctrl-C\n",
@@ -145,12 +148,27 @@ def _served_models(url: str) -> list[str]:
     return [name for name in models if isinstance(name, str) and name not in unserved]
 
 
-def _answers_ok(url: str) -> bool:
+def _example(model: str, *, has_chat: bool) -> tuple[str, dict[str, Any]]:
+    """Returns the path and body of a request that the model can serve."""
+    body: dict[str, Any] = {"model": model, "stream": True, "temperature": 0}
+    if has_chat:
+        messages = [{"role": "user", "content": "What is Penstock?"}]
+        return "/v1/chat/completions", body | {"messages": messages}
+    return "/v1/completions", body | {"prompt": "The capital of France is", "max_tokens": 32}
+
+
+def _listed_models(url: str) -> dict[str, bool] | None:
+    """Returns whether each listed model has a chat template; None where the list is refused."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(answer.status == 200)
+        listed = _get_json(url)
     except _NO_ANSWER:
-        return False
+        return None
+    models = listed.get("data") if isinstance(listed, dict) else None
+    return {
+        model["id"]: model.get("has_chat_template") is not False
+        for model in (models if isinstance(models, list) else ())
+        if isinstance(model, dict) and isinstance(model.get("id"), str)
+    }
 
 
 def _get_json(url: str) -> Any:

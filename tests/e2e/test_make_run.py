@@ -207,7 +207,8 @@ def test_a_given_redis_that_never_comes_ends_with_the_reason(tmp_path: Path) -> 
     with pytest.raises(AssertionError, match="ended with 1"):
         penstock.start()
     why = f"Redis at {url} cannot be reached: there is no such socket"
-    assert f"penstock: not ready within 4 s: {why}" in penstock.output
+    assert f"was not ready within 4 s: {why}" in penstock.output
+    assert "PENSTOCK_READY_TIMEOUT_S gives a start more time" in penstock.output
 
 
 def wait_for_output(penstock: Launched, words: str) -> None:

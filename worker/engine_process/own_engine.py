@@ -16,6 +16,7 @@ from worker.engine.engine import Engine
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
+from worker.model.preflight import check_checkpoint
 
 ECHO_NUM_BLOCKS = 4096
 ECHO_BLOCK_SIZE = 16
@@ -33,6 +34,7 @@ def build_own_engine(
         config, runner = _echo(options)
         num_parameters, dtype = 0, "echo"
     else:
+        check_checkpoint(options)
         processes = None
         if options.tensor_parallel_size > 1 and sys.platform == "linux":  # elsewhere it is refused
             from worker.model.parallel.processes import RankProcesses

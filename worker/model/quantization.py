@@ -14,6 +14,7 @@ from typing import Any
 
 from worker.model.errors import UnsupportedModel
 
+_FP8_FORMATS = (None, "e4m3", "float8_e4m3fn")
 _MEMBERS = ("quantization_config", "compression_config")
 _SERVED = "FP8 (e4m3) weights with scales per tensor, per row or in blocks are served"
 
@@ -27,6 +28,40 @@ class Fp8Format:
 
     block: tuple[int, int] | None = None
     quantizes_inputs: bool = True
+
+
+# What transformers reads; the weights of any other method would be taken for plain numbers.
+_METHODS_OF_TRANSFORMERS = frozenset(
+    {
+        *("aqlm", "auto-round", "awq", "bitnet", "bitsandbytes", "bitsandbytes_4bit"),
+        *("bitsandbytes_8bit", "compressed-tensors", "eetq", "fbgemm_fp8", "fouroversix", "fp8"),
+        *("fp_quant", "gptq", "higgs", "hqq", "metal", "mxfp4", "mxfp8", "nvfp4", "quanto"),
+        *("quark", "sinq", "spqr", "torchao", "vptq"),
+    }
+)
+
+
+def check_method(config: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModel for quantized weights that neither this engine nor transformers can
+    read: as plain weights they would give nonsense."""
+    for member in _MEMBERS:
+        if not (given := config.get(member)):
+            continue
+        if not isinstance(given, Mapping):
+            raise UnsupportedModel(f"{member} must be an object")
+        method = given.get("quant_method")
+        is_older = method is None and (given.get("load_in_8bit") or given.get("load_in_4bit"))
+        if method not in _METHODS_OF_TRANSFORMERS and not is_older:
+            raise UnsupportedModel(
+                f"{member}: quant_method {method!r} is unknown, and its weights cannot be read as "
+                f"plain ones; {_SERVED}. PENSTOCK_ENGINE=vllm may serve others"
+            )
+        fmt = given.get("fmt")
+        if method == "fp8" and fmt not in _FP8_FORMATS:
+            raise UnsupportedModel(
+                f"{member}: fmt {fmt!r} is not supported: FP8 weights in e4m3 are served. "
+                "Quantize the model to e4m3, or serve it as it was before"
+            )
 
 
 def fp8_format(config: Mapping[str, Any]) -> Fp8Format | None:
@@ -49,7 +84,7 @@ def fp8_format(config: Mapping[str, Any]) -> Fp8Format | None:
 
 
 def _plain_fp8(given: Mapping[str, Any], member: str) -> Fp8Format:
-    _check(given, f"{member}: ", fmt=(None, "e4m3", "float8_e4m3fn"), scale_fmt=(None, "float"))
+    _check(given, f"{member}: ", fmt=_FP8_FORMATS, scale_fmt=(None, "float"))
     _check(given, f"{member}: ", activation_scheme=(None, "dynamic", "static"))
     block = given.get("weight_block_size")
     if block is None:

@@ -40,14 +40,30 @@ _DUMP = "vllm.logging_utils.dump_input"
 _EXTRA_FIELDS = ("vllm_process_name", "fileinfo")
 
 
+# Warnings of every start, which neither name a fault nor ask for anything.
+_NORMAL = re.compile(
+    "The global random seed is set to|Enforce eager set|Inductor compilation was disabled|"
+    "Triton is not installed|Reset SSM cache type|libtcmalloc is not found|"
+    "CPU backend doesn't allow to use `torch.set_num_threads`|Default vLLM sampling parameters|"
+    "Pin memory is not supported|Async scheduling"
+)
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    is_vllms = record.name.startswith("vllm") and record.levelno <= logging.WARNING
+    return not (is_vllms and _NORMAL.match(str(record.msg)))
+
+
 def log_records(level: int) -> None:
     """Sends vLLM's records to this process's log: warnings where that has `level` INFO, as INFO is
-    one line for each of vLLM's decisions."""
+    one line for each of vLLM's decisions. Warnings of every start are left out above DEBUG."""
     least = logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING)
     logging.getLogger("vllm").setLevel(least)
     if level > logging.DEBUG:
         # Of a step that fails it logs the requests: prompts' tokens, biases, schemas.
         logging.getLogger(_DUMP).setLevel(logging.CRITICAL + 1)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(_is_worth_a_line)
     # To vLLM's own developers, of what it imports.
     warnings.filterwarnings("ignore", category=FutureWarning)
 

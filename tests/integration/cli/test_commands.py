@@ -8,12 +8,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.cli import bench as bench_module
 from penstock.cli.application import main
 from penstock.cli.exits import ExitCode
 from penstock.cli.jobs import State
@@ -325,6 +328,28 @@ def test_bench_says_rates_and_waits(penstock: Any) -> None:
     assert (figures["requests"], figures["output_tokens"]) == (6, 24)
     assert 0 < figures["ttft_p50_ms"] <= figures["ttft_p99_ms"]
     assert "output_tokens_per_s" in penstock(*words).out
+
+
+def test_bench_shows_how_far_it_is(penstock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "PROGRESS_S", 0.001)
+    shown = penstock("bench", "-n", "4", "--at-once", "1", "--max-tokens", "4", "--json")
+    assert "of 4 requests" in shown.err
+    assert len(shown.objects) == 1
+
+
+def test_an_interrupted_bench_keeps_what_it_has(
+    penstock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(under_way: set[Future[None]], timings: Sequence[Any]) -> None:
+        wait(under_way)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_module, "_wait", interrupt)
+    shown = penstock("bench", "-n", "3", "--max-tokens", "4", "--json")
+    assert shown.code == ExitCode.INTERRUPTED
+    assert "interrupted after 3 of 3 requests" in shown.err
+    (figures,) = shown.objects
+    assert (figures["requests"], figures["output_tokens"]) == (3, 12)
 
 
 def test_with_json_stdout_has_objects_alone(

@@ -35,6 +35,7 @@ from penstock.doctor.server import check_redis
 from shared.launcher.redis_server import PrivateServer
 from tests.support.launched import free_port
 from tests.support.redis_topologies import Server
+from tests.support.tiny_hub import tiny_hub
 from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = pytest.mark.usefixtures("own_environment")
@@ -320,9 +321,17 @@ def test_weights_of_another_user(model: Path, monkeypatch: pytest.MonkeyPatch) -
     the(Level.WARNING, check_model(str(model)), "cannot be read by this user")
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "acme/tiny-GGUF"])
+def test_a_gguf_file_is_refused_with_what_is_served(name: str) -> None:
+    the(Level.ERROR, check_model(name), "GGUF files are not served")
+
+
 def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert {finding.level for finding in check_model("acme/tiny")} == {Level.OK}
+    with tiny_hub({"config.json": b"{}"}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert {finding.level for finding in check_model("acme/tiny")} == {Level.OK}
+    the(Level.ERROR, check_model("acme/tiny"), f"the hub {hub.url} cannot be reached")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     the(Level.ERROR, check_model("acme/tiny"), "HF_HUB_OFFLINE")
     (tmp_path / "hub/models--acme--tiny").mkdir(parents=True)

@@ -244,7 +244,7 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path), "")
 
 
-def hub_sentence(hub_url: str, home: str) -> str:
+def hub_sentence(hub_url: str, home: str, **more: str) -> str:
     """What a worker prints that finds no checkpoint: its hub and the hub's directory are given."""
     script = (
         "from worker.checkpoint import *\n"
@@ -254,7 +254,7 @@ def hub_sentence(hub_url: str, home: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub_url, "HF_HOME": home},
+        env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub_url, "HF_HOME": home, **more},
         capture_output=True,
         text=True,
         timeout=100,
@@ -270,6 +270,24 @@ def test_a_cache_that_cannot_be_written_is_named_and_the_hub_is_not_blamed() -> 
     assert "/dev/null/hub" in sentence
     assert "HF_HOME" in sentence
     assert "reached" not in sentence
+
+
+def test_a_model_that_may_not_be_downloaded_is_refused_in_a_whole_sentence(tmp_path: Path) -> None:
+    sentence = hub_sentence("http://127.0.0.1:1", str(tmp_path), HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE forbids its download. Unset HF_HUB_OFFLINE" in sentence
+    assert str(tmp_path) in sentence
+
+
+@pytest.mark.parametrize("name", ["./model.gguf", "model.Q4_K_M.gguf", "acme/tiny-GGUF"])
+def test_a_gguf_file_is_refused_with_what_is_served(name: str) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"GGUF files are not served.*safetensors"):
+        find_checkpoint(name, "")
+
+
+def test_a_directory_of_gguf_files_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointNotFound, match="GGUF files are not served"):
+        find_checkpoint(str(tmp_path), "")
 
 
 def test_a_tokenizer_of_any_form_is_downloaded_and_weights_once(tmp_path: Path) -> None:

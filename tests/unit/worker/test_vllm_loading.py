@@ -124,3 +124,25 @@ def test_a_module_that_a_models_code_lacks_is_found_in_its_record(
     (other,) = caplog.records
     assert other.exc_info
     assert "a syntax error" in str(other.exc_info[1])
+
+
+@pytest.mark.parametrize(("level", "is_logged"), [(logging.INFO, False), (logging.DEBUG, True)])
+def test_warnings_of_every_start_are_for_debugging(level: int, is_logged: bool) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    root, of_vllm = logging.getLogger(), logging.getLogger("vllm.engine")
+    before = logging.getLogger("vllm").level
+    root.addHandler(handler)
+    try:
+        loading.log_records(level)
+        of_vllm.warning("Enforce eager set, disabling torch.compile, CUDAGraphs")
+        of_vllm.warning("The model is not what it seems")
+    finally:
+        root.removeHandler(handler)
+        logging.getLogger("vllm").setLevel(before)
+        for other in root.handlers:
+            other.removeFilter(loading._is_worth_a_line)
+    messages = [record.getMessage() for record in records]
+    assert any("Enforce eager" in message for message in messages) is is_logged
+    assert messages[-1] == "The model is not what it seems"

@@ -117,7 +117,7 @@ class ProductChoices:
             choice = Choice(choice.amx_rows)
         if shape not in self._logged:
             self._logged.add(shape)
-            logger.info(
+            logger.debug(
                 "product %s: amx_rows=%d copy_rows=%d ms=%s",
                 shape.name,
                 choice.amx_rows,

@@ -61,12 +61,17 @@ class ProductMeter:
                 if name != ONEDNN:
                     raise
                 # Torch's operators for packed products are private: they may vanish or change.
-                logger.info("Products are not computed by %s: %s", name, error)
+                logger.debug("%s is not used for matrix products: %s", name, error)
                 continue
             if (found - expected).norm() <= _TOLERANCE * expected.norm():
                 ways[name] = way
             else:
-                logger.info("Products are not computed by %s: its results are wrong", name)
+                # Not an error: oneDNN rounds otherwise on processors without VNNI.
+                logger.debug(
+                    "%s is not used for matrix products here: its rounding differs from that of "
+                    "the native kernels",
+                    name,
+                )
         times = _in_turns(ways, x)
         for _ in range(_MORE_ROUNDS):
             if not choose(times).copy_rows:
@@ -127,7 +132,7 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
             one(*batch)
             best[id(one)] = min(best[id(one)], time.perf_counter() - begin_s)
     seconds, other_seconds = best[id(stack)], best[id(other)]
-    logger.info(
+    logger.debug(
         "steps of %d tokens: ms=%.1f other_ms=%.1f", num_rows, 1e3 * seconds, 1e3 * other_seconds
     )
     return seconds * _STEP_QUICKER <= other_seconds

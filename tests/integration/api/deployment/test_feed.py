@@ -97,8 +97,9 @@ def test_a_job_is_shown_from_the_queue_to_its_end(
         watcher.until(lambda: watcher.rows("frontends"), "this frontend")
         (frontend,) = watcher.rows("frontends")
         assert frontend["id"] == service.app.state.services.frontend_id
-        assert int(frontend["port"]) == service.settings.port
-        watcher.until(lambda: int(watcher.rows("frontends")[0]["dashboards"]) == 1, "its dashboard")
+        assert frontend["port"] == service.settings.port
+        assert isinstance(frontend["pid"], int)
+        watcher.until(lambda: watcher.rows("frontends")[0]["dashboards"] == 1, "its dashboard")
         (tenant,) = watcher.rows("tenants")
         assert (tenant["tenant"], tenant["queued"], tenant["running"]) == ("default", 0, 0)
         assert watcher.objects["service"]["status"] == "ok"

@@ -63,7 +63,7 @@ FUZZED = settings(
     derandomize=True,  # every run is the same run
     database=None,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

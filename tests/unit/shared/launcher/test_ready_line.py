@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
 
@@ -89,3 +91,48 @@ def test_another_server_on_the_port_is_not_a_frontend_that_is_ready(answer: byte
     over.set()  # it looks once
     with server(answer=answer) as port:
         assert line(port, "m").announce(over) is False
+
+
+class Frontend(BaseHTTPRequestHandler):
+    """Answers as a frontend of one model without a chat template."""
+
+    answers: ClassVar[dict[str, Any]] = {
+        "/ready": {"models": ["m"], "unserved": []},
+        "/v1/models": {"data": [{"id": "m", "has_chat_template": False}]},
+    }
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.answers[self.path]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def frontend() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Frontend) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield served.server_address[1]
+        served.shutdown()
+        thread.join()
+
+
+def test_a_model_without_a_chat_template_is_shown_with_a_completion(
+    frontend: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert line(frontend, "m").announce(threading.Event())
+    printed = capsys.readouterr().out
+    assert "/v1/completions" in printed
+    assert "/v1/chat/completions" not in printed
+    command = printed[printed.index("curl") : printed.index("Look inside")].replace("\\\n", " ")
+    words = shlex.split(command)
+    assert json.loads(words[words.index("-d") + 1])["prompt"]
+
+
+def test_what_a_start_still_waits_for_is_named(frontend: int) -> None:
+    assert line(frontend, "other").unserved() == "other (its worker is still starting)"
