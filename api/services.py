@@ -36,7 +36,7 @@ from api.system.health import HealthMonitor
 from api.system.metrics import DeploymentCollector, FrontendCollector
 from shared.logs import host_name
 from shared.text.chat_template import RenderingProcesses
-from shared.text.text_model import load_text
+from shared.text.served_text import load_served_text
 from shared.tracing import Tracing, open_tracing
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
@@ -98,7 +98,7 @@ class Services:
         self.catalog = ModelCatalog(
             transport.registry,
             self.pool,
-            partial(load_text, processes=self.rendering),
+            partial(load_served_text, processes=self.rendering),
             settings.model_retention_s,
             settings.kept_models,
         )

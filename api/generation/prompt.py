@@ -115,11 +115,11 @@ def encoded_prompts(
     return tuple(encoded)
 
 
-def is_short_prompt(prompt: Prompt) -> bool:
+def is_short_prompt(model: ServedModel, prompt: Prompt) -> bool:
     """Returns whether it is read faster than a thread would be reached: one short text, or token
     ids, which are only compared."""
     if isinstance(prompt, str):
-        return len(prompt) <= QUICK_CHARS
+        return len(prompt) <= QUICK_CHARS and model.text.is_local
     return len(prompt) <= QUICK_IDS and all(isinstance(part, int) for part in prompt)
 
 

@@ -100,7 +100,7 @@ class JinjaChatTemplate:
 # The bound on processor time is the process's own. This one is for a machine that stands still.
 MAX_WALL_SECONDS = 20.0
 MAX_TEMPLATES = 64  # of one process, which is replaced then
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it
 
 _KILLED = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # from outside, as by lack of memory
 
@@ -219,7 +219,7 @@ class _Process:
     def __init__(self) -> None:
         """Raises OSError."""
         self._connection, theirs = socket.socketpair()
-        kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         try:
             with theirs:
                 self._process = subprocess.Popen(

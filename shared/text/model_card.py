@@ -98,8 +98,14 @@ class TextModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     grammars: GrammarChecks
+    is_local: bool = True  # else another process encodes: not on an event loop
 
 
 def digest_of(blob: bytes) -> str:
     """Returns the SHA-256 in hexadecimal: a blob's name."""
     return hashlib.sha256(blob).hexdigest()
+
+
+def missing_file(digest: str) -> str:
+    """Returns the sentence about a blob that is not stored."""
+    return f"the model's text file {digest[:12]} is missing"

@@ -10,7 +10,13 @@ import msgspec
 from shared.text.base import TextInvalid
 from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import MAX_TOKENIZER_BYTES, ModelCard, TextModel, digest_of
+from shared.text.model_card import (
+    MAX_TOKENIZER_BYTES,
+    ModelCard,
+    TextModel,
+    digest_of,
+    missing_file,
+)
 from shared.text.tokenizer import FastTokenizer, TokenizerConfig
 
 _Kind = TypeVar("_Kind")
@@ -32,17 +38,23 @@ def load_text(
     render the chat template."""
     tokenizer = load_card_tokenizer(card, blobs)
     grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
+    return TextModel(tokenizer, load_template(card, blobs, processes), grammars)
+
+
+def load_template(
+    card: ModelCard, blobs: Mapping[str, bytes], processes: RenderingProcesses | None = None
+) -> JinjaChatTemplate | None:
+    """Returns the chat template; None where the model has none. Raises as `load_text` does."""
     if card.template_digest is None:
-        return TextModel(tokenizer, None, grammars)
+        return None
     source = _decoded(_verified(blobs, card.template_digest), dict[str, str])
-    template = JinjaChatTemplate(source, card.special_tokens, processes=processes)
-    return TextModel(tokenizer, template, grammars)
+    return JinjaChatTemplate(source, card.special_tokens, processes=processes)
 
 
 def _verified(blobs: Mapping[str, bytes], digest: str) -> bytes:
     blob = blobs.get(digest)
     if blob is None:
-        raise TextInvalid(f"the model's text file {digest[:12]} is missing")
+        raise TextInvalid(missing_file(digest))
     if len(blob) > MAX_TOKENIZER_BYTES:
         raise TextInvalid(f"the model's text file {digest[:12]} has {len(blob)} bytes: too large")
     if digest_of(blob) != digest:

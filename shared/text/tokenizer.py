@@ -34,7 +34,53 @@ class TokenizerConfig:
     added_tokens: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class FastTokenizer:
+class PieceTokenizer:
+    """What tokenizers share whose tokens have bytes of their own: decoding, token by token.
+
+    `strip`: a character of which up to so many are dropped from the beginning of an output.
+    """
+
+    def __init__(
+        self, vocab_size: int, special_ids: frozenset[int], strip: tuple[str, int]
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.special_ids = special_ids
+        self.strip = strip
+
+    def _piece_pair(self, token_id: int) -> tuple[bytes, bytes] | None:
+        """Returns (bytes as the first token, bytes elsewhere); None for an id without an entry."""
+        raise NotImplementedError
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(token_ids) + detokenizer.flush()
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+
+        def piece(token_id: int, first: bool) -> bytes | None:
+            if token_id in skipped:
+                return None
+            pair = self._piece_pair(token_id)
+            return None if pair is None else pair[0 if first else 1]
+
+        strip, strip_count = self.strip
+        return ByteDetokenizer(piece, strip=strip, strip_count=strip_count)
+
+    def token_text(self, token_id: int) -> str:
+        """Returns a token as within a text; bytes that are no whole character become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns its bytes as in the middle of a text; b'' for an id outside the vocabulary.
+
+        Exact for vocabularies with a known decoder; for others the UTF-8 of the token's own text.
+        """
+        pair = self._piece_pair(token_id)
+        return b"" if pair is None else pair[1]
+
+
+class FastTokenizer(PieceTokenizer):
     """A `tokenizers` tokenizer with exact, incremental decoding. Safe on several threads.
 
     Ids and encoded text equal transformers' fast tokenizers. Decoded text equals theirs too, with
@@ -53,7 +99,7 @@ class FastTokenizer:
         backend.no_padding()
         self._backend = backend
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(
+        special_ids = frozenset(
             token_id
             for token_id, token in added.items()
             if token.special and token.content not in shown
@@ -67,7 +113,12 @@ class FastTokenizer:
         self._rule = _decoder_rule(backend)
         self._pieces: dict[int, tuple[bytes, bytes] | None] = {}
         self._max_token_bytes: int | None = None  # counted when a text is first bounded
-        self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=-1))
+        rule = self._rule
+        super().__init__(
+            max(backend.get_vocab_size(), 1 + max(added, default=-1)),
+            special_ids,
+            ("", 0) if rule is None else (rule.strip, rule.strip_count),
+        )
 
     @classmethod
     def from_bytes(
@@ -87,12 +138,7 @@ class FastTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises InvalidParameter for text with half a surrogate pair, which UTF-8 cannot carry."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidParameter(
-                "prompt", f"lone surrogate U+{ord(text[error.start]):04X} at {error.start}"
-            ) from error
+        check_encodable(text)
         # The batch call lets other threads run meanwhile; `encode` keeps the interpreter's lock,
         # for half a second with a prompt of a megabyte.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -104,49 +150,38 @@ class FastTokenizer:
 
         0 where a normalizer, a pre-tokenizer or an added token may drop or shorten text.
         """
+        if not self.max_token_bytes:
+            return 0
+        return -(-len(text.encode(errors="replace")) // self.max_token_bytes)
+
+    @property
+    def max_token_bytes(self) -> int:
+        """Bytes of a text that one token stands for, at most; 0 where that is not known."""
         if self._max_token_bytes is None:
             shrinking = _shrinking(self._backend)
             self._max_token_bytes = shrinking and shrinking * self._longest_token()
-        if not self._max_token_bytes:
-            return 0
-        return -(-len(text.encode(errors="replace")) // self._max_token_bytes)
+        return self._max_token_bytes
 
     def _longest_token(self) -> int:
         """Bytes of the longest token; the whole vocabulary is looked at."""
         tokens = map(self._backend.id_to_token, range(self.vocab_size))
         return max(len(token.encode()) for token in tokens if token is not None)
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(token_ids) + detokenizer.flush()
-
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+        if self._rule is not None:
+            return super().detokenizer(skip_special_tokens=skip_special_tokens)
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return WindowDetokenizer(
+            self._decode_by_library,
+            lambda token_id: token_id not in skipped and self._piece_pair(token_id) is not None,
+        )
+
+    def pieces(self) -> list[tuple[bytes, bytes] | None] | None:
+        """Returns the bytes of every id, as the first token and elsewhere; None where they depend
+        on the other tokens."""
         if self._rule is None:
-            return WindowDetokenizer(
-                self._decode_by_library,
-                lambda token_id: token_id not in skipped and self._piece_pair(token_id) is not None,
-            )
-
-        def piece(token_id: int, first: bool) -> bytes | None:
-            if token_id in skipped:
-                return None
-            pair = self._piece_pair(token_id)
-            return None if pair is None else pair[0 if first else 1]
-
-        return ByteDetokenizer(piece, strip=self._rule.strip, strip_count=self._rule.strip_count)
-
-    def token_text(self, token_id: int) -> str:
-        """Returns a token as within a text; bytes that are no whole character become U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns its bytes as in the middle of a text; b'' for an id outside the vocabulary.
-
-        Exact for vocabularies with a known decoder; for others the UTF-8 of the token's own text.
-        """
-        pair = self._piece_pair(token_id)
-        return b"" if pair is None else pair[1]
+            return None
+        return [self._piece_pair(token_id) for token_id in range(self.vocab_size)]
 
     def piece_table(self, size: int) -> list[bytes] | None:
         """Returns the bytes of each id below `size`, wherever it occurs; b'' where it has no entry.
@@ -191,6 +226,16 @@ class FastTokenizer:
     def _decode_by_library(self, token_ids: Sequence[int]) -> str:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
         return text
+
+
+def check_encodable(text: str) -> None:
+    """Raises InvalidParameter for text with half a surrogate pair, which UTF-8 cannot carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            "prompt", f"lone surrogate U+{ord(text[error.start]):04X} at {error.start}"
+        ) from error
 
 
 def _decoder_rule(backend: Backend) -> PieceRule | None:

@@ -13,6 +13,7 @@ from tests.neighbours.bystanders import Notice
 from tests.support.job_history import APPEND, HISTORY, read_histories
 from tests.support.launched import REPOSITORY, Launched
 from tests.support.linearizability import check_history
+from tests.support.redis_server import new_namespace, shared_server
 from tests.support.throttle import FAULTS
 
 QUIET_KEY, WORST_KEY = new_key(), new_key()
@@ -37,6 +38,19 @@ def echo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS)}
     env |= {"MAX_NUM_SEQS": "128", "MAX_QUEUED_JOBS": "190"}
     yield from _launched(tmp_path_factory.mktemp("neighbours"), env)
+
+
+@pytest.fixture(scope="module")
+def joined_service(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Shared, str, str]]:
+    """The service with the echo runner, and the URL and the namespace of its store, where models
+    may join."""
+    redis_url, namespace = shared_server(pytestconfig).url, new_namespace()
+    env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS), "QUEUE_TIMEOUT_S": "1"}
+    env |= {"REDIS_URL": redis_url, "NAMESPACE": namespace}
+    for service in _launched(tmp_path_factory.mktemp("neighbours"), env):
+        yield service, redis_url, namespace
 
 
 @pytest.fixture(scope="module")

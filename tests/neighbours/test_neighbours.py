@@ -22,6 +22,7 @@ import pytest
 from shared.process import dying_with_this_process
 from tests.neighbours.bystanders import Bystanders, Notice
 from tests.neighbours.conftest import Shared
+from tests.neighbours.joining_model import NAME as LARGE_MODEL
 from tests.neighbours.worst_clients import KINDS
 from tests.support.job_history import HistoryWriter
 from tests.support.launched import REPOSITORY
@@ -34,6 +35,8 @@ STORM_S = float(os.environ.get("PENSTOCK_STORM_S", "4"))
 # The worst client takes its share of two cores, so others notice it; they must not stand still for
 # it. Where they did, the ratios were 50 to 320.
 MAX_GAP_RATIO, MAX_FIRST_TOKEN_RATIO = 15, 25
+# A frontend that parsed the vocabulary itself stood still for it: 20 times, and more.
+MAX_JOINED_GAP_RATIO = 2
 MODEL = "penstock-demo"
 
 
@@ -192,6 +195,55 @@ async def test_expensive_grammars_delay_no_other(
     async with recorded_bystanders(demo_service, request.node.name) as bystanders:
         counts = await storm(demo_service, bystanders, "grammars", **{"POST 200": 5})
         assert not any(name.startswith("POST 5") for name in counts), counts
+
+
+async def test_a_model_with_a_large_vocabulary_joins(
+    request: pytest.FixtureRequest, joined_service: tuple[Shared, str, str]
+) -> None:
+    """The first grammar on its vocabulary comes with it."""
+    service, redis_url, namespace = joined_service
+    joining = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.neighbours.joining_model", redis_url, namespace),
+        cwd=REPOSITORY,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=dying_with_this_process(),
+    )
+    assert joining.stdin is not None
+    assert joining.stdout is not None
+    assert await joining.stdout.readline() == b"made\n"
+    async with recorded_bystanders(service, request.node.name) as bystanders:
+        async with bystanders.watching() as calm:
+            await asyncio.sleep(CALM_S)
+        async with bystanders.watching() as joined:
+            joining.stdin.write(b"\n")
+            await joining.communicate()
+            await structured_answer(service, LARGE_MODEL)
+            await asyncio.sleep(1)
+    print(f"\njoined:\n  calm:   {calm}\n  joined: {joined}")
+    assert joining.returncode == 0
+    assert [calm.faults, joined.faults] == [[], []]
+    gap_ratio = max(joined.worst_gap_s) / max(calm.worst_gap_s)
+    assert gap_ratio <= MAX_JOINED_GAP_RATIO, f"the worst gap grew {gap_ratio:.1f} times"
+
+
+async def structured_answer(service: Shared, model: str) -> None:
+    """Waits for the model, and asks it for JSON: no worker takes the job, whose grammar was
+    admitted."""
+    headers = {"authorization": f"Bearer {service.worst_key}"}
+    body = {"model": model, "max_tokens": 4, "response_format": {"type": "json_object"}}
+    body["messages"] = [{"role": "user", "content": "x"}]
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        httpx.AsyncClient(base_url=service.penstock.base_url, headers=headers, timeout=60) as http,
+    ):
+        while True:
+            answer = await http.post("/v1/chat/completions", json=body)
+            code = answer.json()["error"]["code"]
+            if code == "queue_timeout":
+                return
+            assert answer.status_code in (404, 503), answer.text
+            await asyncio.sleep(0.2)
 
 
 def test_every_kind_of_worst_client_has_its_test() -> None:

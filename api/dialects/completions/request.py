@@ -101,7 +101,7 @@ async def prepare_completions(
 ) -> PreparedCompletion:
     """Makes the job and formatter of a request. Raises ApiError and InvalidParameter."""
     model = await generation.models.require(completion.model)
-    is_at_once = is_short_prompt(completion.prompt) and not completion.echo
+    is_at_once = is_short_prompt(model, completion.prompt) and not completion.echo
     best_of = check_choices(completion)
     if not is_at_once:  # what is wrong is refused before the long work
         _fitted(generation, completion, completion_sampling(completion, model.budget()))

@@ -48,7 +48,7 @@ async def prepare_generate(
 ) -> Prepared:
     """Returns the job of a request and its formatter. Raises ApiError and InvalidParameter."""
     model = await generation.models.only(params.model)
-    if is_short_prompt(params.prompt):
+    if is_short_prompt(model, params.prompt):
         token_ids = prompt_token_ids(model, params.prompt)
     else:
         _sampling(generation, params, model.budget())  # errors come before the long work

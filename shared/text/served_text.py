@@ -1,0 +1,28 @@
+"""Loads the text side of a model for a frontend: large vocabularies in a process beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shared.text.chat_template import RenderingProcesses
+from shared.text.model_card import ModelCard, TextModel
+from shared.text.remote_text import RemoteGrammars, RemoteTokenizer, TextProcess
+from shared.text.text_model import load_template, load_text
+
+# Of a tokenizer.json. The library keeps the interpreter's lock while it parses one, for 15 ms here.
+MAX_LOCAL_BYTES = 512 * 1024
+
+
+def load_served_text(
+    card: ModelCard, blobs: Mapping[str, bytes], processes: RenderingProcesses | None = None
+) -> TextModel:
+    """Raises as `load_text` does. A vocabulary whose tokens depend on one another is loaded here,
+    whatever its size: detokenizing it takes the library."""
+    if len(blobs.get(card.tokenizer_digest, b"")) <= MAX_LOCAL_BYTES:
+        return load_text(card, blobs, processes)
+    process = TextProcess(card, blobs)
+    if process.tables is None:
+        process.close()
+        return load_text(card, blobs, processes)
+    template = load_template(card, blobs, processes)
+    return TextModel(RemoteTokenizer(process), template, RemoteGrammars(process), is_local=False)

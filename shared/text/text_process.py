@@ -1,0 +1,140 @@
+"""`python -m shared.text.text_process`: a model's tokenizer and grammars, beside a frontend.
+
+The libraries keep the interpreter's lock while they parse a vocabulary: seconds for the largest,
+in which a frontend could send nothing. The first message on the socket that is the standard input
+is a LoadRequest; each later one hands over a connection, on which calls are answered in turn. The
+process ends when the other side closes the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from array import array
+from concurrent.futures import Future
+
+import msgspec
+
+from shared.messages import Grammar, InvalidParameter
+from shared.text.base import TextInvalid
+from shared.text.grammar_compiler import GrammarCompiler
+from shared.text.model_card import ModelCard
+from shared.text.rendering import receive, send
+from shared.text.text_model import load_card_tokenizer
+from shared.text.text_requests import (
+    CheckCall,
+    EncodeCall,
+    LoadRequest,
+    TextCall,
+    TextReply,
+    Vocabulary,
+)
+from shared.text.tokenizer import FastTokenizer
+
+LOADING_NICENESS = 10  # streams that are served meanwhile go first
+
+
+class _Text:
+    def __init__(self, card: ModelCard, blobs: dict[str, bytes]) -> None:
+        self.tokenizer: FastTokenizer = load_card_tokenizer(card, blobs)
+        self._grammars = GrammarCompiler(self.tokenizer, card.vocab_size, card.eos_token_ids)
+
+    def reply(self, call: TextCall) -> TextReply:
+        if isinstance(call, CheckCall):
+            try:
+                self._grammars.check(Grammar(call.kind, call.text), "grammar")
+            except InvalidParameter as error:
+                return TextReply(error=error.message)
+            return TextReply()
+        if isinstance(call, EncodeCall):
+            return TextReply(
+                self.tokenizer.encode(call.text, add_special_tokens=call.add_special_tokens)
+            )
+        token_id = self.tokenizer.token_id(call.token)
+        return TextReply([] if token_id is None else [token_id])
+
+
+def _load(control: socket.socket) -> _Text | None:
+    """Returns the text side; None where it cannot be used, or the other side has gone."""
+    data = receive(control)
+    if data is None:
+        return None
+    request = msgspec.json.decode(data, type=LoadRequest)
+    blobs = {digest: bytes(receive(control) or b"") for digest in request.digests}
+    try:
+        text = _Text(ModelCard.from_json(request.card.encode()), blobs)
+    except TextInvalid as error:
+        send(control, msgspec.json.encode(Vocabulary(error=str(error))))
+        return None
+    tokenizer = text.tokenizer
+    table = tokenizer.pieces()
+    if table is None:
+        send(control, msgspec.json.encode(Vocabulary(has_pieces=False)))
+        return None
+    vocabulary = Vocabulary(
+        vocab_size=tokenizer.vocab_size,
+        special_ids=sorted(tokenizer.special_ids),
+        missing=[token_id for token_id, pair in enumerate(table) if pair is None],
+        strip=tokenizer.strip[0],
+        strip_count=tokenizer.strip[1],
+        max_token_bytes=tokenizer.max_token_bytes,
+    )
+    send(control, msgspec.json.encode(vocabulary))
+    for place in (0, 1):
+        pieces = [b"" if pair is None else pair[place] for pair in table]
+        ends, end = array("I"), 0
+        for piece in pieces:
+            end += len(piece)
+            ends.append(end)
+        send(control, b"".join(pieces))
+        send(control, ends.tobytes())
+    return text
+
+
+def _loaded(control: socket.socket) -> _Text | None:
+    """Loads on a thread that yields to others of the machine."""
+    loaded: Future[_Text | None] = Future()
+
+    def run() -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADING_NICENESS)
+            loaded.set_result(_load(control))
+        except BaseException as error:
+            loaded.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return loaded.result()
+
+
+def _serve(text: _Text, connection: socket.socket) -> None:
+    decoder = msgspec.json.Decoder(TextCall)
+    try:
+        while (data := receive(connection)) is not None:
+            send(connection, msgspec.json.encode(text.reply(decoder.decode(data))))
+    except OSError:  # the other side has gone
+        pass
+    finally:
+        connection.close()
+
+
+def main() -> int:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would have prompts in it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group
+    control = socket.socket(fileno=sys.stdin.fileno())
+    text = _loaded(control)
+    while text is not None:
+        data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            break
+        for fd in fds:
+            connection = socket.socket(fileno=fd)
+            threading.Thread(target=_serve, args=(text, connection), daemon=True).start()
+    os._exit(0)  # threads may be in native code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
