@@ -261,6 +261,8 @@ def left_out_parts(messages: Sequence[ChatMessage]) -> Iterator[str]:
         for part in content if isinstance(content, list) else ():
             if part["type"] in MEDIA_KINDS:
                 yield f"messages.content.{part['type']}"
+
+
 def _without_unused(value: object, *inner: str) -> object:
     if not isinstance(value, dict) or (_UNUSED.isdisjoint(value) and not inner):
         return value

@@ -153,6 +153,8 @@ def test_the_document_admits_a_turn_of_claude_code(document: dict[str, Any]) -> 
     ]
     schema = document["paths"]["/v1/messages"]["post"]["requestBody"]["content"][JSON]["schema"]
     jsonschema.validate({**body, "tools": tools}, {**schema, "components": document["components"]})
+
+
 ANSWERED = {  # as the service and the SDKs send an earlier turn
     "role": "assistant",
     "content": None,
