@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.model.layers.fp8 import BLOCK, FP8, Fp8Layout, Fp8Weight
-from worker.model.layers.ops import Activation, Fp8Ops, Multiply, Norm, Ops, RoundingOps, TorchOps
+from worker.model.layers.ops import Activation, Fp8Ops, Multiply, Norm, Ops, TorchOps, for_inputs
 from worker.model.parallel.group import ALONE, RankGroup, Share
 
 _FP8_WIDTH = 16  # rows and columns that FP8 products come in
@@ -96,7 +96,7 @@ class Linear(nn.Module):
 
     def use(self, ops: Ops) -> None:
         """Computes with `ops` from now on."""
-        self._multiply = self._multiplier(_for_inputs(ops, self.input_sizes))
+        self._multiply = self._multiplier(for_inputs(ops, self.input_sizes))
         self.weight = self.bias = self._fp8 = None
 
     @property
@@ -137,10 +137,6 @@ class Linear(nn.Module):
         """Returns the weight [out, in] and the bias [out]."""
         assert self.weight is not None, "the weight has been given to the ops"
         return self._fp8 or self.weight, self.bias
-
-
-def _for_inputs(ops: Ops, sizes: Tensor | None) -> Ops:
-    return ops.for_inputs(sizes) if sizes is not None and isinstance(ops, RoundingOps) else ops
 
 
 def _fp8(ops: Ops) -> Fp8Ops:
@@ -220,7 +216,7 @@ class TiedHead(nn.Module):
 
     def use(self, ops: Ops) -> None:
         """Computes with `ops` from now on; the embedding keeps its own copy for lookups."""
-        self._multiply = _for_inputs(ops, self.input_sizes).linear(self._embedding.weight, None)
+        self._multiply = for_inputs(ops, self.input_sizes).linear(self._embedding.weight, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps [rows, hidden] to [rows, vocab]."""

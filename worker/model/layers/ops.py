@@ -115,6 +115,11 @@ class RoundingOps(Ops, Protocol):
         ...
 
 
+def for_inputs(ops: Ops, sizes: Tensor | None) -> Ops:
+    """Returns `ops` for a product whose inputs have these root mean squares [in], if known."""
+    return ops.for_inputs(sizes) if sizes is not None and isinstance(ops, RoundingOps) else ops
+
+
 class TorchOps:
     """Rounds where transformers rounds: after every operation."""
 

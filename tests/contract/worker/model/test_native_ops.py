@@ -237,3 +237,27 @@ def test_a_few_large_channels_cost_int8_no_more_than_others(
     for ops in (int8_ops, OneDnnInt8Ops(), Int8Ops()):
         error = ops.linear(weight, None)(x).float() - exact_result
         assert error.norm() < 0.015 * exact_result.norm()
+
+
+@table("size", [64, 192])
+def test_int8_loses_less_where_it_knows_how_large_inputs_are(
+    int8_ops: NativeOps, size: int
+) -> None:
+    weight, x = random(48, size, scale=size**-0.5), random(64, size, seed=3)
+    x[:, [5, size // 2 + 1]] *= 20
+    exact_result = x.float() @ weight.float().T
+    sizes = x.float().square().mean(dim=0).sqrt()
+    for ops in (int8_ops, OneDnnInt8Ops(), Int8Ops()):
+        without, knowing = (
+            (one.linear(weight, None)(x).float() - exact_result).norm()
+            for one in (ops, ops.for_inputs(sizes))
+        )
+        assert knowing < 0.8 * without
+
+
+def test_inputs_that_are_not_finite_or_zero_balance_nothing_away() -> None:
+    weight, x = random(32, 64).float(), random(3, 64, seed=1).float()
+    expected = Int8Ops().linear(weight, None)(x)
+    found = Int8Ops(torch.full((64,), torch.nan)).linear(weight, None)(x)
+    assert torch.equal(found, expected)
+    assert Int8Ops(torch.zeros(64)).linear(weight, None)(x).isfinite().all()
