@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 _V1_CONTROLLER = "cpu"
@@ -26,6 +26,17 @@ def default_threads() -> int:
     """Returns what OMP_NUM_THREADS says where it is a number, else `available_cores`."""
     setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(setting) if setting.isdecimal() and int(setting) > 0 else available_cores()
+
+
+def wait_asleep(environment: MutableMapping[str, str]) -> None:
+    """Has OpenMP's threads sleep while they wait for each other, unless a variable of the operator
+    has another rule. Only before torch is imported: its library reads the variables once.
+
+    A thread that spins keeps its core from the very thread that it waits for: with another process
+    on the machine each of a step's hundreds of operators then costs milliseconds.
+    """
+    if "GOMP_SPINCOUNT" not in environment:
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def share_of_cores(cores: int, workers: int, index: int) -> int:

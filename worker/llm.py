@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from shared.cores import wait_asleep
 from shared.messages import (
     MAX_CHOICES,
     ErrorCode,
@@ -88,6 +90,7 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         """Raises TypeError and InvalidParameter before anything is loaded; see the class."""
+        wait_asleep(os.environ)
         # Here and not above: torch comes with it, and `from_parts` does without.
         from worker.model.build import build_model
 

@@ -49,6 +49,26 @@ template <class T> static std::vector<T> blocked(const std::vector<T>& w, i64 k,
   return out;
 }
 
+// x [k] times the Hadamard matrix of p, and factors, as `spread` has it, term by term.
+static std::vector<double> spread_plainly(const bf16* x, i64 k, const std::vector<float>& factors) {
+  i64 p = 16;
+  while (2 * p <= k) p *= 2;
+  std::vector<double> y(k);
+  for (i64 i = 0; i < k; ++i) y[i] = wide(x[i]) * (double)factors[i];
+  const auto transform = [&](double* from) {
+    std::vector<double> to(p, 0.0);
+    for (i64 i = 0; i < p; ++i)
+      for (i64 j = 0; j < p; ++j)
+        to[i] += from[j] * (__builtin_popcountll(i & j) % 2 ? -1 : 1) / std::sqrt((double)p);
+    std::copy(to.begin(), to.end(), from);
+  };
+  transform(y.data());
+  if (p == k) return y;
+  for (i64 i = k - p; i < k; ++i) y[i] *= factors[k + i];
+  transform(y.data() + k - p);
+  return y;
+}
+
 static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
   const i64 width = gate ? 16 : 32, rows = (n + width - 1) / width * 32;
   const std::vector<bf16> x = numbers(m * k), w = numbers(rows * k, 0.2f);
@@ -65,18 +85,25 @@ static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
   Weight weight{};
   weight.packed = int8 ? (const void*)packed_q.data() : packed.data();
   weight.bias = bias.data();
+  std::vector<float> factors(2 * k);
+  for (float& factor : factors) factor = uniform() < 0 ? -1 : 1;
+  for (i64 i = 0; i < k; ++i) factors[i] *= 1 + 0.5f * uniform();
   if (int8) weight.scales = scales.data(), weight.offset = offset.data();
+  if (int8) weight.factors = factors.data();
   weight.n = n, weight.k = k, weight.gate = gate;
   std::vector<bf16> room(m * k + 64), y(m * n);
   std::vector<float> row_scales(m);
   const Scratch scratch{room.data(), row_scales.data()};
   linear(&weight, x.data(), &scratch, y.data(), m);
-  for (i64 r = 0; r < m; ++r)
+  for (i64 r = 0; r < m; ++r) {
+    std::vector<double> inputs(k);
+    for (i64 i = 0; i < k; ++i) inputs[i] = wide(x[r * k + i]);
+    if (int8) inputs = spread_plainly(x.data() + r * k, k, factors);
     for (i64 c = 0; c < n; ++c) {
       const auto column = [&](i64 row) {
         double sum = bias[row];
         for (i64 i = 0; i < k; ++i)
-          sum += (double)wide(x[r * k + i]) *
+          sum += inputs[i] *
                  (int8 ? (double)q[row * k + i] * scales[row] : (double)wide(w[row * k + i]));
         return sum;
       };
@@ -86,6 +113,7 @@ static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
       check(int8 ? "int8 product" : "product", r, c, wide(y[r * n + c]), expected,
             int8 ? 0.05 : 0.01);
     }
+  }
 }
 
 static void norms(i64 rows, i64 size) {

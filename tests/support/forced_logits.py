@@ -10,6 +10,7 @@ import torch
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config import ModelConfig
+from worker.model.cpu.input_sizes import measure_inputs
 from worker.model.cpu.tiers import TierRequest, choose_tier
 from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
@@ -43,6 +44,8 @@ def forced_logits(
         config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization
     )
     chosen = choose_tier(tier, request)
+    if quantization == "int8":
+        measure_inputs(model, config)
     model.use(chosen.ops)
     width = -(-longest // _BLOCK_SIZE)
     pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)

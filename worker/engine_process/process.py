@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from shared.cores import default_threads
+from shared.cores import default_threads, wait_asleep
 from shared.huge_pages import collapse_heap
 from shared.logs import Logs, start_logs
 from shared.process import die_with_parent
@@ -88,6 +88,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
     # Before torch is imported: its thread pools read this once.
     num_threads = str(options.num_threads or default_threads())
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
+    wait_asleep(os.environ)
 
     def end(sentence: str) -> None:
         log.critical("the engine cannot continue", extra={"error": sentence})

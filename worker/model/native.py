@@ -12,6 +12,7 @@ import torch
 from shared.cores import default_threads
 from worker.engine_options import EngineOptions
 from worker.model.config import ModelConfig
+from worker.model.cpu.input_sizes import measure_inputs
 from worker.model.cpu.tiers import Tier, TierRequest, choose_tier
 from worker.model.device import choose_kv_dtype
 from worker.model.errors import ModelError
@@ -60,6 +61,8 @@ class NativeSource:
         compiling = partial(report, KERNELS)
         tier = _tier(options, config, placement, max_model_len, block_size, compiling)
         report(LAYOUT, 0.0)
+        if options.quantization == "int8":
+            measure_inputs(model, config)
         model.use(tier.ops)
         report(LAYOUT, 1.0)
         return BuiltStack(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared import cores
-from shared.cores import available_cores, default_threads, share_of_cores
+from shared.cores import available_cores, default_threads, share_of_cores, wait_asleep
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +96,18 @@ def test_threads_are_those_of_openmp_or_the_cores(
 )
 def test_workers_share_the_cores(there: int, workers: int, expected: list[int]) -> None:
     assert [share_of_cores(there, workers, index) for index in range(workers)] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"GOMP_SPINCOUNT": "1000"}, {"GOMP_SPINCOUNT": "1000"}),
+    ],
+)
+def test_threads_sleep_while_they_wait_unless_the_operator_has_another_rule(
+    given: dict[str, str], expected: dict[str, str]
+) -> None:
+    wait_asleep(given)
+    assert given == expected

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +55,7 @@ def test_a_fault_of_the_host_that_may_pass_is_not_the_settings(
     def build(*_: object) -> Any:
         raise error
 
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(process, "_build", build)
     options = WorkerSettings(redis_url="fake://", runner="echo").engine_options(Path())
@@ -60,3 +63,33 @@ def test_a_fault_of_the_host_that_may_pass_is_not_the_settings(
     logs: Any = None  # used where a rank ends
     assert process._serve(options, link, logs) == process.EXIT_NOT_BUILT
     assert link.sent == [LoadFailed(str(error), by_settings=by_settings)]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "process._serve(options, None, None)",
+        "from worker.llm import LLM; LLM('')",
+    ],
+)
+def test_openmps_threads_sleep_while_they_wait(start: str) -> None:
+    code = f"""
+import os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+            os._exit(0)
+
+sys.meta_path.insert(0, Finder())
+import worker.engine_process.process as process
+from worker.engine_options import EngineOptions
+options = EngineOptions(checkpoint="/nowhere")
+{start}
+"""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "PASSIVE\n", done.stderr

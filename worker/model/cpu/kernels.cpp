@@ -295,15 +295,33 @@ static void turn_tile(const char* x, i64 stride, char* to, i64 rows, i64 items) 
     });
 }
 
-// ROWS rows of x, 1 or 4, as u8 around 128: every 4 numbers of a row `stride` bytes apart, the rows 4
-// bytes. Their scales go to `scales`, which need not be aligned.
+// A row of x [k] as the int8 products quantize it, in y: times `factors` [2 k], and a Hadamard transform
+// spreads the first p numbers, p the largest power of two up to k. Where k is no power of two, the last p
+// of that get the same, with the factors behind the first k.
+static void spread(const bf16* x, i64 k, const float* factors, float* y) {
+  i64 p = 16;
+  while (2 * p <= k) p *= 2;
+  for (i64 i = 0; i < k; i += 16) store(y + i, mul(load(x + i), load(factors + i)));
+  hadamard(y, p);
+  if (p == k) return;
+  y += k - p, factors += k + k - p;
+  for (i64 i = 0; i < p; i += 16) store(y + i, mul(load(y + i), load(factors + i)));
+  hadamard(y, p);
+}
+
+// ROWS rows of x, 1 or 4, spread, as u8 around 128: every 4 numbers of a row `stride` bytes apart, the
+// rows 4 bytes. Their scales go to `scales`, which need not be aligned.
 template <int ROWS>
-static void quantize(const bf16* x, i64 k, uint8_t* q, i64 stride, char* scales) {
+static void quantize(const bf16* x, i64 k, const float* factors, uint8_t* q, i64 stride, char* scales) {
+  thread_local std::vector<float> room;
+  if ((i64)room.size() < ROWS * k) room.resize(ROWS * k);
+  float* wide = room.data();
   F inverse[ROWS];
   for (int r = 0; r < ROWS; ++r) {
+    spread(x + r * k, k, factors, wide + r * k);
     F top = splat(0.0f), poison = splat(0.0f);
     for (i64 i = 0; i < k; i += 16) {
-      const F v = load(x + r * k + i);
+      const F v = load(wide + r * k + i);
       top = larger(top, absolute(v));
       poison = fma(v, splat(0.0f), poison);  // NaN where x is not finite, and then so is y
     }
@@ -315,7 +333,7 @@ static void quantize(const bf16* x, i64 k, uint8_t* q, i64 stride, char* scales)
   for (i64 i = 0; i < k; i += 16) {
     uint8_t bytes[ROWS][16];
     UNROLL for (int r = 0; r < ROWS; ++r)
-      round_to_u8(fma(load(x + r * k + i), inverse[r], splat(128.0f)), bytes[r]);
+      round_to_u8(fma(load(wide + r * k + i), inverse[r], splat(128.0f)), bytes[r]);
     if constexpr (ROWS == 4) turn_four(bytes, 16, q + i / 4 * stride, stride);
     else
       for (int j = 0; j < 4; ++j) memcpy(q + (i / 4 + j) * stride, bytes[0] + 4 * j, 4);
@@ -323,9 +341,9 @@ static void quantize(const bf16* x, i64 k, uint8_t* q, i64 stride, char* scales)
 }
 
 // A tile of rows of x as u8 in columns of quadruples; their scales go to `scales`.
-static void quantize_tile(const bf16* x, char* to, char* scales, i64 rows, i64 k) {
+static void quantize_tile(const bf16* x, const float* factors, char* to, char* scales, i64 rows, i64 k) {
   const auto some = [&](i64 r, auto kernel) {
-    kernel(x + r * k, k, (uint8_t*)to + r * 4, rows * 4, scales + r * sizeof(float));
+    kernel(x + r * k, k, factors, (uint8_t*)to + r * 4, rows * 4, scales + r * sizeof(float));
   };
   if (rows >= 4) return for_fours(rows, [&](i64 r) { some(r, quantize<4>); });
   for (i64 r = 0; r < rows; ++r) some(r, quantize<1>);
@@ -336,6 +354,7 @@ struct Weight {
   const float* bias;      // [panels * 32] or null
   const float* scales;    // of an int8 weight's columns [panels * 32]; null for bf16
   const int32_t* offset;  // of an int8 weight's columns [panels * 32]
+  const float* factors;   // of an int8 weight's inputs [2 k], see `spread`; null for bf16
   i64 n, k;               // columns of y; of x
   i64 gate;  // a Gate
   i64 amx_rows;  // of x, from which on AMX computes; 0: never
@@ -350,9 +369,9 @@ struct Scratch {
 // returns a tile's rows of x, for which it has room_bytes of room; `keep(row, rows, room)` commits
 // what it left there, where it has not written it to its place already.
 template <class RowsAt, class Keep>
-static void prepare(Member& self, bool is_int8, const Scratch& scratch, i64 m, i64 k,
+static void prepare(Member& self, const float* factors, const Scratch& scratch, i64 m, i64 k,
                     i64 room_bytes, const RowsAt& rows_at, const Keep& keep) {
-  const bool straight = m >= kManyRows;
+  const bool straight = m >= kManyRows, is_int8 = factors;
   const i64 row_bytes = is_int8 ? k : k * sizeof(bf16);
   // The scales are behind the rows.
   const i64 packed_bytes = straight ? 0 : kTileRows * (row_bytes + (i64)sizeof(float));
@@ -365,7 +384,7 @@ static void prepare(Member& self, bool is_int8, const Scratch& scratch, i64 m, i
           const bf16* x = rows_at(row, rows, room);
           char* to = straight ? (char*)scratch.rows + row * row_bytes : room + room_bytes;
           char* scales = straight ? (char*)(scratch.row_scales + row) : to + rows * row_bytes;
-          if (is_int8) quantize_tile(x, to, scales, rows, k);
+          if (is_int8) quantize_tile(x, factors, to, scales, rows, k);
           else turn_tile((const char*)x, row_bytes, to, rows, k / 2);
         }
       },
@@ -384,13 +403,16 @@ static void prepare(Member& self, bool is_int8, const Scratch& scratch, i64 m, i
 
 #if HAS_AMX
 // Rows of x as u8 rows that follow each other.
-static void quantize_plainly(Member& self, const bf16* x, uint8_t* rows, float* row_scales, i64 m,
-                             i64 k) {
+static void quantize_plainly(Member& self, const Weight& w, const bf16* x, const Scratch& scratch,
+                             i64 m) {
+  auto* rows = (uint8_t*)scratch.rows;
+  const i64 k = w.k;
   self.share(
       m, std::max<i64>(1, m / (8 * self.num_threads())), 0,
       [&](i64 first, i64 last, char*) {
         for (i64 row = first; row < last; ++row)
-          quantize<1>(x + row * k, k, rows + row * k, 4, (char*)(row_scales + row));
+          quantize<1>(x + row * k, k, w.factors, rows + row * k, 4,
+                      (char*)(scratch.row_scales + row));
       },
       [](i64, i64, const char*) {}, true);
 }
@@ -410,13 +432,13 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
 #if HAS_AMX
   if (uses_amx(w, m)) {
     if (!w.scales) return multiply<AmxBf16>(self, p, y, (const char*)x, m, row_bytes);
-    quantize_plainly(self, x, (uint8_t*)scratch.rows, scratch.row_scales, m, w.k);
+    quantize_plainly(self, w, x, scratch, m);
     return multiply<AmxInt8>(self, p, y, (const char*)scratch.rows, m, w.k);
   }
 #endif
   if (!reads_tiles(w, m)) return multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);
   if (x)
-    prepare(self, w.scales, scratch, m, w.k, 0,
+    prepare(self, w.factors, scratch, m, w.k, 0,
             [&](i64 row, i64, char*) { return x + row * w.k; }, [](i64, i64, const char*) {});
   const auto* rows = (const char*)scratch.rows;
   if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
@@ -542,11 +564,12 @@ void Norm::operator()(Member& self) const {
 }
 
 // The same before a product that reads tiles: what comes of it is only there, in `scratch`.
-static void norm_into_tiles(Member& self, const Norm& n, bool is_int8, const Scratch& scratch) {
+static void norm_into_tiles(Member& self, const Norm& n, const float* factors,
+                            const Scratch& scratch) {
   const bool straight = n.rows >= kManyRows;
   const i64 row_bytes = n.size * sizeof(bf16), normed_bytes = kTileRows * row_bytes;
   prepare(
-      self, is_int8, scratch, n.rows, n.size, straight ? normed_bytes : 2 * normed_bytes,
+      self, factors, scratch, n.rows, n.size, straight ? normed_bytes : 2 * normed_bytes,
       [&](i64 row, i64 rows, char* room) {
         auto* normed = (bf16*)room;
         bf16* summed = straight ? n.x + row * n.size : (bf16*)(room + normed_bytes);
@@ -1085,7 +1108,7 @@ void StackRegion::operator()(Member& self) const {
   };
   const auto norm_and_multiply = [&](const Norm& norm, const Weight& w, bf16* y) {
     const bool is_tiled = reads_tiles(w, tokens);
-    if (is_tiled) norm_into_tiles(self, norm, w.scales, b.scratch);
+    if (is_tiled) norm_into_tiles(self, norm, w.factors, b.scratch);
     else norm(self);
     product(self, w, is_tiled ? nullptr : b.normed, b.scratch, y, tokens);
   };

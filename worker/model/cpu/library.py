@@ -20,13 +20,14 @@ _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Weight(ctypes.Structure):
-    """A packed weight; `scales` and `offset` are an int8 one's. `amx_rows`: see Choice."""
+    """A packed weight; an int8 one has `scales`, `offset` and `factors`. `amx_rows`: see Choice."""
 
     _fields_ = (
         ("packed", _P),
         ("bias", _P),
         ("scales", _P),
         ("offset", _P),
+        ("factors", _P),
         ("n", _N),
         ("k", _N),
         ("gate", _N),

@@ -121,7 +121,7 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
 
     Writes into the first blocks of `pool`, which hold nothing yet.
     """
-    batch = _prompts(pool, num_rows)
+    batch = prompts(pool, num_rows)
     best = {id(one): float("inf") for one in (stack, other)}
     end_s = time.perf_counter() + _MOST_STEPS_S
     for turn in range(_STEP_TURNS):
@@ -138,7 +138,7 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
     return seconds * _STEP_QUICKER <= other_seconds
 
 
-def _prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+def prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
     """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32.
 
     Token ids and positions are [tokens], the rows [prompts].

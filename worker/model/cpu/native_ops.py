@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,7 +11,13 @@ from torch.nn import functional
 from worker.model.config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
 from worker.model.cpu.library import GATES, NO_GATE, NativeKernels, Scratch, Weight
-from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps, quantize_weight
+from worker.model.cpu.onednn_ops import (
+    OneDnnInt8Ops,
+    PackedOps,
+    balance,
+    quantize_weight,
+    spreading_factors,
+)
 from worker.model.device import HugePages
 from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm
 
@@ -164,6 +172,7 @@ class NativeOps:
         self._kernels = kernels
         self._keeps_results = keeps_results
         self._is_int8 = is_int8
+        self._input_sizes: Tensor | None = None
         self._choices = choices
         self._choice = Choice(amx_rows)
         self._torch_threads = torch_threads
@@ -173,6 +182,11 @@ class NativeOps:
         # Products of the same width share their memory, across layers: see Ops.
         self._results: dict[tuple[int, bool], Workspace | FreshRows] = {}
         self._normed: dict[int, Workspace | FreshRows] = {}
+
+    def for_inputs(self, sizes: Tensor) -> NativeOps:
+        ops = copy.copy(self)
+        ops._input_sizes = sizes
+        return ops
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         return self._product(weight, bias, is_gated=False)
@@ -264,10 +278,13 @@ class NativeOps:
             return tensor.data_ptr()
 
         if self._is_int8:
-            quantized = quantize_weight(weight)
+            scale = balance(weight, self._input_sizes)
+            quantized = quantize_weight(weight, scale)
             there.packed = lend(self._memory.copy(_blocked(quantized.values, 4)))
             there.scales = lend(quantized.scales)
             there.offset = lend(128 * quantized.values.sum(dim=1, dtype=torch.int32))
+            inverse = None if scale is None else 1 / scale
+            there.factors = lend(spreading_factors(weight.shape[1], inverse))
         else:
             there.packed = lend(self._memory.copy(_blocked(weight, 2)))
         if bias is not None:
@@ -295,7 +312,7 @@ class NativeOps:
 
     def _copy(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Multiply:
         """Returns oneDNN's product of a copy of weight [out, in] in a layout of its own."""
-        ops = OneDnnInt8Ops() if self._is_int8 else PackedOps()
+        ops = OneDnnInt8Ops(self._input_sizes) if self._is_int8 else PackedOps()
         if activation is None:
             product = ops.linear(weight, bias)
         else:

@@ -103,6 +103,13 @@ INLINE F after(int n, F a, float other) {  // `other` in the first n lanes, the 
   EACH(a, vbslq_f32(vcltq_s32(place, vdupq_n_s32(n - 4 * i)), vdupq_n_f32(other), a.v[i]));
   return a;
 }
+template <int STRIDE> INLINE F swapped(F a) {  // lane i is lane i ^ STRIDE of a
+  F r;
+  if constexpr (STRIDE == 1) EACH(r, vrev64q_f32(a.v[i]));
+  else if constexpr (STRIDE == 2) EACH(r, vextq_f32(a.v[i], a.v[i], 2));
+  else EACH(r, a.v[i ^ STRIDE / 4]);
+  return r;
+}
 INLINE void round_to_u8(F a, uint8_t* p) {
   UNROLL for (int i = 0; i < 4; ++i) {
     int32_t lanes[4];

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 using bf16 = uint16_t;
 #define INLINE static inline __attribute__((always_inline))
@@ -78,6 +79,12 @@ INLINE F first(int n, F a, float other) {  // the first n lanes of a, `other` in
 INLINE F after(int n, F a, float other) {  // `other` in the first n lanes, the rest of a
   const __mmask16 mask = n >= 16 ? 0xffff : (__mmask16)((1 << std::max(n, 0)) - 1);
   return {_mm512_mask_mov_ps(a.v, mask, _mm512_set1_ps(other))};
+}
+template <int STRIDE> INLINE F swapped(F a) {  // lane i is lane i ^ STRIDE of a
+  if constexpr (STRIDE == 1) return {_mm512_permute_ps(a.v, 0xb1)};
+  if constexpr (STRIDE == 2) return {_mm512_permute_ps(a.v, 0x4e)};
+  if constexpr (STRIDE == 4) return {_mm512_shuffle_f32x4(a.v, a.v, 0xb1)};
+  if constexpr (STRIDE == 8) return {_mm512_shuffle_f32x4(a.v, a.v, 0x4e)};
 }
 INLINE void round_to_u8(F a, uint8_t* p) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
@@ -175,6 +182,15 @@ INLINE F after(int n, F x, float other) {
   return {_mm256_blendv_ps(x.a, begin, _mm256_castsi256_ps(a)),
           _mm256_blendv_ps(x.b, begin, _mm256_castsi256_ps(b))};
 }
+template <int STRIDE> INLINE F swapped(F x) {  // lane i is lane i ^ STRIDE of x
+  if constexpr (STRIDE == 8) return {x.b, x.a};
+  const auto half = [](__m256 y) {
+    if constexpr (STRIDE == 1) return _mm256_permute_ps(y, 0xb1);
+    if constexpr (STRIDE == 2) return _mm256_permute_ps(y, 0x4e);
+    return _mm256_permute2f128_ps(y, y, 1);
+  };
+  return {half(x.a), half(x.b)};
+}
 INLINE void round_to_u8(F x, uint8_t* p) {
   int32_t lanes[16];
   _mm256_storeu_si256((__m256i*)lanes, _mm256_cvtps_epi32(x.a));
@@ -262,4 +278,42 @@ INLINE F gelu_tanh(F x) {
   const F u = mul(x, fma(mul(x, x), splat(0.0356774081f), splat(0.797884561f)));
   const F e = exponential(smaller(mul(u, splat(-2.0f)), splat(87.0f)));
   return div(x, add(e, splat(1.0f)));
+}
+
+INLINE F less(F a, F b) { return fma(b, splat(-1.0f), a); }
+
+// 16 numbers times the Hadamard matrix of 16.
+INLINE F hadamard(F x) {
+  alignas(64) static constexpr float kSigns[4][16] = {
+      {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1},
+      {1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1, 1, 1, -1, -1},
+      {1, 1, 1, 1, -1, -1, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1},
+      {1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1}};
+  x = fma(x, load(kSigns[0]), swapped<1>(x));
+  x = fma(x, load(kSigns[1]), swapped<2>(x));
+  x = fma(x, load(kSigns[2]), swapped<4>(x));
+  return fma(x, load(kSigns[3]), swapped<8>(x));
+}
+
+// x [p] times the Hadamard matrix of p over sqrt(p), where it lies. p is a power of two, at least 16.
+static inline void hadamard(float* x, int64_t p) {
+  const F scale = splat(1.0f / std::sqrt((float)p));
+  for (int64_t i = 0; i < p; i += 16) store(x + i, hadamard(mul(load(x + i), scale)));
+  int64_t step = 16;
+  if (__builtin_ctzll(p) % 2) {
+    for (int64_t i = 0; i < p; i += 32) {
+      const F a = load(x + i), b = load(x + i + 16);
+      store(x + i, add(a, b)), store(x + i + 16, less(a, b));
+    }
+    step = 32;
+  }
+  for (; step < p; step *= 4)  // two steps of two at once
+    for (int64_t begin = 0; begin < p; begin += 4 * step)
+      for (int64_t i = begin; i < begin + step; i += 16) {
+        const F a = load(x + i), b = load(x + i + step);
+        const F c = load(x + i + 2 * step), d = load(x + i + 3 * step);
+        const F ab = add(a, b), cd = add(c, d), a_b = less(a, b), c_d = less(c, d);
+        store(x + i, add(ab, cd)), store(x + i + step, add(a_b, c_d));
+        store(x + i + 2 * step, less(ab, cd)), store(x + i + 3 * step, less(a_b, c_d));
+      }
 }

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.model.layers.fp8 import BLOCK, FP8, Fp8Layout, Fp8Weight
-from worker.model.layers.ops import Activation, Fp8Ops, Multiply, Norm, Ops, TorchOps
+from worker.model.layers.ops import Activation, Fp8Ops, Multiply, Norm, Ops, TorchOps, for_inputs
 from worker.model.parallel.group import ALONE, RankGroup, Share
 
 _FP8_WIDTH = 16  # rows and columns that FP8 products come in
@@ -60,6 +60,7 @@ class Linear(nn.Module):
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         self._fp8: Fp8Weight | None = None
+        self.input_sizes: Tensor | None = None  # root mean squares [in], where they are known
         self._multiply: Multiply
 
     def allocate(self, layouts: Sequence[Fp8Layout | None] = ()) -> None:
@@ -95,7 +96,7 @@ class Linear(nn.Module):
 
     def use(self, ops: Ops) -> None:
         """Computes with `ops` from now on."""
-        self._multiply = self._multiplier(ops)
+        self._multiply = self._multiplier(for_inputs(ops, self.input_sizes))
         self.weight = self.bias = self._fp8 = None
 
     @property
@@ -210,11 +211,12 @@ class TiedHead(nn.Module):
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
         self._embedding = embedding
+        self.input_sizes: Tensor | None = None  # as a Linear's
         self._multiply: Multiply = self._dense
 
     def use(self, ops: Ops) -> None:
         """Computes with `ops` from now on; the embedding keeps its own copy for lookups."""
-        self._multiply = ops.linear(self._embedding.weight, None)
+        self._multiply = for_inputs(ops, self.input_sizes).linear(self._embedding.weight, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps [rows, hidden] to [rows, vocab]."""

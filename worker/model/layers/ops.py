@@ -106,6 +106,20 @@ class Fp8Ops(Ops, Protocol):
         ...
 
 
+@runtime_checkable
+class RoundingOps(Ops, Protocol):
+    """Ops that round what they multiply, and lose less where they know how large it is."""
+
+    def for_inputs(self, sizes: Tensor) -> Ops:
+        """Returns the same ops for a product whose inputs have these root mean squares [in]."""
+        ...
+
+
+def for_inputs(ops: Ops, sizes: Tensor | None) -> Ops:
+    """Returns `ops` for a product whose inputs have these root mean squares [in], if known."""
+    return ops.for_inputs(sizes) if sizes is not None and isinstance(ops, RoundingOps) else ops
+
+
 class TorchOps:
     """Rounds where transformers rounds: after every operation."""
 

@@ -6,12 +6,12 @@ own operators, gives what the module gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps
+from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps, for_inputs
 from worker.model.transformers.products import agree, replace_module, rows_of, tried_rows
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
@@ -71,13 +71,24 @@ class ExpertsModule(nn.Module):
         )
 
 
-def replace_gated(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
-    """Computes gated blocks and experts with `ops`, to which their weights go; returns how many."""
+def replace_gated(
+    model: nn.Module,
+    ops: Ops,
+    dtype: torch.dtype,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> int:
+    """Computes gated blocks and experts with `ops`, to which their weights go; returns how many.
+
+    `inputs` are the `input_sizes` of linear modules, where they are known.
+    """
     count = 0
+    sizes = inputs or {}
     for name, module in list(model.named_modules()):
         make = _as_gated(module, dtype) or _as_experts(module, dtype)
         if make is not None:
-            replace_module(model, name, make(ops))
+            inner = sizes.get(f"{name}.gate_up_proj", sizes.get(f"{name}.gate_proj"))
+            down = sizes.get(f"{name}.down_proj")
+            replace_module(model, name, make(for_inputs(ops, inner), for_inputs(ops, down)))
             count += 1
     return count
 
@@ -90,7 +101,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "NewGELUActivation": "gelu_tanh",
 }
 
-Make = Callable[[Ops], nn.Module]
+Make = Callable[[Ops, Ops], nn.Module]  # of the gated product, and of the one behind it
 
 
 def _activation(module: nn.Module) -> Activation | None:
@@ -114,15 +125,15 @@ def _as_gated(module: nn.Module, dtype: torch.dtype) -> Make | None:
     if len({one.bias is None for one in inner}) > 1:
         return None
 
-    def make(ops: Ops) -> nn.Module:
+    def make(ops: Ops, ops_down: Ops) -> nn.Module:
         weight = torch.cat([one.weight.detach() for one in inner])
         biases = [one.bias.detach() for one in inner if one.bias is not None]
         gated = ops.gated_linear(weight, torch.cat(biases) if biases else None, activation)
         bias = None if down.bias is None else down.bias.detach()
-        return GatedModule(gated, ops.linear(down.weight.detach(), bias))
+        return GatedModule(gated, ops_down.linear(down.weight.detach(), bias))
 
     x = tried_rows(down.out_features, dtype)
-    return make if agree(lambda: module(x), lambda: make(TorchOps())(x)) else None
+    return make if agree(lambda: module(x), lambda: make(TorchOps(), TorchOps())(x)) else None
 
 
 def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
@@ -137,10 +148,10 @@ def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
     if not _fits(dtype, inner, down):
         return None
 
-    def make(ops: Ops) -> nn.Module:
+    def make(ops: Ops, ops_down: Ops) -> nn.Module:
         return ExpertsModule(
             [ops.gated_linear(weight, None, activation) for weight in inner],
-            [ops.linear(weight, None) for weight in down],
+            [ops_down.linear(weight, None) for weight in down],
         )
 
     x = tried_rows(inner.shape[2], dtype)
@@ -148,7 +159,7 @@ def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
     chosen = torch.rand(len(x), len(inner), generator=generator).topk(min(2, len(inner))).indices
     weights = torch.rand(chosen.shape, generator=generator).to(dtype)
     is_same = agree(
-        lambda: module(x, chosen, weights), lambda: make(TorchOps())(x, chosen, weights)
+        lambda: module(x, chosen, weights), lambda: make(TorchOps(), TorchOps())(x, chosen, weights)
     )
     return make if is_same else None
 

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from worker.model.attention.base import LayerScores, Reach
 from worker.model.errors import UnsupportedModel
 from worker.model.kv_cache import KVLayer
+from worker.model.layers.ops import Multiply, TorchOps
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
 from worker.model.transformers.masks import MaskShape
 from worker.model.transformers.products import LinearCall, groups_of, replace_linears
@@ -125,17 +126,19 @@ def _watch_linears(model: torch.nn.Module) -> list[LinearCall]:
     return calls
 
 
+class _Shapes(TorchOps):
+    """Products without numbers."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+        return lambda x: x.new_empty(len(x), len(weight))
+
+
 def _groups_that_fit(
     model: torch.nn.Module, groups: tuple[tuple[str, ...], ...]
 ) -> tuple[tuple[str, ...], ...]:
     """Returns the groups, each module by itself where its code cannot do with part of a product:
     parts are no contiguous tensors."""
-    replace_linears(
-        model,
-        groups,
-        lambda weight, bias: lambda x: x.new_empty(len(x), len(weight)),
-        model.dtype,  # type: ignore[arg-type]
-    )
+    replace_linears(model, groups, _Shapes(), model.dtype)  # type: ignore[arg-type]
     try:
         with torch.device("meta"), torch.inference_mode():
             _run(model)

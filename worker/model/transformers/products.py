@@ -7,13 +7,14 @@ compute what a root mean square norm computes become one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from worker.model.layers.ops import Multiply, Norm, Ops
+from worker.model.layers.ops import Multiply, Norm, Ops, for_inputs
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
 # Of a row's result, by its dtype: a few roundings of each number.
@@ -111,13 +112,41 @@ class NormModule(nn.Module):
         return self._ops.add_norm(rows_of(x), None, self.norm)[1].view(x.shape)
 
 
+@contextlib.contextmanager
+def input_sizes(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
+    """Gives a mapping that gets, by the name of a linear module, the root mean squares [in] of its
+    inputs in the forward passes of the context."""
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    sizes: dict[str, Tensor] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        rows = rows_of(x).float()
+        sums[name] = rows.square().sum(dim=0) + sums.get(name, 0)
+        counts[name] = len(rows) + counts.get(name, 0)
+        sizes[name] = (sums[name] / counts[name]).sqrt()
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs, name=name: note(name, inputs[0]))
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+    ]
+    try:
+        yield sizes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def replace_linears(
     model: nn.Module,
     groups: Sequence[Sequence[str]],
-    multiply: Callable[[Tensor, Tensor | None], Multiply],
+    ops: Ops,
     dtype: torch.dtype,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Gives the weights of plain linear modules to `multiply`; returns how many.
+    """Gives the weights of plain linear modules to `ops`; returns how many. `inputs` are their
+    `input_sizes`, where they are known.
 
     Modules of a group whose biases, types or widths do not fit become products of their own.
     """
@@ -136,7 +165,8 @@ def replace_linears(
         for part in [fitting] if is_one else [[one] for one in fitting]:
             linears = [module for _, module in part]
             sizes = [module.out_features for module in linears]
-            product = SharedProduct(multiply(*_joined(linears)), sizes)
+            of_inputs = for_inputs(ops, (inputs or {}).get(part[0][0]) if part else None)
+            product = SharedProduct(of_inputs.linear(*_joined(linears)), sizes)
             for index, (name, module) in enumerate(part):
                 replace_module(model, name, ProductModule(module, product, index))
             count += len(part)

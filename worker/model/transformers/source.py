@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shared.cores import default_threads
@@ -33,7 +33,7 @@ from worker.model.transformers.model import (
     logits_alone,
 )
 from worker.model.transformers.probe import probe
-from worker.model.transformers.products import replace_linears, replace_norms
+from worker.model.transformers.products import input_sizes, replace_linears, replace_norms
 from worker.model.transformers.sharding import check_plan, rank_calls
 from worker.model.transformers.shortening import shorten
 
@@ -94,7 +94,11 @@ class TransformersSource:
         # int8 rounds by more than what this comparison allows.
         is_compared = products.name != "reference" and options.quantization == "none"
         expected = logits_alone(model) if is_compared else None
-        self._take_over(network, products, options, placement)
+        inputs: Mapping[str, Tensor] = {}
+        if options.quantization == "int8":
+            with input_sizes(network) as inputs:
+                logits_alone(model)
+        self._take_over(network, products, options, placement, inputs)
         if expected is not None:
             is_off, off = compare(model, logits_alone(model), expected)
             if is_off:
@@ -157,12 +161,14 @@ class TransformersSource:
         products: Products,
         options: EngineOptions,
         placement: Placement,
+        inputs: Mapping[str, Tensor],
     ) -> None:
-        """Replaces the network's modules by those that the tier computes."""
+        """Replaces the network's modules by those that the tier computes; `inputs` are the
+        `input_sizes` of its linear modules, where they are known."""
         if products.name != "reference" or options.quantization != "none":
             ops = products.ops
-            replace_gated(network, ops, placement.dtype)
-            replace_linears(network, self._probe.linear_groups, ops.linear, placement.dtype)
+            replace_gated(network, ops, placement.dtype, inputs)
+            replace_linears(network, self._probe.linear_groups, ops, placement.dtype, inputs)
         if products.kernels is not None:
             replace_norms(network, products.ops, placement.dtype)
 

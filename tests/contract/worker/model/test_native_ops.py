@@ -14,6 +14,7 @@ from worker.model.cpu.onednn_ops import (
     PackedOps,
     quantize_rows,
     quantize_weight,
+    spread,
 )
 from worker.model.layers.ops import Activation, HeadNorm, Norm, Ops, TorchOps
 
@@ -206,10 +207,57 @@ def test_packed_int8_products_are_the_exact_ones(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-3)
 
 
-def test_quantizing_is_off_by_half_a_step_at_most() -> None:
-    weight = random(40, 64).float()
+@table("size", [16, 48, 64, 192, 1024, 7])
+def test_quantizing_is_off_by_half_a_step_at_most(size: int) -> None:
+    weight = random(40, size).float()
+    wide = spread(weight)
     quantized = quantize_weight(weight)
     back = quantized.values.float() * quantized.scales[:, None]
-    assert ((back - weight).abs() <= quantized.scales[:, None] * 0.501).all()
+    assert ((back - wide).abs() <= quantized.scales[:, None] * 0.501).all()
     rows, scales = quantize_rows(weight)
-    assert (((rows.float() - 128) * scales - weight).abs() <= scales * 0.501).all()
+    assert (((rows.float() - 128) * scales - wide).abs() <= scales * 0.501).all()
+
+
+@table("size", [16, 48, 64, 192, 576, 1024, 7])
+def test_spreading_keeps_products_and_leaves_no_number_large(size: int) -> None:
+    x, weight = random(5, size).float(), random(9, size, seed=1).float()
+    torch.testing.assert_close(spread(x) @ spread(weight).T, x @ weight.T, rtol=1e-4, atol=1e-3)
+    alone = spread(torch.eye(size))
+    assert alone.abs().max() <= 5 * size**-0.5
+
+
+@table("rows", [1, 2, 4, 7, 64])
+@table("size", [64, 192, 1024])
+def test_a_few_large_channels_cost_int8_no_more_than_others(
+    int8_ops: NativeOps, size: int, rows: int
+) -> None:
+    weight, x = random(48, size, scale=size**-0.5), random(rows, size, seed=3)
+    x[:, [5, size // 2 + 1]] *= 100
+    exact_result = x.float() @ weight.float().T
+    for ops in (int8_ops, OneDnnInt8Ops(), Int8Ops()):
+        error = ops.linear(weight, None)(x).float() - exact_result
+        assert error.norm() < 0.015 * exact_result.norm()
+
+
+@table("size", [64, 192])
+def test_int8_loses_less_where_it_knows_how_large_inputs_are(
+    int8_ops: NativeOps, size: int
+) -> None:
+    weight, x = random(48, size, scale=size**-0.5), random(64, size, seed=3)
+    x[:, [5, size // 2 + 1]] *= 20
+    exact_result = x.float() @ weight.float().T
+    sizes = x.float().square().mean(dim=0).sqrt()
+    for ops in (int8_ops, OneDnnInt8Ops(), Int8Ops()):
+        without, knowing = (
+            (one.linear(weight, None)(x).float() - exact_result).norm()
+            for one in (ops, ops.for_inputs(sizes))
+        )
+        assert knowing < 0.8 * without
+
+
+def test_inputs_that_are_not_finite_or_zero_balance_nothing_away() -> None:
+    weight, x = random(32, 64).float(), random(3, 64, seed=1).float()
+    expected = Int8Ops().linear(weight, None)(x)
+    found = Int8Ops(torch.full((64,), torch.nan)).linear(weight, None)(x)
+    assert torch.equal(found, expected)
+    assert Int8Ops(torch.zeros(64)).linear(weight, None)(x).isfinite().all()

@@ -236,7 +236,7 @@ def test_products_of_a_group_are_right_in_any_order() -> None:
         expected = {
             (name, i): model[name](rows) for name in model for i, rows in enumerate((x, other))
         }
-        assert replace_linears(model, [("q", "k", "v")], TorchOps().linear, F32) == 3
+        assert replace_linears(model, [("q", "k", "v")], TorchOps(), F32) == 3
         for order in ("qkv", "vkq", "qqkvv", "kq", "v"):
             for i, rows in enumerate((x, other, x)):
                 for name in order:
