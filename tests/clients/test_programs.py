@@ -66,17 +66,24 @@ def _codex(folder: Path) -> Mapping[str, Sequence[Turn]]:
 
 
 def _claude_code(folder: Path) -> Mapping[str, Sequence[Turn]]:
-    notes = str(folder / "notes.txt")
-    path = ("Read", "file_path")
+    notes = str(folder / f"data/{MARKS[0]}.txt")  # it reads a file before it edits it
+    path, measure = ("Read", "file_path"), "mcp__gauge__measure"
+    read, look, *_ = _reading(path, path, measure, folder)
     return {
-        READ: _reading(path, path, "mcp__gauge__measure", folder),
+        READ: [
+            read,
+            look,
+            # It defers the tools of servers until a search finds them.
+            Turn("", "ToolSearch", {"query": f"+gauge measure {MARKS[2]}"}, expects=NO_IMAGES),
+            Turn("", measure, {"gate": "north", "note": MARKS[3]}, expects="Measures the water"),
+            Turn(READ_ANSWER, expects=LEVEL),
+        ],
         PATCH: [
-            Turn("", "Bash", {"command": f"echo {MARKS[0]}", "description": "Marks"}),
-            Turn("", "Read", {"file_path": f"{folder}/data/../notes.txt"}),
+            Turn("", "Read", {"file_path": notes}),
             Turn(
                 "", "Edit", {"file_path": notes, "old_string": "42", "new_string": f"43 {MARKS[1]}"}
             ),
-            Turn("", "Bash", {"command": f"cat notes.txt # {MARKS[2]}", "description": "Shows"}),
+            Turn("", "Bash", {"command": f"cat {notes} # {MARKS[2]}", "description": "Shows"}),
             Turn(PATCHED, expects=f"43 {MARKS[1]}"),
         ],
     }
@@ -173,7 +180,7 @@ def test_a_program_does_its_task(
     output = PROGRAMS[program](place, f"{task}: what do the notes say?")
     assert ANSWERS[task] in output
     if task == PATCH:
-        assert "43" in (place.folder / "notes.txt").read_text()
+        assert any("43" in path.read_text() for path in place.folder.rglob("*.txt"))
     killed = len(list(Path(made.directory).glob("*.killed")))
     assert killed >= (len(made.tasks[task]) if made.kills else 0)
     jobs = httpx.get(f"{penstock.base_url}/v1/jobs", params={"limit": 100}).json()["data"]
