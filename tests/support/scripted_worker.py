@@ -36,6 +36,7 @@ class Script:
     stop_after: int | None = None  # makes no more tokens after so many
     end: JobEnd | None = None  # says this instead of going on, after `stop_after` tokens
     stalled: bool = False
+    cached_tokens: int = 0  # of each prompt
 
 
 @dataclass
@@ -167,7 +168,8 @@ class ScriptedWorker:
     def _finished(
         self, job: RunningJob, reason: FinishReason, num_tokens: int, stop: str | int | None
     ) -> JobEnd:
-        usage = Usage(len(job.delivery.job.prompt_token_ids), num_tokens)
+        prompt_tokens = len(job.delivery.job.prompt_token_ids)
+        usage = Usage(prompt_tokens, num_tokens, min(self.script.cached_tokens, prompt_tokens))
         return JobEnd(JobState.FINISHED, reason, usage, stop)
 
     async def _append(
