@@ -37,6 +37,7 @@ class Script:
     end: JobEnd | None = None  # says this instead of going on, after `stop_after` tokens
     stalled: bool = False
     cached_tokens: int = 0  # of each prompt
+    says: Sequence[int] = ()  # in place of the prompt's tokens; an end token belongs to it
 
 
 @dataclass
@@ -127,7 +128,7 @@ class ScriptedWorker:
 
     async def _generate(self, job: RunningJob) -> None:
         sampling = job.delivery.job.sampling
-        prompt = job.delivery.job.prompt_token_ids
+        prompt = self.script.says or job.delivery.job.prompt_token_ids
         detokenizer = self._text.tokenizer.detokenizer()
         matcher = StopStringMatcher(sampling.stop)
         while job.delivery.job.job_id in self.jobs:
