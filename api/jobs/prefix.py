@@ -29,6 +29,8 @@ _CHANGED: dict[Cause, str] = {
     "system": "in the system message",
     "reasoning": "in an earlier answer, whose reasoning is not in the prompt any more",
     "call_id": "in the id of a tool call",
+    "tokens": "in other tokens of the same text: a model may write a text in other tokens than its "
+    "tokenizer makes of it",
     "assistant": "in an earlier answer, which came back as another text",
     "message": "in a message of the user or of a tool",
     "changed": "the model is not known any more, so that there is no text to show",

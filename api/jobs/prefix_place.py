@@ -18,6 +18,7 @@ Cause = Literal[
     "system",
     "reasoning",
     "call_id",
+    "tokens",
     "assistant",
     "message",
     "changed",
@@ -66,7 +67,9 @@ def _ids(tokens: bytes, same: int) -> list[int]:
 
 
 def _cause(before: str, after: str, earlier_after: str) -> Cause:
-    begin = before[-40:]
+    begin, num_both = before[-40:], min(len(after), len(earlier_after))
+    if after[:num_both] == earlier_after[:num_both] != "":
+        return "tokens"
     if _dates(begin, after) != _dates(begin, earlier_after):
         return "date"
     if _CALL_ID.search(begin):

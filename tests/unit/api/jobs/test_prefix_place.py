@@ -67,3 +67,12 @@ def test_each_cause_is_recognised(earlier: str, now: str, cause: str) -> None:
 )
 def test_whole_ids_are_counted(one: str, other: str, count: int) -> None:
     assert common_tokens(ids(one), ids(other)) == count
+
+
+def test_the_same_text_in_other_tokens_is_told_apart() -> None:
+    class Pairs(Characters):
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+            return "".join("ab" if each == 1 else chr(each) for each in token_ids)
+
+    found, text, earlier_text = place_of(Pairs(), b"99,97,98,100,", b"99,1,100,", 1)  # type: ignore[arg-type]
+    assert (found, text, earlier_text) == ("tokens", "cabd", "cabd")
