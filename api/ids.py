@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 
 from shared.keys import is_job_id
@@ -40,3 +41,24 @@ def call_id(seed: str, choice: int, call: int) -> str:
 def random_seed() -> str:
     """Returns a seed for a response that is formatted once."""
     return secrets.token_hex(_BYTES)
+
+
+# Mistral's models write ids of nine letters and digits, and its templates take no others. The last
+# nine of an id that is made here are the model's where it wrote one, so that the next turn's prompt
+# has what the model wrote; what stands before them is unique all the same.
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_OWN_ID = re.compile(rf"call_[0-9a-f]{{{2 * _BYTES - 9}}}({_SHORT_ID.pattern})")
+
+
+def with_short_id(call_id: str, short_id: str) -> str:
+    """Returns an id that ends in `short_id`; unchanged where that is no id of nine characters."""
+    return call_id[:-9] + short_id if _SHORT_ID.fullmatch(short_id) else call_id
+
+
+def short_id(call_id: str) -> str | None:
+    """Returns the nine characters of an id that was made here, or of one that has no others; None
+    for any other id."""
+    own = _OWN_ID.fullmatch(call_id)
+    if own:
+        return own[1]
+    return call_id if _SHORT_ID.fullmatch(call_id) else None

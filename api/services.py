@@ -43,6 +43,7 @@ from shared.transport.ports.bus import EventBus
 from shared.transport.ports.deployment import Deployment, ProcessKind
 from shared.transport.ports.files import FileIndex, FileLimits
 from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, DurabilityChecks, JobStore
+from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.ports.registry import WorkerRegistry
 
 
@@ -63,6 +64,8 @@ class Transport(Protocol):
     def batches(self) -> BatchStore: ...
     @property
     def dead_letters(self) -> DeadLetters: ...
+    @property
+    def prompts(self) -> KeptPrompts: ...
     @property
     def deployment(self) -> Deployment: ...
 
@@ -89,6 +92,7 @@ class Services:
         self.settings = settings
         self.store = store
         self.dead_letters = transport.dead_letters
+        self.prompts = transport.prompts
         self.batches = transport.batches
         self.metrics = metrics
         self.open_requests = open_requests
@@ -245,6 +249,7 @@ class Services:
             GenerationService: self.generation,
             HealthMonitor: self.health,
             JobService: self.jobs,
+            KeptPrompts: self.prompts,
             Metrics: self.metrics,
             OpenRequests: self.open_requests,
             RequestReader: self.reader,

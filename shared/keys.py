@@ -42,6 +42,7 @@ class Keys:
         self.stat = f"{prefix}stat"
         self.pulse = f"{prefix}pulse"
         self.dead_letters = f"{prefix}dlq"
+        self.prompts = f"{prefix}prompts"  # ids of ended jobs whose prompts are kept
         self.models = f"{prefix}models"
         self.models_seen = f"{prefix}models_seen"
         self.models_kept = f"{prefix}models_kept"
@@ -60,6 +61,9 @@ class Keys:
 
     def request(self, job_id: str) -> str:
         return f"{self.prefix}req:{job_id}"
+
+    def prompt(self, job_id: str) -> str:
+        return f"{self.prefix}prompt:{job_id}"
 
     def log(self, job_id: str) -> str:
         return f"{self.prefix}log:{job_id}"

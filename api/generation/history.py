@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from api.ids import short_id
 from shared.text.tool_formats import ToolFormat
 
 Message = Mapping[str, Any]
 _NewId = Callable[[str, str, int], str]  # of a call's id, its tool and its number
-
-_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 def history(messages: Sequence[Message], tool_format: ToolFormat | None) -> Sequence[Message]:
@@ -83,9 +81,7 @@ def _with_ids(messages: Sequence[Message], new_id: _NewId) -> list[Message]:
 
 
 def _short_id(call_id: str, name: str, index: int) -> str:
-    if _SHORT_ID.fullmatch(call_id):
-        return call_id
-    return hashlib.blake2b(call_id.encode(errors="replace")).hexdigest()[:9]
+    return short_id(call_id) or hashlib.blake2b(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def _kimi_id(call_id: str, name: str, index: int) -> str:

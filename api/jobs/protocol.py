@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, Field
 from api.generation.formatter import usage_payload
 from api.generation.models import ServedModel
 from api.generation.protocol import ResponseModel, UsageObject
-from api.http.pagination import Absent, ListQuery
+from api.http.pagination import Absent, Flag, ListQuery, QueryModel
 from api.ids import public_id
+from api.jobs.prefix import JobPrefix
 from shared.messages import (
     Delta,
     Durability,
@@ -47,6 +48,12 @@ class JobQuery(ListQuery):
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
     state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
+
+
+class OneJobQuery(QueryModel):
+    """The query of GET /v1/jobs/{id}."""
+
+    prefix: Flag = Field(False, description="Says why the prompt was cached or not.")
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -137,6 +144,7 @@ class JobObject(ResponseModel):
     error: JobError | None
     sampling: dict[str, int | float] | None  # what the job has; null: of an older release
     client_request_id: str | None
+    prefix: JobPrefix | None = None  # null: not requested
     exact_resume: bool | None  # of its model's workers now; null: the model is not known any more
 
     @classmethod

@@ -19,6 +19,7 @@ from api.http.pagination import Absent
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
 from api.jobs.log_page import read_log_page
+from api.jobs.prefix import explain_prefix
 from api.jobs.protocol import (
     DeadLetterDeleted,
     DeadLetterList,
@@ -29,6 +30,7 @@ from api.jobs.protocol import (
     JobObject,
     JobQuery,
     LogPage,
+    OneJobQuery,
     StreamToken,
 )
 from api.jobs.reader_position import ResumePoint
@@ -37,11 +39,13 @@ from api.jobs.tail import tail_response
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.jobs import DeadLetter, DeadLetters, JobRecord, Requeued
+from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.wire import PayloadInvalid
 
 router = APIRouter(tags=["Jobs"])
 
 DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
+KeptPromptsDep = Annotated[KeptPrompts, provided(KeptPrompts)]
 _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
 
@@ -61,10 +65,23 @@ async def list_jobs(
 
 @router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
 async def get_job(
-    name: str, caller: CallerDep, jobs: JobsDep, generation: GenerationDep
+    name: str,
+    params: Annotated[OneJobQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    prompts: KeptPromptsDep,
+    generation: GenerationDep,
 ) -> Response:
-    """Returns a job's state, queue position, timings, token counts, worker and finish reason."""
-    return json_response(JobObject.of(await find_job(jobs, caller, name), generation.models.known))
+    """Returns a job's state, queue position, timings, token counts, worker and finish reason; with
+    `prefix` also why its prompt was cached or not."""
+    record = await find_job(jobs, caller, name)
+    known = generation.models.known
+    job = JobObject.of(record, known)
+    if params.prefix:
+        job.prefix = await explain_prefix(
+            record, jobs.store, prompts, known.get(record.model), generation.pool
+        )
+    return json_response(job)
 
 
 @router.delete(

@@ -37,8 +37,9 @@ KIMI_OPEN, KIMI_CLOSE = "<|tool_calls_section_begin|>", "<|tool_calls_section_en
 KIMI_CALL, KIMI_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 KIMI_CALL_CLOSE = "<|tool_call_end|>"
 
-# Reads from an index up to where the arguments begin: (name, index).
-_ReadHead = Callable[[Source, int], Generator[None, None, tuple[str, int]]]
+# Reads from an index up to where the arguments begin: (name, the id that the model wrote, index).
+_Head = tuple[str, str, int]
+_ReadHead = Callable[[Source, int], Generator[None, None, _Head]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +90,28 @@ def _named_call(
     source: Source, start: int, tools: CallableTools, read_head: _ReadHead, closing: str
 ) -> Generator[OutputEvent | None, None, None]:
     """Parses a call. Raises NotACall and takes nothing until its arguments begin."""
-    name, index = yield from read_head(source, start)
+    name, written_id, index = yield from read_head(source, start)
     index = yield from expect(source, index, "{")
     if name not in tools.names:
         raise NotACall
     source.take(index - 1, Span.CALL)
-    call = tools.begin(name)
+    call = tools.begin(name, written_id)
     yield call
     yield from stream_arguments(source, call.index, closing)
 
 
-def _mistral_head(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+def _mistral_head(source: Source, index: int) -> Generator[None, None, _Head]:
     name, index = yield from word_at(source, index)
     index = yield from space_at(source, index)
     behind = yield from optional_at(source, index, MISTRAL_ID)
+    written_id = ""
     if behind > index:
-        _, index = yield from word_at(source, behind)
+        written_id, index = yield from word_at(source, behind)
         index = yield from space_at(source, index)
-    return name, (yield from optional_at(source, index, MISTRAL_ARGUMENTS))
+    return name, written_id, (yield from optional_at(source, index, MISTRAL_ARGUMENTS))
 
 
-def _deepseek_head(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+def _deepseek_head(source: Source, index: int) -> Generator[None, None, _Head]:
     index = yield from space_at(source, index)
     index = yield from literal_at(source, index, DEEPSEEK_CALL)
     name, index = yield from word_at(source, (yield from space_at(source, index)))
@@ -118,16 +120,17 @@ def _deepseek_head(source: Source, index: int) -> Generator[None, None, tuple[st
     if name == "function" and source.text[index] != "{":
         name, index = yield from word_at(source, index)
         index = yield from space_at(source, index)
-    return name, (yield from optional_at(source, index, DEEPSEEK_FENCE))
+    return name, "", (yield from optional_at(source, index, DEEPSEEK_FENCE))
 
 
-def _kimi_head(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
+def _kimi_head(source: Source, index: int) -> Generator[None, None, _Head]:
     index = yield from space_at(source, index)
     index = yield from literal_at(source, index, KIMI_CALL)
     call_id, index = yield from word_at(source, (yield from space_at(source, index)))
     index = yield from space_at(source, index)
     index = yield from literal_at(source, index, KIMI_ARGUMENTS)
-    return call_id.removeprefix("functions.").partition(":")[0], index
+    # The id is not kept: `history` numbers the calls of a conversation as the model does.
+    return call_id.removeprefix("functions.").partition(":")[0], "", index
 
 
 # The arguments are bare, or fenced as JSON.

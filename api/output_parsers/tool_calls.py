@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
+from api.ids import with_short_id
 from api.output_parsers.events import OutputEvent, Source, Span, ToolArguments, ToolCall, num_held
 from api.output_parsers.json_scanner import JsonScanner
 from api.output_parsers.reading import (
@@ -40,11 +41,12 @@ class CallableTools:
         """Returns the types of one parameter; () for any."""
         return self.types.get(name, {}).get(key, ())
 
-    def begin(self, name: str) -> ToolCall:
-        """Returns the event of the next call."""
+    def begin(self, name: str, written_id: str = "") -> ToolCall:
+        """Returns the event of the next call. `written_id`: of nine letters and digits, which the
+        next turn's prompt must have again; "" or another where the model wrote none."""
         index = self.num_calls
         self.num_calls += 1
-        return ToolCall(index, self.new_call_id(index), name)
+        return ToolCall(index, with_short_id(self.new_call_id(index), written_id), name)
 
 
 def read_call(

@@ -57,6 +57,9 @@ const jobPage = new JobPage({
   attempts: byId("job-attempts"),
   noAttempts: byId("no-attempts"),
   facts: byId("job-facts"),
+  prefix: byId("job-prefix"),
+  prefixText: byId("job-prefix-text"),
+  prefixEarlier: byId("job-prefix-earlier"),
   events: {
     body: byId("job-events"),
     note: byId("job-events-note"),

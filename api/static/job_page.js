@@ -5,7 +5,7 @@ import { element, setText } from "./element.js";
 import { JobEvents } from "./job_events.js";
 import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
 import { timeOf } from "./operator_tables.js";
-import { ServiceError, cancelJob, requeueJob } from "./service.js";
+import { ServiceError, cancelJob, getPrefix, requeueJob } from "./service.js";
 import { Table, text } from "./table.js";
 import { Timeline } from "./timeline.js";
 import { count, duration, rate } from "./units.js";
@@ -68,6 +68,7 @@ export class JobPage {
   #attempts;
   #events;
   #job = null;
+  #prefixOf = null; // the job whose prefix was requested
 
   /** `parts`: the elements of the page that it fills. */
   constructor(parts) {
@@ -91,6 +92,8 @@ export class JobPage {
     setText(this.#parts.title, `Job ${jobId}`);
     this.#say("Asking the service…");
     this.#parts.known.hidden = true;
+    this.#prefixOf = null;
+    for (const part of ["prefix", "prefixText", "prefixEarlier"]) this.#showPrefix(part, null);
     this.#events.open(jobId);
     this.#parts.title.focus();
   }
@@ -121,6 +124,28 @@ export class JobPage {
     parts.noAttempts.hidden = job.attempts.length > 0;
     FACTS.forEach(([, read], index) => setText(parts.facts.children[index].lastChild, read(job)));
     this.#events.follow(job);
+    if (!isLive(job) && this.#prefixOf !== job.id) void this.#explainPrefix(job.id);
+  }
+
+  /** Says once, of a job that has ended, why its prompt was cached or computed again. */
+  async #explainPrefix(jobId) {
+    this.#prefixOf = jobId;
+    try {
+      const prefix = await getPrefix(jobId);
+      if (this.#prefixOf !== jobId) return; // another job was opened
+      const { sentence, text, earlier_text: earlier } = prefix;
+      this.#showPrefix("prefix", sentence);
+      this.#showPrefix("prefixText", text && `In this prompt: ${text}`);
+      this.#showPrefix("prefixEarlier", earlier && `In the earlier job: ${earlier}`);
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      if (this.#prefixOf === jobId) this.#showPrefix("prefix", error.message);
+    }
+  }
+
+  #showPrefix(part, text) {
+    this.#parts[part].hidden = !text;
+    setText(this.#parts[part], text ?? "");
   }
 
   /** Says what is wrong; nothing is shown of a job that is not there. */

@@ -86,6 +86,8 @@ export const jobPath = (jobId) => `v1/jobs/${encodeURIComponent(jobId)}`;
 
 export const listModels = async () => (await look("v1/models")).data;
 export const getJob = (jobId) => look(jobPath(jobId));
+/** The job with `prefix`: why its prompt was cached or computed again. */
+export const getPrefix = async (jobId) => (await look(`${jobPath(jobId)}?prefix=true`)).prefix;
 export const cancelJob = (jobId) => look(jobPath(jobId), "DELETE");
 export const requeueJob = (jobId) => look(`${jobPath(jobId)}/requeue`, "POST");
 

@@ -24,7 +24,8 @@ def doctor(json: Json = False) -> None:
     """Checks settings, Redis, ports, disk, memory, compiler, PyTorch, the model and tracing.
 
     It looks at what `penstock up` would start with the same flags and variables, and starts
-    nothing. A collector of traces gets a request without spans. Ends with 1 where something is
+    nothing. With the Redis of a running service it also counts recent jobs that computed a prefix
+    again. A collector of traces gets a request without spans. Ends with 1 where something is
     wrong; warnings do not count.
     """
     reach_rooms()

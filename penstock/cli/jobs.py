@@ -95,8 +95,11 @@ def _list_dead(client: Client, limit: int, *, as_json: bool) -> None:
 
 @jobs.command()
 def show(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
-    """Shows a job: state, place in the queue, times, tokens, worker, error."""
-    _print_job(client_of(url, key).job(_named(job)), as_json=json)
+    """Shows a job: state, place in the queue, times, tokens, worker, error; and why its prompt was
+    cached or computed again."""
+    path = f"/v1/jobs/{in_path(_named(job))}"
+    found = client_of(url, key).call("GET", path, query={"prefix": "true"})
+    _print_job(found, as_json=json)
 
 
 @jobs.command()
@@ -144,6 +147,7 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         print_json(job)
         return
     usage, timings, error = job["usage"], job["timings"], job.get("error") or {}
+    prefix = job.get("prefix") or {}
     facts: list[tuple[str, object]] = [
         ("id", job["id"]),
         ("status", job["status"]),
@@ -159,6 +163,10 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("first token", milliseconds(timings["ttft_ms"])),
         ("in all", milliseconds(timings["total_ms"])),
         ("prompt tokens", usage["prompt_tokens"]),
+        ("cached tokens", usage["prompt_tokens_details"]["cached_tokens"]),
+        ("prefix", prefix.get("sentence")),
+        ("the text there", prefix.get("text")),
+        ("the earlier text", prefix.get("earlier_text")),
         ("output tokens", usage["completion_tokens"]),
         ("finish reason", job["finish_reason"]),
         ("error", f"{error.get('code')}: {error.get('message')}" if error else None),

@@ -16,6 +16,9 @@ from shared.redis.check import UnsafeServer, check_server, is_forbidden
 from shared.redis.connections import Connections
 from shared.redis.topology import WrongTopology
 from shared.redis.url import UnsupportedUrl, redacted
+from shared.transport.kept_prompts import RedisKeptPrompts, survey_prefixes
+from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.prompts import KeptPrompts
 
 MAX_CLOCK_GAP_S = 2.0
 SLOW_MS = 10.0
@@ -39,10 +42,12 @@ async def check_redis(url: str, namespace: str) -> list[Finding]:
     try:
         if connections.primary is not None:
             await connections.primary.locate()
-        return await _findings(connections, redacted(url))
+        found = await _findings(connections, redacted(url))
+        keys = Keys(namespace)
+        return [*found, *await _prefixes(RedisKeptPrompts(keys, connections.commands))]
     except (UnsafeServer, WrongTopology) as error:
         return [wrong("redis", str(error))]
-    except (redis.exceptions.RedisError, OSError) as error:
+    except (redis.exceptions.RedisError, TransportError, OSError) as error:
         reason = reason_of(error)
         return [
             wrong(
@@ -153,5 +158,37 @@ async def _sync(client: Redis, info: Mapping[str, Any]) -> list[Finding]:
             "redis",
             "appendfsync is no: a power failure loses what the system had not written, half a "
             "minute and more. Set it with: CONFIG SET appendfsync everysec",
+        )
+    ]
+
+
+async def _prefixes(prompts: KeptPrompts) -> list[Finding]:
+    """Says how many recent jobs computed again what an earlier job had computed."""
+    seen = await survey_prefixes(prompts)
+    num_again = seen.num_evicted + seen.num_changed
+    if not seen.num_jobs:
+        return []
+    if not num_again:
+        return [fine("prefixes", f"All {seen.num_jobs} recent multi-turn jobs were cached.")]
+    causes = []
+    if seen.num_evicted:
+        causes.append(
+            f"{seen.num_evicted} had the same tokens, which were evicted or computed by another "
+            "worker"
+        )
+    example = None
+    if seen.changed_at is not None:
+        place, count, example = seen.changed_at
+        causes.append(
+            f"of {seen.num_changed} the prompt had changed, most often after {place} tokens "
+            f"({count})"
+        )
+    else:
+        example = seen.evicted
+    return [
+        warning(
+            "prefixes",
+            f"{num_again} of the last {seen.num_jobs} multi-turn jobs computed a prefix again: "
+            f"{'; '.join(causes)}. Look at one with: penstock jobs show {example}",
         )
     ]

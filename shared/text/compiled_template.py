@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.rendering import RenderRequest, TemplateSource
-from shared.text.sandbox import BUDGET, ChatSandbox, WorkBudget
+from shared.text.sandbox import BUDGET, ChatSandbox, WorkBudget, WrittenObject
 from shared.text.turns import TurnRules, fitted, probe_turns
 
 _MAX_REASON_CHARS = 500
@@ -365,4 +365,6 @@ def _arguments(arguments: Any, *, as_text: bool) -> Any:
         parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    return WrittenObject(parsed, arguments.strip() or "{}")

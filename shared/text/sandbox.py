@@ -183,6 +183,18 @@ def _join(parts: Iterable[Any]) -> str:
     return "".join(texts)
 
 
+class WrittenObject(dict[str, Any]):
+    """The object of a JSON text, which `tojson` writes as the text has it.
+
+    A model's arguments so come back with the spaces, the order and the escapes that the model chose
+    itself, and its KV cache has them already.
+    """
+
+    def __init__(self, value: dict[str, Any], text: str) -> None:
+        super().__init__(value)
+        self._written = text  # a template reads no name with this underscore
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -191,6 +203,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Returns JSON as transformers' filter does; jinja2's own escapes for HTML."""
+    if isinstance(value, WrittenObject) and (indent, separators) == (None, None) and not sort_keys:
+        return value._written
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -23,6 +23,7 @@ from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_store import RedisJobStore, StorePolicy
+from shared.transport.kept_prompts import RedisKeptPrompts
 from shared.transport.scripts import Scripts
 from shared.transport.wire import SCHEMA_VERSION
 from shared.transport.worker_registry import RedisWorkerRegistry
@@ -52,6 +53,7 @@ class RedisTransport:
         self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
         self.bus = RedisEventBus(keys, subscriber)
         self.dead_letters = RedisDeadLetters(keys, self.connections.commands, scripts)
+        self.prompts = RedisKeptPrompts(keys, self.connections.commands)
         self.files = RedisFileIndex(keys, self.connections.commands, scripts)
         self.deployment = RedisDeployment(keys, self.connections, scripts)
         self.batches = RedisBatchStore(keys, self.connections.commands, scripts)

@@ -36,6 +36,8 @@ class Script:
     stop_after: int | None = None  # makes no more tokens after so many
     end: JobEnd | None = None  # says this instead of going on, after `stop_after` tokens
     stalled: bool = False
+    cached_tokens: int = 0  # of each prompt
+    says: Sequence[int] = ()  # in place of the prompt's tokens; an end token belongs to it
 
 
 @dataclass
@@ -126,7 +128,7 @@ class ScriptedWorker:
 
     async def _generate(self, job: RunningJob) -> None:
         sampling = job.delivery.job.sampling
-        prompt = job.delivery.job.prompt_token_ids
+        prompt = self.script.says or job.delivery.job.prompt_token_ids
         detokenizer = self._text.tokenizer.detokenizer()
         matcher = StopStringMatcher(sampling.stop)
         while job.delivery.job.job_id in self.jobs:
@@ -167,7 +169,8 @@ class ScriptedWorker:
     def _finished(
         self, job: RunningJob, reason: FinishReason, num_tokens: int, stop: str | int | None
     ) -> JobEnd:
-        usage = Usage(len(job.delivery.job.prompt_token_ids), num_tokens)
+        prompt_tokens = len(job.delivery.job.prompt_token_ids)
+        usage = Usage(prompt_tokens, num_tokens, min(self.script.cached_tokens, prompt_tokens))
         return JobEnd(JobState.FINISHED, reason, usage, stop)
 
     async def _append(

@@ -10,10 +10,9 @@ stands beside the results of tools in one message is theirs: agents put it there
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from api.dialects.messages.blocks import (
     AssistantMessage,
@@ -229,7 +228,8 @@ def _assistant(
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = msgspec.json.encode(block.input).decode()
+    # With the spaces that models write: the client has an object, and no text of it.
+    arguments = json.dumps(block.input, ensure_ascii=False)
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 

@@ -7,7 +7,8 @@ local job_key = P .. 'job:' .. id
 local state = redis.call('HGET', job_key, 'state')
 if not state then return {'GONE'} end
 if not TERMINAL[state] then return {'LIVE', state} end
-redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id)
+redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id, P .. 'prompt:' .. id)
+redis.call('ZREM', P .. 'prompts', id)
 redis.call('ZREM', P .. 'ended:' .. state, id)
 bury_record(id, 0)
 return {'OK'}

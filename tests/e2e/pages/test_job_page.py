@@ -57,6 +57,7 @@ def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
     expect(attempt).to_contain_text("ended the job")
     expect(fact(page, "Output tokens")).to_have_text("20")
     expect(fact(page, "Kind")).to_have_text("generate")
+    expect(page.locator("#job-prefix")).to_contain_text("tokens")
     said = page.locator("#job-events tr td.said")
     expect(said).to_have_count(21)
     texts = said.all_text_contents()

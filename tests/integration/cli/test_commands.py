@@ -103,6 +103,7 @@ def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:
     newest, *_ = penstock("jobs", "list", "--json", "--state", "finished").objects
     assert newest["id"] == job
     shown = penstock("jobs", "show", job)
+    assert "prefix" in shown.out
     assert f"{PROMPT['max_tokens']}" in shown.out
     assert penstock("jobs", "show", newest["job_id"], "--json").objects[0]["id"] == job
     refused = penstock("jobs", "list", "--state", "asleep")

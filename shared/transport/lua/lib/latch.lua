@@ -18,6 +18,33 @@ local MESSAGES = {
     .. 'Send the request again.',
 }
 
+-- Prompts of ended jobs, for people who look why a later prompt was not cached. Nothing depends on
+-- them. The score of an entry in `prompts` is the bytes stored up to and with it.
+-- A rename: the request is not copied on the way to the end.
+local PROMPTS_MAX, PROMPTS_MAX_BYTES = 256, 33554432
+
+local function keep_prompt(id)
+  local request, prompts = P .. 'req:' .. id, P .. 'prompts'
+  local bytes = redis.call('STRLEN', request)
+  if bytes == 0 or bytes * 4 > PROMPTS_MAX_BYTES then
+    redis.call('DEL', request)
+    return
+  end
+  redis.call('RENAME', request, P .. 'prompt:' .. id)
+  redis.call('PEXPIRE', P .. 'prompt:' .. id, RETAIN_MS)
+  local sum = bytes + tonumber(redis.call('ZRANGE', prompts, -1, -1, 'WITHSCORES')[2] or '0')
+  local count = redis.call('ZCARD', prompts) + 1
+  while count > 1 do
+    local oldest = redis.call('ZRANGE', prompts, 0, 0, 'WITHSCORES')
+    if count <= PROMPTS_MAX and sum - tonumber(oldest[2]) < PROMPTS_MAX_BYTES then break end
+    redis.call('DEL', P .. 'prompt:' .. oldest[1])
+    redis.call('ZREM', prompts, oldest[1])
+    count = count - 1
+  end
+  redis.call('ZADD', prompts, whole(sum), id)
+  redis.call('PEXPIRE', prompts, RETAIN_MS)
+end
+
 -- What was expected of the job and reserved for it, put right by what it took.
 local function settle(job, ending_state)
   if job.reserved then
@@ -47,7 +74,7 @@ local function latch(id, ending)
   local stop_reason = ending.stop_reason or ''
   redis.call('ZREM', P .. 'live', id)
   if job.queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
-  redis.call('DEL', P .. 'req:' .. id)
+  keep_prompt(id)
   if queue and entry then
     redis.call('XACK', queue, GROUP, entry)
     redis.call('XDEL', queue, entry)

@@ -335,3 +335,24 @@ def test_a_tenants_prefix_cache_is_its_own(keyed: RunningService, acme: httpx.Cl
     keyed.worker.seen.clear()
     generated(acme)
     assert [delivery.job.tenant for delivery in keyed.worker.seen] == ["acme"]
+
+
+def test_a_prefix_is_compared_with_jobs_of_the_same_tenant_alone(keyed: RunningService) -> None:
+    prompt = {"prompt": "the wheel of the mill turns by the water of the gate", "max_tokens": 2}
+
+    def get(path: str, key: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.get(f"{keyed.base_url}{path}", headers=headers, timeout=60)
+
+    def run(key: str) -> str:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {**prompt, "stream": False}
+        answer = httpx.post(f"{keyed.base_url}/generate", json=body, headers=headers, timeout=60)
+        return f"/v1/jobs/{answer.json()['id']}?prefix=true"
+
+    first, others, again = run(ACME), run(OTHER), run(ACME)
+    assert get(others, OTHER).json()["prefix"]["earlier_job"] is None
+    compared = get(again, ACME).json()["prefix"]
+    assert compared["earlier_job"] in first
+    assert get(again, OPERATOR).json()["prefix"] == compared
+    assert get(again, OTHER).status_code == 404
