@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from shared.messages import FinishReason, SamplingParams
 from shared.text.checkpoint_text import load_tokenizer
@@ -74,7 +74,7 @@ class Judge:
     """Compares results with transformers. It judges equal results once."""
 
     model: PreTrainedModel
-    tokenizer: AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase
     gaps: dict[tuple[str, tuple[int, ...]], list[float]] = field(default_factory=dict)
 
     def check(self, prompts: Sequence[str], results: Sequence[OfflineResult]) -> None:

@@ -88,7 +88,7 @@ class Drawn:
         return found
 
 
-class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
+class OutputPenalties(LogitsProcessor):
     """OpenAI's presence and frequency penalties, which transformers lacks."""
 
     def __init__(self, output: list[int], presence: float, frequency: float) -> None:
@@ -156,13 +156,13 @@ WARPED: dict[str, tuple[dict[str, Any], list[LogitsProcessor]]] = {
     "logit_bias": (
         {"logit_bias": {GREEN: -100.0, PURPLE: 2.5, RED: -1.0}, "top_k": 12},
         [
-            SequenceBiasLogitsProcessor({(GREEN,): -100.0, (PURPLE,): 2.5, (RED,): -1.0}),
+            SequenceBiasLogitsProcessor([[[GREEN], -100.0], [[PURPLE], 2.5], [[RED], -1.0]]),
             TopKLogitsWarper(12),
         ],
     ),
     "a bias for the end": (
         {"logit_bias": {END: 19.0}, "top_k": 12},
-        [SequenceBiasLogitsProcessor({(END,): 19.0}), TopKLogitsWarper(12)],
+        [SequenceBiasLogitsProcessor([[[END], 19.0]]), TopKLogitsWarper(12)],
     ),
 }
 
