@@ -85,7 +85,7 @@ class Judge:
         assert not wrong
         assert sum(gap > 0 for key in keys for gap in self.gaps[key]) <= MAX_TIES
         for result in results:
-            tokens = result.token_ids
+            tokens = list(result.token_ids)
             assert result.text == self.tokenizer.decode(tokens, skip_special_tokens=True)
             assert self.tokenizer.eos_token_id not in tokens[:-1]
             is_ended = tokens[-1] == self.tokenizer.eos_token_id

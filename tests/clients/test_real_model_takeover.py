@@ -113,3 +113,6 @@ def test_the_tokens_are_the_same_on_the_engine_and_after_its_worker_is_killed(
                 for event in events:
                     token_ids += (event.payload or {"token_ids": []})["token_ids"]
         assert token_ids == drawn
+        job_id = response.headers["x-request-id"].removeprefix("gen-")
+        job = httpx.get(f"{frontend.base_url}/v1/jobs/{job_id}", timeout=READY_TIMEOUT_S).json()
+        assert job["attempt"] == 2
