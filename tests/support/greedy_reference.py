@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 NUM_PROMPTS = 20
 NUM_TOKENS = 20
@@ -16,6 +17,7 @@ _PER_LENGTH = 5
 # Where transformers' own two best logits are closer than this, rounding decides between them, and
 # no implementation is wrong: such prompts are left out.
 _MIN_GAP = 2e-3
+_JUDGED_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,34 @@ def greedy_reference(
     return GreedyReference(
         [prompts[i] for i in order], [outputs[i] for i in order], [logprobs[i] for i in order]
     )
+
+
+def float32_model(path: Path) -> PreTrainedModel:
+    """Returns transformers' model of a checkpoint, for the CPU."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return model.eval()
+
+
+def greedy_gaps(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """Returns for each token of each output how much less its logit is than the best one.
+
+    The model computes a prompt and its output at once, so each token is judged after the ones that
+    the output has before it. 0 is the greedy choice.
+    """
+    gaps: list[list[float]] = [[] for _ in prompts]
+    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]) + len(outputs[i]))
+    for start in range(0, len(by_length), _JUDGED_TOGETHER):
+        rows = by_length[start : start + _JUDGED_TOGETHER]
+        texts = [[*prompts[i], *outputs[i]] for i in rows]
+        width = max(map(len, texts))  # what stands behind a text does not change it
+        ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+        with torch.inference_mode():
+            hidden = model.base_model(ids).last_hidden_state
+            for row, i in enumerate(rows):
+                first = len(prompts[i]) - 1
+                logits = model.lm_head(hidden[row, first : first + len(outputs[i])])
+                chosen = logits.gather(1, torch.tensor(outputs[i])[:, None])[:, 0]
+                gaps[i] = (logits.amax(dim=1) - chosen).tolist()
+    return gaps
