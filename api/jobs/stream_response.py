@@ -150,7 +150,7 @@ class EventStreamBody:
         """Sends everything up to the job's end. Raises StreamInterrupted and ApiError."""
         await self._writer.begin(send)
         async for events in self._slices.pieces(self._encoder.opening()):
-            await (self._write(send, events) if events else self._writer.keep_alive(send))
+            await (self._write(send, events) if events else self._keep_alive_if_silent(send))
         while True:
             event = await stream.get(self._keepalive_s)
             if event is None:

@@ -1,14 +1,18 @@
-"""lm-evaluation-harness runs a multiple-choice task of ours, with its own client."""
+"""lm-evaluation-harness runs tasks of ours, with its own clients.
+
+The service's scores are those of transformers: of the demo model, and in the harness, by its model
+`hf` over the same checkpoint, of the real SmolLM2.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.lm_eval import evaluate, installed_harness
+from tests.support.lm_eval import client_arguments, evaluate, installed_harness
+from tests.support.real_model import real_checkpoint
 from tests.support.redis_server import new_namespace
 from tests.support.service_processes import MODEL, service_processes
 from tools.demo_model.questions import load_facts
@@ -16,6 +20,21 @@ from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = pytest.mark.packages
 NUM_QUESTIONS = 8
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Germany": "Berlin",
+    "Japan": "Tokyo",
+    "Greece": "Athens",
+    "Egypt": "Cairo",
+    "Russia": "Moscow",
+    "Austria": "Vienna",
+    "Cuba": "Havana",
+}
+SUMS = {"1 + 2": "3", "2 + 2": "4", "3 + 4": "7", "5 + 5": "10", "6 + 3": "9"}
+SUMS |= {"8 + 1": "9", "7 + 5": "12", "9 + 9": "18", "10 + 4": "14", "12 + 7": "19"}
+SHOWN = "Question: What is {}?\nAnswer: {}\n\nQuestion: What is {}?\nAnswer:"
 TURNS = "<|im_start|>user\n{}?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -77,11 +96,75 @@ def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
     harness: Path, base_url: str, tmp_path: Path
 ) -> None:
     rows = questions()
-    file = tmp_path / "questions.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = evaluate(harness, base_url, MODEL, DEMO_CHECKPOINT, file, tmp_path)
-    assert result["acc"] == 1.0
-    for row, choices, sums in zip(rows, result["choices"], expected(rows), strict=True):
+    arguments = client_arguments(f"{base_url}/v1/completions", MODEL, DEMO_CHECKPOINT)
+    result = evaluate(harness, "local-completions", arguments, rows, ["choose"], tmp_path)["choose"]
+    assert result["score"] == 1.0
+    for row, choices, sums in zip(rows, result["responses"], expected(rows), strict=True):
         assert [float(logprob) for logprob, _ in choices] == pytest.approx(sums, abs=2e-2)
         is_greedy = [str(greedy) == "True" for _, greedy in choices]
         assert is_greedy == [index == row["answer"] for index in range(4)]
+
+
+@pytest.fixture(scope="module")
+def real_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory, namespace = tmp_path_factory.mktemp("lm_eval_real"), new_namespace()
+    settings = {"RUNNER": "model", "DEVICE": "cpu", "DTYPE": "float32", "MAX_MODEL_LEN": "1024"}
+    with service_processes(
+        redis_url, namespace, real_checkpoint(), directory, **settings
+    ) as frontend:
+        yield frontend.base_url
+
+
+def real_questions() -> list[dict[str, object]]:
+    """Returns ten questions about capitals and ten sums, each behind one that has its answer."""
+    capitals = {f"the capital of {country}": city for country, city in CAPITALS.items()}
+    rows: list[dict[str, object]] = []
+    for answers, shown in ((capitals, ("the capital of Peru", "Lima")), (SUMS, ("2 + 3", "5"))):
+        others = [*answers.values()]
+        for index, (asked, answer) in enumerate(answers.items()):
+            wrong = [others[(index + step) % len(others)] for step in (2, 3, 5)]
+            place = index % 4
+            choices = [f" {other}" for other in (*wrong[:place], answer, *wrong[place:])]
+            question = SHOWN.format(*shown, asked)
+            rows.append({"question": question, "choices": choices, "answer": place})
+    return rows
+
+
+def transformers_arguments(**arguments: object) -> dict[str, object]:
+    return {
+        "pretrained": str(real_checkpoint()),
+        "dtype": "float32",
+        "device": "cpu",
+        **arguments,
+    }
+
+
+def test_completions_of_the_real_model_score_as_transformers_does(
+    harness: Path, real_url: str, tmp_path: Path
+) -> None:
+    rows, tasks = real_questions(), ["choose", "write"]
+    arguments = client_arguments(f"{real_url}/v1/completions", MODEL, real_checkpoint())
+    ours = evaluate(harness, "local-completions", arguments, rows, tasks, tmp_path)
+    theirs = evaluate(harness, "hf", transformers_arguments(), rows, tasks, tmp_path)
+    assert ours["write"] == theirs["write"]
+    assert ours["choose"]["score"] == theirs["choose"]["score"]
+    assert min(ours[task]["score"] for task in tasks) >= 0.5  # else the prompts are broken
+    for mine, its in zip(ours["choose"]["responses"], theirs["choose"]["responses"], strict=True):
+        assert [greedy for _, greedy in mine] == [greedy for _, greedy in its]
+        assert [logprob for logprob, _ in mine] == pytest.approx(
+            [logprob for logprob, _ in its], abs=1e-3
+        )
+
+
+def test_chat_completions_of_the_real_model_score_as_transformers_does(
+    harness: Path, real_url: str, tmp_path: Path
+) -> None:
+    rows = real_questions()
+    arguments = client_arguments(f"{real_url}/v1/chat/completions", MODEL, real_checkpoint())
+    arguments["is_chat"] = True
+    ours = evaluate(harness, "local-chat-completions", arguments, rows, ["write"], tmp_path)
+    theirs = evaluate(
+        harness, "hf", transformers_arguments(is_chat=True), rows, ["write"], tmp_path
+    )
+    assert ours == theirs
+    assert any(response[0] for response in ours["write"]["responses"])

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.pinned_environment import pinned_environment
 
 PINS = Path(__file__).resolve().parents[1] / "clients/lm_eval/requirements.txt"
-PROGRAM = PINS.with_name("multiple_choice.py")
+PROGRAM = PINS.with_name("evaluate.py")
 ANSWER_TIMEOUT_S = 110.0
 
 
@@ -25,11 +26,19 @@ def installed_harness() -> Path:
 
 
 def evaluate(
-    python: Path, base_url: str, model: str, tokenizer: Path, questions: Path, work: Path
+    python: Path,
+    kind: str,
+    arguments: dict[str, Any],
+    questions: list[dict[str, object]],
+    tasks: Sequence[str],
+    work: Path,
 ) -> Any:
-    """Returns what the harness finds of a file of questions: see PROGRAM."""
+    """Returns the scores and responses of the harness's model `kind`: see PROGRAM, which reads the
+    questions from a file below `work`."""
+    file = work / "questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in questions), encoding="utf-8")
     ended = subprocess.run(
-        [python, PROGRAM, base_url, model, tokenizer, questions],
+        [python, PROGRAM, kind, json.dumps(arguments), file, *tasks],
         capture_output=True,
         text=True,
         timeout=ANSWER_TIMEOUT_S,
@@ -39,9 +48,22 @@ def evaluate(
             "HOME": str(work),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "OPENAI_API_KEY": "none",
             "NO_PROXY": "127.0.0.1",
         },
     )
     if ended.returncode != 0:
         raise AssertionError(ended.stderr)
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+def client_arguments(url: str, model: str, tokenizer: Path) -> dict[str, Any]:
+    """Returns the arguments of the harness's clients, `local-completions` and its like for chat."""
+    return {
+        "base_url": url,
+        "model": model,
+        "tokenizer": str(tokenizer),
+        "tokenizer_backend": "huggingface",
+        "num_concurrent": 3,
+        "max_retries": 1,
+    }

@@ -15,6 +15,9 @@ from httpx_sse import connect_sse
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
 from tests.support.running_service import MODEL, RunningService, wait_until
+from tests.support.service_fixtures import module_service
+
+patient_service = module_service(keepalive_s=15.0)
 
 CHAT = {
     "model": MODEL,
@@ -136,6 +139,16 @@ def test_text_arrives_as_it_is_made_not_at_the_end(service: RunningService) -> N
     # Read as one blob they would have one moment.
     assert len({round(moment, 2) for moment in times}) >= 10
     assert times[-1] - times[0] > 0.5
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_no_comment_comes_while_no_silence_was_long(
+    patient_service: RunningService, path: str, body: dict[str, Any]
+) -> None:
+    """SGLang's benchmark client takes every line of a stream as JSON."""
+    received = raw_post(patient_service, path, json.dumps(body).encode())
+    assert data_events(received)
+    assert b"\n:" not in received
 
 
 def test_the_first_sign_of_life_does_not_wait_for_a_token(service: RunningService) -> None:
