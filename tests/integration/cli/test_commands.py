@@ -118,7 +118,7 @@ def test_states_of_the_command_are_the_service_s() -> None:
 def test_a_flag_that_only_the_service_can_refuse_is_a_bad_flag(
     penstock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    too_many = ("--max-tokens", "100000000")
+    too_many = ("--max-tokens", str(2**31))
     for words in (("chat", "x"), ("bench",)):
         refused = penstock(*words, *too_many)
         assert (refused.code, refused.out) == (ExitCode.UNUSABLE, ""), words

@@ -124,7 +124,7 @@ def test_sums_over_processes_are_what_happened(deployment: Deployment) -> None:
     prompt = "the keeper of the weir writes the level of the water into a book " * 2
     for number in range(6):
         assert deployment.generate(number % 2, prompt).status_code == 200
-    refused = deployment.generate(0, prompt, max_tokens=10**6)
+    refused = deployment.generate(0, prompt, max_tokens=0)
     assert refused.status_code == 400
 
     def ended(index: int) -> float:

@@ -310,7 +310,7 @@ BAD_RESPONSES = [
     Bad({"truncation": "middle"}, "truncation", UNSUPPORTED),
     Bad({"text": {"verbosity": "any"}}, "text.verbosity"),
     Bad({"include": ["everything"]}, "include.0", UNSUPPORTED),
-    Bad({"tools": [{"type": "web_search"}]}, "tools.0.type", UNSUPPORTED),
+    Bad({"tools": [{"type": "unheard_of"}]}, "tools.0.type", UNSUPPORTED),
     Bad({"background": True, "store": False}, "background"),
     Bad({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type", UNSUPPORTED),
     Bad({"input": []}, "input"),

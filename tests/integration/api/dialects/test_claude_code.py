@@ -63,7 +63,7 @@ def post(base_url: str, path: str, body: dict[str, Any]) -> httpx.Response:
 def test_a_turn_with_a_picture_and_a_found_tool_is_served(base_url: str) -> None:
     answer = post(base_url, "/v1/messages", SENT)
     assert answer.status_code == 200, answer.text
-    assert set(answer.headers[HEADER].split(", ")) == {*IGNORED, "metadata"}
+    assert set(answer.headers[HEADER].split(", ")) == {*IGNORED, "metadata", "max_tokens"}
     calls = [block["name"] for block in answer.json()["content"] if block["type"] == "tool_use"]
     assert calls == ["mcp__x__photo"]
     streamed = post(base_url, "/v1/messages", {**SENT, "stream": True})
