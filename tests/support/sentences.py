@@ -23,8 +23,14 @@ _PLACES = {
 _CONSTANTS = re.compile(r"\w*CODE|MISSING|NOT_SERVED")
 # Modules whose tables of codes are tuples.
 _TABLES = ("api/errors.py", "api/http/middleware.py")
-# Made of a parameter's name.
-_MADE = {"invalid_custom_id", "invalid_body", "thread_unsupported_request", "batch_expired"}
+# Made of a parameter's name, or of the kind of an input.
+_MADE = {
+    "image_not_supported",
+    "invalid_custom_id",
+    "invalid_body",
+    "thread_unsupported_request",
+    "batch_expired",
+}
 # Who cannot start says so with one of these.
 _REFUSALS = frozenset(
     {

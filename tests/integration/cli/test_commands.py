@@ -29,8 +29,11 @@ from tests.support.launched import REPOSITORY, free_port
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_fixtures import *  # noqa: F403
+from tests.support.service_fixtures import module_service
 
 pytestmark = pytest.mark.usefixtures("own_environment")
+# A limit of tokens above the context is a 400, not clipped.
+shared_service = module_service(keepalive_s=0.1, refuse_unused_parameters=True)
 
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "on_disconnect": "continue"}
 
