@@ -144,7 +144,7 @@ class JobObject(ResponseModel):
     error: JobError | None
     sampling: dict[str, int | float] | None  # what the job has; null: of an older release
     client_request_id: str | None
-    prefix: JobPrefix | None = None  # null: not requested
+    prefix: JobPrefix | None  # null: not requested
     exact_resume: bool | None  # of its model's workers now; null: the model is not known any more
 
     @classmethod
@@ -180,6 +180,7 @@ class JobObject(ResponseModel):
             usage=UsageObject.model_validate(usage_payload(usage)),
             finish_reason=record.reason if record.state is JobState.FINISHED else None,
             stop_reason=record.stop_reason,
+            prefix=None,
             error=JobError(code=record.reason, message=record.message or "")
             if has_failed
             else None,

@@ -145,10 +145,11 @@ def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(scripted: RunningSer
         with httpx.stream("POST", f"{frontend.base_url}/generate", json=body) as stream:
             name = stream.headers["x-request-id"]
             parts = stream.iter_lines()
-            next(parts)
+            first = next(parts)
             frontend.popen.send_signal(signal.SIGTERM)
-            lines = [line.removeprefix("data: ") for line in parts if line.startswith("data: ")]
+            sent = [line for line in (first, *parts) if line.startswith("data: ")]
         assert frontend.popen.wait(60) == 0
+    lines = [line.removeprefix("data: ") for line in sent]
     assert lines[-1] == "[DONE]"
     error = json.loads(lines[-2])["error"]
     assert error["code"] == "frontend_draining"

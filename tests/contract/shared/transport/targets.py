@@ -203,7 +203,7 @@ class Target:
             kind = key.removeprefix(prefix).partition(":")[0]
             if kind in HASHES:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
-            elif kind in ("req", "probe", "f", "blob", "tombstone"):
+            elif kind in ("req", "prompt", "probe", "f", "blob", "tombstone"):
                 found[key] = await self.redis.get(key)
             elif kind in (
                 "live",
@@ -213,6 +213,7 @@ class Target:
                 "ended",
                 "models_seen",
                 "models_kept",
+                "prompts",
             ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):

@@ -140,7 +140,7 @@ def test_a_way_that_fails_is_not_measured_and_logged(
 
     monkeypatch.setattr(torch.ops.mkldnn, operator, changed)
     meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
-    with caplog.at_level("INFO", measuring.__name__):
+    with caplog.at_level("DEBUG", measuring.__name__):
         assert set(meter(ProductShape(96, 64, False))) == {AVX}
     assert "the operator takes other arguments" in caplog.text
 
