@@ -186,7 +186,7 @@ async def test_every_route_at_once(echo_service: Shared, bystanders: Bystanders)
 
 
 async def test_hundreds_of_waiting_streams(echo_service: Shared, bystanders: Bystanders) -> None:
-    await storm(echo_service, bystanders, "waiting_streams", **{"stream 200": 250})
+    await storm(echo_service, bystanders, "waiting_streams", **{"stream 200": 180})
 
 
 async def test_expensive_grammars_delay_no_other(

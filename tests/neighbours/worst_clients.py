@@ -302,7 +302,7 @@ async def every_route(worst: Worst) -> None:
 async def waiting_streams(worst: Worst) -> None:
     """Hundreds of streams that wait in the queue behind one another."""
     body = {"model": worst.model, "messages": QUESTION, "max_tokens": 16}
-    streams = (worst.stream("/v1/chat/completions", body) for _ in range(250))
+    streams = (worst.stream("/v1/chat/completions", body) for _ in range(180))
     await asyncio.gather(*streams)
 
 
