@@ -224,10 +224,9 @@ def _is_continued(request: CountTokensRequest) -> bool:
 
 
 def _effort(request: CountTokensRequest) -> str | None:
-    """Returns chat's name of an effort, whose highest is `xhigh`. That of a late system message
-    holds from there on."""
+    """Returns the effort of the last system message that has one, else the request's."""
     effort = None if request.output_config is None else request.output_config.effort
     for message in request.messages:
         if isinstance(message, SystemMessage) and message.output_config is not None:
             effort = message.output_config.effort or effort
-    return "xhigh" if effort == "max" else effort
+    return effort

@@ -227,7 +227,7 @@ def test_thinking_and_output_format_are_mapped() -> None:
     assert ask.output is not None
     assert ask.output.param == "output_config.format.schema"
     assert '"object"' in ask.output.grammar.text
-    for effort, expected in (("low", "low"), ("max", "xhigh")):
+    for effort, expected in (("low", "low"), ("max", "max")):
         assert chat_input(parsed(output_config={"effort": effort})).reasoning_effort == expected
 
 
