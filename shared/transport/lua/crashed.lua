@@ -8,6 +8,7 @@
 -- an error of the device none is blamed but the named one, on a device that had worked for others.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua

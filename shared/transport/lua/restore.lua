@@ -12,6 +12,7 @@
 -- The log comes from the worker's next appends, which meet a gap. XADD is the first write, so above
 -- maxmemory nothing is put back.
 --@include lib/common.lua
+--@include lib/held.lua
 local wid, id, attempt = ARGV[3], ARGV[4], ARGV[5]
 local job_key = P .. 'job:' .. id
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return 'nolease' end
@@ -48,7 +49,7 @@ end
 -- What is written anew, or belongs to what was lost with the job.
 local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
   qid = true, ps = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
-  idem_body = true}
+  idem_body = true, lp_bytes = true}
 
 local function put_back()
   local fields, kept = {}, {}
@@ -81,6 +82,7 @@ local function put_back()
   expire_at_least(P .. 'live', life_ms)
   hold(fields.q, entry)
   count_job(id, nil, 'running')
+  hold(fields.tenant, tonumber(fields.held or '0') + tonumber(fields.held_log or '0'), life_ms)
   expire_at_least(P .. 'tenant:' .. fields.tenant, life_ms)
   return own()
 end
