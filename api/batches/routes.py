@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from api.batches.protocol import (
     ENDPOINT_PATHS,
-    BatchesQuery,
     BatchDeleted,
+    BatchesQuery,
     BatchList,
     BatchObject,
     BatchRequest,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -35,7 +35,7 @@ redis.call('HSET', key, 'v', SCHEMA_VERSION, 'tenant', tenant, 'endpoint', ARGV[
   'created_ms', whole(now), 'expires_ms', whole(due_in(window_ms)), 'status', 'validating', 'fence', 0,
   'owner', '', 'lease_ms', 0, 'held', bytes)
 hold(tenant, bytes, life_ms)
-redis.call('HSET', key, 'kept_until', keep_held(tenant, bytes, life_ms))
+redis.call('HSET', key, 'kept_until_ms', keep_held(tenant, bytes, life_ms))
 redis.call('PEXPIRE', key, whole(life_ms))
 redis.call('ZADD', P .. 'batches_open', whole(now), id)
 expire_at_least(P .. 'batches_open', life_ms)

@@ -14,9 +14,9 @@ local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_
 -- The log alone: the record says for longer that the job has ended.
 local function shorten_log(ms)
   redis.call('PEXPIRE', P .. 'log:' .. id, ms)
-  local ended = read_job(id, 'tenant', 'n', 'b', 'lp_bytes', 'held', 'kept_until')
+  local ended = read_job(id, 'tenant', 'n', 'b', 'lp_bytes', 'held', 'kept_until_ms')
   local bytes = log_bytes_of(ended)
-  if ended.held and keep_held_for(ended.tenant, bytes, ended.kept_until, tonumber(ms)) then
+  if ended.held and keep_held_for(ended.tenant, bytes, ended.kept_until_ms, tonumber(ms)) then
     redis.call('HSET', P .. 'job:' .. id, 'held', whole(tonumber(ended.held) - bytes))
   end
 end

@@ -18,7 +18,7 @@ local job_key = P .. 'job:' .. id
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return 'nolease' end
 
 -- The entry is pending for this worker also where it was never delivered; pull.lua leaves it so.
-local function hold(queue, entry)
+local function claim_entry(queue, entry)
   redis.pcall('XGROUP', 'CREATE', queue, GROUP, '0')
   redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'FORCE', 'JUSTID')
 end
@@ -36,7 +36,7 @@ local function take_back(job)
   if TERMINAL[job.state] then return 'over' end
   if job.owner == wid and job.attempt == attempt then return 'restored' end
   if tonumber(job.attempt) >= tonumber(attempt) then return 'fenced' end
-  hold(job.q, job.qid)
+  claim_entry(job.q, job.qid)
   redis.call('ZREM', P .. 'unbegun', id)
   if job.state == 'queued' then count_job(id, 'queued', 'running') end
   if (job.owner or '') ~= '' and job.owner ~= wid then
@@ -80,7 +80,7 @@ local function put_back()
   end
   redis.call('ZADD', P .. 'live', deadline_ms, id)
   expire_at_least(P .. 'live', life_ms)
-  hold(fields.q, entry)
+  claim_entry(fields.q, entry)
   count_job(id, nil, 'running')
   hold(fields.tenant, tonumber(fields.held or '0') + tonumber(fields.held_log or '0'), life_ms)
   expire_at_least(P .. 'tenant:' .. fields.tenant, life_ms)

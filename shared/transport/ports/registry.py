@@ -62,8 +62,8 @@ class QueueStats:
     queue_age_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     dead_letters: int = 0
     # Bytes that Redis uses, and may use (maxmemory); both 0 where it has no limit or hides it.
-    store_used: int = 0
-    store_limit: int = 0
+    store_used: int = field(default=0, compare=False)
+    store_limit: int = field(default=0, compare=False)
     # Of the tenants that hold most of them, the most first: estimated bytes.
     held_by_tenant: Mapping[str, int] = field(default_factory=dict)
 

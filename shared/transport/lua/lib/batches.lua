@@ -11,16 +11,16 @@ end
 -- The record of a batch has grown by so much and is kept for so long from now.
 local function keep_batch(id, bytes, life_ms)
   local key = P .. 'batch:' .. id
-  local batch = redis.call('HMGET', key, 'tenant', 'held', 'kept_until')
+  local batch = redis.call('HMGET', key, 'tenant', 'held', 'kept_until_ms')
   if not batch[2] then return end  -- of an older release
   hold(batch[1], bytes)
   local gone_ms = unkeep(batch[1], tonumber(batch[2]), batch[3])
     and keep_held(batch[1], tonumber(batch[2]) + bytes, life_ms)
-  if gone_ms then redis.call('HSET', key, 'held', whole(tonumber(batch[2]) + bytes), 'kept_until', gone_ms) end
+  if gone_ms then redis.call('HSET', key, 'held', whole(tonumber(batch[2]) + bytes), 'kept_until_ms', gone_ms) end
 end
 
 local function drop_batch(id)
-  local batch = redis.call('HMGET', P .. 'batch:' .. id, 'tenant', 'held', 'kept_until')
+  local batch = redis.call('HMGET', P .. 'batch:' .. id, 'tenant', 'held', 'kept_until_ms')
   redis.call('DEL', P .. 'batch:' .. id)
   if not batch[1] then return end
   redis.call('ZREM', P .. 'batches:' .. batch[1], id)

@@ -6,7 +6,7 @@ local DEAD_LETTER_BYTES = 1000   -- of one, beside its request
 local REQUEUED_LIFE_MS = 86400000  -- how long a requeued one names its new job
 
 local function drop_dead_letter(id, entry)
-  local held = redis.call('HMGET', P .. 'dead:' .. id, 'tenant', 'held', 'kept_until')
+  local held = redis.call('HMGET', P .. 'dead:' .. id, 'tenant', 'held', 'kept_until_ms')
   redis.call('DEL', P .. 'dead:' .. id)
   if held[2] then release_held(held[1], tonumber(held[2]), held[3]) end
   redis.call('XDEL', P .. 'dlq', entry)
@@ -70,7 +70,7 @@ local function write_dead_letter(id, reason, crashes)
   redis.call('PEXPIRE', dead_letter_key, DEAD_LETTER_LIFE_MS)
   local tenant, held = job[2] or '', DEAD_LETTER_BYTES + bytes
   hold(tenant, held, DEAD_LETTER_LIFE_MS)
-  redis.call('HSET', dead_letter_key, 'held', held, 'kept_until', keep_held(tenant, held, DEAD_LETTER_LIFE_MS))
+  redis.call('HSET', dead_letter_key, 'held', held, 'kept_until_ms', keep_held(tenant, held, DEAD_LETTER_LIFE_MS))
 end
 
 -- Deletes the dead letter; a later requeue gets the id of the job that took it.

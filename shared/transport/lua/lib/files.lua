@@ -20,9 +20,9 @@ local function keep_file(id, tenant, expires_ms)
   for _, name in ipairs({'file:' .. id, 'files', 'files:' .. tenant, 'files_bytes'}) do
     expire_at_least(P .. name, life_ms)
   end
-  local held = redis.call('HMGET', key, 'held', 'kept_until')
+  local held = redis.call('HMGET', key, 'held', 'kept_until_ms')
   local gone_ms = held[1] and keep_held_for(tenant, tonumber(held[1]), held[2] or nil, until_ms - server_ms() + FILE_LEFTOVER_MS)
-  if gone_ms then redis.call('HSET', key, 'kept_until', gone_ms) end
+  if gone_ms then redis.call('HSET', key, 'kept_until_ms', gone_ms) end
 end
 
 local function file_bytes(name, parts) return FILE_BYTES + #name + #parts end
@@ -39,7 +39,7 @@ local function put_file(id, file)
   local bytes, life_ms = file_bytes(file.name, file.parts), tonumber(file.life_ms)
   hold(file.tenant, bytes, life_ms)
   redis.call('HSET', P .. 'file:' .. id, 'held', bytes,
-    'kept_until', keep_held(file.tenant, bytes, life_ms + FILE_LEFTOVER_MS))
+    'kept_until_ms', keep_held(file.tenant, bytes, life_ms + FILE_LEFTOVER_MS))
   keep_file(id, file.tenant, now + life_ms)
 end
 
@@ -57,7 +57,7 @@ end
 
 local function drop_file(id)
   local key = P .. 'file:' .. id
-  local file = redis.call('HMGET', key, 'tenant', 'bytes', 'parts', 'held', 'kept_until')
+  local file = redis.call('HMGET', key, 'tenant', 'bytes', 'parts', 'held', 'kept_until_ms')
   redis.call('ZREM', P .. 'files', id)
   redis.call('DEL', key)
   if not file[1] then return end

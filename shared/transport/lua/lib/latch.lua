@@ -51,7 +51,7 @@ local function keep_ended_job(id, job, retain_ms)
   local bytes = ENDED_JOB_BYTES + redis.call('STRLEN', P .. 'facts:' .. id) + log_bytes_of(job)
   hold(job.tenant, bytes - tonumber(job.held) - tonumber(job.held_log or '0'))
   redis.call('HSET', P .. 'job:' .. id, 'held', whole(bytes), 'held_log', 0,
-    'kept_until', keep_held(job.tenant, bytes, tonumber(retain_ms)))
+    'kept_until_ms', keep_held(job.tenant, bytes, tonumber(retain_ms)))
 end
 
 -- What was expected of the job and reserved for it, put right by what it took.

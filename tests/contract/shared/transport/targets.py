@@ -32,7 +32,7 @@ POLICY = StorePolicy(grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, delivered_retain
 SYNC = b"sync"
 
 HASHES = frozenset(
-    {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem"}
+    {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem", "held"}
 )
 _TIMES = frozenset(
     {"orphan_ms", "qid", "entry", "epoch", "claims"}
@@ -203,6 +203,8 @@ class Target:
             kind = key.removeprefix(prefix).partition(":")[0]
             if kind in HASHES:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
+            elif kind == "kept" and key != f"{prefix}kept":  # by times
+                found[key] = sum(map(int, await self.redis.hvals(key)))
             elif kind in ("req", "prompt", "probe", "f", "blob", "tombstone"):
                 found[key] = await self.redis.get(key)
             elif kind in (
@@ -214,6 +216,7 @@ class Target:
                 "models_seen",
                 "models_kept",
                 "prompts",
+                "kept",
             ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):
@@ -344,6 +347,6 @@ def _words(fields: dict[bytes, bytes]) -> dict[str, str]:
 def _timeless(fields: dict[str, str]) -> dict[str, str]:
     """Times are kept as present or not."""
     return {
-        name: "" if name in _TIMES or name.endswith("_ms") else value
+        name: "" if name in _TIMES or name.endswith("_ms") or name.startswith("store_") else value
         for name, value in fields.items()
     }
