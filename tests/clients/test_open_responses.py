@@ -60,7 +60,10 @@ WEATHER = {
     "description": "Get the current weather for a location",
     "parameters": {
         "type": "object",
-        "properties": {"location": {"type": "string", "description": "The city and state"}},
+        "properties": {
+            # The bound is not the suite's: the model may say more than an answer has room for.
+            "location": {"type": "string", "description": "The city and state", "maxLength": 40}
+        },
         "required": ["location"],
     },
 }
