@@ -166,6 +166,8 @@ class ModelCatalog:
     async def aclose(self) -> None:
         if self._looking is not None:
             await cancel_and_wait(self._looking)
+        for text in self._texts.values():
+            text.close()
 
     async def _look_now(self) -> None:
         if self._looking is None and time.monotonic() - self._looked_s < MIN_REFRESH_S:
