@@ -1,4 +1,4 @@
-"""The playground in a real browser over the real SmolLM2: the page shows the text that the API has."""
+"""The playground in a real browser over SmolLM2: the page shows the text that the API has."""
 
 from __future__ import annotations
 

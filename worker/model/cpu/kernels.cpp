@@ -301,12 +301,12 @@ static void turn_tile(const char* x, i64 stride, char* to, i64 rows, i64 items) 
 static void spread(const bf16* x, i64 k, const float* factors, float* y) {
   i64 p = 16;
   while (2 * p <= k) p *= 2;
-  for (i64 i = 0; i < k; i += 16) store(y + i, mul(load(x + i), load(factors + i)));
-  hadamard(y, p);
+  const auto scaled = [&](i64 i) { return mul(load(x + i), load(factors + i)); };
+  for (i64 i = p; i < k; i += 16) store(y + i, scaled(i));
+  hadamard(y, p, scaled);
   if (p == k) return;
   y += k - p, factors += k + k - p;
-  for (i64 i = 0; i < p; i += 16) store(y + i, mul(load(y + i), load(factors + i)));
-  hadamard(y, p);
+  hadamard(y, p, [&](i64 i) { return mul(load(y + i), load(factors + i)); });
 }
 
 // ROWS rows of x, 1 or 4, spread, as u8 around 128: every 4 numbers of a row `stride` bytes apart, the
