@@ -221,7 +221,11 @@ class WorkerService:
                 "kv_capacity_tokens": ready.config.capacity_tokens,
                 "load_s": ready.load_s,
                 "engine": ready.engine_name,
-                "engine_version": ready.engine_version,
+                **(
+                    {"quantization": self._settings.quantization}
+                    if self._settings.engine == "penstock"
+                    else {"engine_version": ready.engine_version}
+                ),
                 "exact_resume": ready.exact_resume,
                 "default_sampling": self._model.card.default_sampling,
             },

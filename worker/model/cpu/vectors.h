@@ -319,11 +319,9 @@ INLINE int64_t combine(float* x, int64_t p, int64_t step, const Read& read) {
   return step * N;
 }
 
-// x [p] becomes what `read` gives times the Hadamard matrix of p over sqrt(p). p is a power of two, at
-// least 16. `read` may read x.
-template <class Read> static inline void hadamard(float* x, int64_t p, const Read& read) {
-  const F scale = splat(1.0f / std::sqrt((float)p));
-  int64_t step = combine<kCombined>(
-      x, p, 16, [&](int64_t i) { return hadamard(mul(read(i), scale)); });
+// x [p], p / 16 vectors that `read` gives, times the Hadamard matrix of p / 16, a power of two. `read` may
+// read x.
+template <class Read> static inline void mix_vectors(float* x, int64_t p, const Read& read) {
+  int64_t step = combine<kCombined>(x, p, 16, read);
   while (step < p) step = combine<kCombined>(x, p, step, [&](int64_t i) { return load(x + i); });
 }
