@@ -211,6 +211,7 @@ class WorkerService:
             self.metrics,
             JobTraces(self._tracing, self.worker_id),
         )
+        is_own = self._settings.engine == "penstock"  # vLLM's log names its own quantization
         log.info(
             "the model is loaded",
             extra={
@@ -221,18 +222,14 @@ class WorkerService:
                 "kv_capacity_tokens": ready.config.capacity_tokens,
                 "load_s": ready.load_s,
                 "engine": ready.engine_name,
-                **(
-                    {"quantization": self._settings.quantization}
-                    if self._settings.engine == "penstock"
-                    else {"engine_version": ready.engine_version}
-                ),
+                "engine_version": ready.engine_version,
                 "exact_resume": ready.exact_resume,
                 "default_sampling": self._model.card.default_sampling,
-            },
+            }
+            | ({"quantization": self._settings.quantization} if is_own else {}),
         )
         for warning in self._model.shortcomings():
             log.warning(warning, extra={"model": self._model.name})
-
         if not ready.exact_resume:
             log.warning(
                 "an output that is cut goes on with other tokens than without the cut",
