@@ -251,7 +251,7 @@ class ModelCatalog:
             finally:
                 request_bytes.reset(counted)  # a request may be what needs it
             self._texts[key] = text
-            log.info("model text loaded", extra={"model": card.name})
+            log.info("the tokenizer and the chat template are loaded", extra={"model": card.name})
         self._texts.move_to_end(key)
         while len(self._texts) > MAX_TEXTS:
             self._texts.popitem(last=False)
