@@ -11,7 +11,7 @@ from typing import Any
 
 from api.dialects.messages.blocks import AssistantMessage, SystemMessage, TextBlock
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
-from api.dialects.messages.offered_tools import tool_use
+from api.dialects.messages.offered_tools import OfferedTools, offered_tools
 from api.dialects.messages.protocol import (
     CountTokensRequest,
     JsonFormat,
@@ -139,9 +139,10 @@ ENABLE_THINKING = "enable_thinking"  # what templates call it
 def chat_input(request: CountTokensRequest, call_id_seed: str = "") -> ChatInput:
     """Returns what the prompt is made of. CPU-bound for long conversations: run it in the thread
     pool. Raises InvalidParameter."""
+    tools = offered_tools(request)
     return ChatInput(
-        messages=list(_messages(request)),
-        tool_use=tool_use(request),
+        messages=list(_messages(request, tools)),
+        tool_use=tools.use,
         output=_output(request),
         chat_template_kwargs=_template_variables(request),
         reasoning_effort=_effort(request),
@@ -160,13 +161,13 @@ def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
         raise unsupported("thinking", "this model's thinking cannot be disabled")
 
 
-def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+def _messages(request: CountTokensRequest, tools: OfferedTools) -> Iterator[dict[str, Any]]:
     if not request.messages:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
     if request.system:
         yield {"role": "system", "content": text_content(request.system)}
     is_empty = True
-    for turn in turns(request.messages):
+    for turn in turns(request.messages, tools):
         is_empty = False
         yield turn
     if is_empty:
