@@ -5,7 +5,7 @@ Ranges of sampling parameters are Anthropic's; the defaults are those of the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +133,7 @@ def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
 
 # From a Messages request to a ChatInput. A last message of the assistant is continued.
 
+BILLING_HEADER = "x-anthropic-billing-header:"
 ENABLE_THINKING = "enable_thinking"  # what templates call it
 
 
@@ -164,14 +165,25 @@ def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
 def _messages(request: CountTokensRequest, tools: OfferedTools) -> Iterator[dict[str, Any]]:
     if not request.messages:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
-    if request.system:
-        yield {"role": "system", "content": text_content(request.system)}
+    if system := _system(request.system):
+        yield {"role": "system", "content": text_content(system)}
     is_empty = True
     for turn in turns(request.messages, tools):
         is_empty = False
         yield turn
     if is_empty:
         raise InvalidParameter("messages", "no message has content that the model sees")
+
+
+def _system(system: str | Sequence[TextBlock] | None) -> str | Sequence[TextBlock] | None:
+    """Returns the system prompt without Claude Code's billing header.
+
+    The header is for Anthropic and not for the model. It differs from conversation to conversation,
+    at the prompt's beginning: none would share a prefix with another.
+    """
+    if system is None or isinstance(system, str):
+        return system
+    return [block for block in system if not block.text.startswith(BILLING_HEADER)]
 
 
 def _output(request: CountTokensRequest) -> RequestedGrammar | None:

@@ -228,6 +228,17 @@ def test_a_conversation_that_finds_tools_keeps_its_prompt_and_tells_of_them() ->
     assert "Be brief." in texts[5]
 
 
+def test_a_billing_header_is_no_part_of_the_prompt() -> None:
+    header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.6e4;"}
+    body = {"model": "m", "max_tokens": 9, "messages": [USER]}
+    brief = {"type": "text", "text": "Be brief."}
+    for blocks, shown in (([header, brief], ["Be brief."]), ([header], [])):
+        request = parse_request({**body, "system": blocks}, MessageRequest)
+        messages = chat_input(request).messages
+        texts = [part["text"] for each in messages[:-1] for part in each["content"]]
+        assert texts == shown
+
+
 def test_what_only_a_call_names_is_listed_and_stays_so() -> None:
     call = {"role": "assistant", "content": [{**CALL, "name": "later"}]}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}
