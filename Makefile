@@ -102,7 +102,7 @@ test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the doc
 .PHONY: test-packages
 test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages
 	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
-	@$(BIN)/python -m tests.suite run --marks 'packages and $(call but_not,gpu $(MISSING))' \
+	@$(BIN)/python -m tests.suite run --marks 'packages and $(call but_not,gpu long $(MISSING))' \
 		'-n 2 $(FILES_AT_A_TIME) tests/clients tests/packages tests/arch/test_packaging.py tests/deploy/test_chart.py'
 
 package_redis-cli := redis-tools

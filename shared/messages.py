@@ -382,13 +382,15 @@ class Finished:
     """The one terminal event of a job that ended by itself. Durable.
 
     Of a job with several choices `reason` is LENGTH when one of them was cut by its length, and
-    `stop_reason` is None: each choice's own are in its last segment.
+    `stop_reason` is None: each choice's own are in its last segment. `ended_ms` is Unix time by the
+    server's clock, the same for every reader; None in the entries of earlier releases.
     """
 
     end: Cursor
     reason: FinishReason  # STOP or LENGTH
     usage: Usage
     stop_reason: str | int | None = None  # the stop string or token id that matched; None for EOS
+    ended_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

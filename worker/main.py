@@ -76,7 +76,7 @@ async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str,
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)
         log.info(
-            "starting",
+            "the worker starts",
             extra={
                 "model": checkpoint.name,
                 "checkpoint": str(checkpoint.path),

@@ -211,6 +211,7 @@ class WorkerService:
             self.metrics,
             JobTraces(self._tracing, self.worker_id),
         )
+        is_own = self._settings.engine == "penstock"  # vLLM's log names its own quantization
         log.info(
             "the model is loaded",
             extra={
@@ -224,11 +225,11 @@ class WorkerService:
                 "engine_version": ready.engine_version,
                 "exact_resume": ready.exact_resume,
                 "default_sampling": self._model.card.default_sampling,
-            },
+            }
+            | ({"quantization": self._settings.quantization} if is_own else {}),
         )
         for warning in self._model.shortcomings():
             log.warning(warning, extra={"model": self._model.name})
-
         if not ready.exact_resume:
             log.warning(
                 "an output that is cut goes on with other tokens than without the cut",

@@ -221,7 +221,7 @@ class WorkerSettings(SharedSettings):
     quantization: Quantization = Field(
         default="none",
         description="none, or int8 weights and activations: half the memory and faster, CPU only. "
-        "Its answers differ: on SmolLM2-135M perplexity is 0.4 % above float32's (bfloat16's 0.1), "
+        "Its answers differ: on SmolLM2-135M perplexity is 0.2 % above float32's (bfloat16's 0.1), "
         "and the best token the same in 96 % of places.",
     )
     cpu_weight_copies: WeightCopies = Field(

@@ -166,6 +166,8 @@ class ModelCatalog:
     async def aclose(self) -> None:
         if self._looking is not None:
             await cancel_and_wait(self._looking)
+        for text in self._texts.values():
+            text.close()
 
     async def _look_now(self) -> None:
         if self._looking is None and time.monotonic() - self._looked_s < MIN_REFRESH_S:
@@ -249,7 +251,7 @@ class ModelCatalog:
             finally:
                 request_bytes.reset(counted)  # a request may be what needs it
             self._texts[key] = text
-            log.info("model text loaded", extra={"model": card.name})
+            log.info("the tokenizer and the chat template are loaded", extra={"model": card.name})
         self._texts.move_to_end(key)
         while len(self._texts) > MAX_TEXTS:
             self._texts.popitem(last=False)

@@ -38,6 +38,10 @@ _HTTP_MESSAGES = {
 _SLASHED_ROUTES = "/v1/"
 _ANTHROPIC_ROUTES = "/v1/messages"  # their clients add /v1 to the base URL
 MAX_PATH_PARTS = 16
+_NO_FIM = (
+    "Fill-in-the-middle is not served. /v1/completions continues a prompt, without a suffix; a "
+    "prompt with the model's own fill-in-the-middle tokens can be sent to it."
+)
 
 
 class ErrorResponsesMiddleware:
@@ -113,7 +117,11 @@ def _not_found(routers: Sequence[APIRouter], request: Request) -> str:
     (`/v1/v1/...`, no `/v1`, two slashes), it names the right one."""
     message = _HTTP_MESSAGES[404][0]
     parts = [part for part in request.url.path.split("/", MAX_PATH_PARTS) if part]
+    if parts == ["v1", "fim", "completions"]:
+        return f"{message} {_NO_FIM}"
     for first in range(len(parts)):
+        if parts[0] == "v1" != parts[first] and set(parts[:first]) - {"v1"}:
+            continue  # /v1/audio/completions: an API that is not served, below the right base URL
         rest = "/".join(parts[first:])
         for path in (f"/{rest}", f"/v1/{rest}"):
             if path != request.url.path and _matches(routers, request.scope, path):

@@ -131,7 +131,7 @@ def _end_of_record(record: JobRecord, cursor: Cursor) -> Finished | Failed:
     usage = Usage(record.prompt_tokens, record.completion_tokens, record.cached_tokens)
     if record.state is JobState.FINISHED and record.completion_tokens == cursor.num_tokens:
         reason = FinishReason(record.reason or FinishReason.STOP)
-        return Finished(end=cursor, reason=reason, usage=usage, stop_reason=record.stop_reason)
+        return Finished(cursor, reason, usage, record.stop_reason, record.ended_ms)
     if record.state is JobState.FINISHED:
         return Failed(
             end=cursor,

@@ -7,6 +7,7 @@ loads them and holds no model file. A blob's name is the SHA-256 of its content.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -99,6 +100,7 @@ class TextModel:
     chat_template: ChatTemplate | None
     grammars: GrammarChecks
     is_local: bool = True  # else another process encodes: not on an event loop
+    close: Callable[[], None] = field(default=lambda: None, compare=False)  # ends that process
 
 
 def digest_of(blob: bytes) -> str:

@@ -47,6 +47,7 @@ class TextProcess:
         self._blobs = [blobs[digest] for digest in card.digests]
         self._lock = threading.Lock()
         self._running: list[_Running] = []  # at most one
+        self._is_closed = False
         weakref.finalize(self, _end, self._running)
         self.vocabulary, self.tables = self._started().answer
 
@@ -68,11 +69,15 @@ class TextProcess:
         return self._started().pid
 
     def close(self) -> None:
+        """Ends the process; later calls raise RenderingUnavailable. Idempotent."""
         with self._lock:
+            self._is_closed = True
             _end(self._running)
 
     def _started(self) -> _Running:
         with self._lock:
+            if self._is_closed:
+                raise RenderingUnavailable("the process of the model's tokenizer is closed")
             if not self._running:
                 try:
                     self._running.append(_Running(self._load, self._blobs))

@@ -25,4 +25,10 @@ def load_served_text(
         process.close()
         return load_text(card, blobs, processes)
     template = load_template(card, blobs, processes)
-    return TextModel(RemoteTokenizer(process), template, RemoteGrammars(process), is_local=False)
+    return TextModel(
+        RemoteTokenizer(process),
+        template,
+        RemoteGrammars(process),
+        is_local=False,
+        close=process.close,
+    )

@@ -107,6 +107,7 @@ def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | N
             cached_tokens=int(fields[b"cached_tokens"]),
             stop_reason=decode_stop_reason(fields.get(b"stop_reason", b"")),
             message=fields.get(b"message", b"").decode(),
+            ended_ms=_time(fields.get(b"end_ms", b"")),
         )
     if kind == b"prompt":
         return PromptSlice(Cursor.parse(entry_id.decode()).num_bytes - 1, fields[b"lp"])
@@ -139,7 +140,7 @@ def decode_frame(data: bytes) -> JobEvent | None:
         attempt, worker_id = rest.split(b"|", 1)
         return Started(worker_id.decode(), int(attempt))
     if kind == b"E":
-        n, state, reason, b, prompt, cached, stop_reason, message = rest.split(b"|", 7)
+        n, state, reason, b, prompt, cached, stop_reason, last = rest.split(b"|", 7)
         return build_end(
             state=state.decode(),
             reason=reason.decode(),
@@ -147,9 +148,15 @@ def decode_frame(data: bytes) -> JobEvent | None:
             prompt_tokens=int(prompt),
             cached_tokens=int(cached),
             stop_reason=decode_stop_reason(stop_reason),
-            message=message.decode(),
+            message=last.decode(),
+            ended_ms=_time(last),
         )
     return None
+
+
+def _time(text: bytes) -> int | None:
+    """Returns a time in ms; None where an earlier release wrote none, and for a message."""
+    return int(text) if text.isdigit() else None
 
 
 def _delta(
@@ -181,12 +188,13 @@ def build_end(
     cached_tokens: int,
     stop_reason: str | int | None,
     message: str,
+    ended_ms: int | None = None,
 ) -> Finished | Failed:
     """Returns the terminal event that a hash, an end entry or an E frame describes."""
     usage = Usage(prompt_tokens, end.num_tokens, cached_tokens)
     job_state = JobState(state)
     if job_state is JobState.FINISHED:
-        return Finished(end, FinishReason(reason), usage, stop_reason)
+        return Finished(end, FinishReason(reason), usage, stop_reason, ended_ms)
     return Failed(end, job_state, reason, message, usage)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.cores import available_cores
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar
@@ -22,6 +23,7 @@ from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.scenario import Scenario
+from tests.support.busy_neighbours import busy_neighbours
 from tests.support.faults.sitecustomize import POISON_TOKEN, TRAP
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
@@ -33,6 +35,7 @@ SERVED = {"RUNNER": "model", "MAX_MODEL_LEN": "512", "NUM_KV_BLOCKS": str(NUM_BL
 MAX_TOKENS = 240  # of all requests together: more blocks than there are
 AFTER_TOKENS = 15
 FEW_STEPS = 15
+STARVED_STALL_S = 5
 ROWS = {"type": "array", "items": {"enum": ["up", "down", 7, None]}, "minItems": 60, "maxItems": 90}
 Request = tuple[tuple[int, ...], dict[str, Any]]  # prompt, members of SamplingParams
 REQUESTS: tuple[Request, ...] = (
@@ -178,6 +181,30 @@ async def _leave(scenario: Scenario, worker: WorkerProcess) -> None:
     assert await worker.ended() == 0, worker.log
     worker.close()
     scenario.deployment.workers.remove(worker)
+
+
+async def test_the_first_scored_prompt_compiles_nothing_in_a_starved_engine(
+    scenario: Scenario, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """vLLM compiles its ranks of log probabilities at first use: for 9 s of a core, four times as
+    long here, in a step. What it compiled before is not there."""
+    deployment = scenario.deployment
+    settings = {"XDG_CACHE_HOME": tmp_path, "STALL_LIMIT_S": STARVED_STALL_S}
+    (worker,) = await deployment.use_workers(1, **settings)
+    engine_pid = worker.engine_pid()
+    neighbours = await _begin(scenario)
+    body = {"model": deployment.model, "prompt": [5, 6, 7, 8], "max_tokens": 1}
+    async with (
+        scenario.middle_of(neighbours, AFTER_TOKENS),
+        httpx.AsyncClient(base_url=deployment.urls()[0], timeout=READY_TIMEOUT_S) as http,
+    ):
+        with busy_neighbours(3 * available_cores()):
+            scored = await http.post("/v1/completions", json={**body, "echo": True, "logprobs": 2})
+    assert scored.status_code == 200, scored.text
+    assert len(scored.json()["choices"][0]["logprobs"]["token_logprobs"]) == 5
+    await _all_said(neighbours, expected)
+    assert (worker.engine_pid(), _figures(scenario)["engine_restarts"]) == (engine_pid, 0)
+    await scenario.settled()
 
 
 @pytest.mark.long

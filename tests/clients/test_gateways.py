@@ -1,4 +1,4 @@
-"""LiteLLM's proxy relays a service to its clients, and Continue's adapters are clients."""
+"""LiteLLM's proxy relays a service to its clients; Continue's adapters and `llm` are clients."""
 
 from __future__ import annotations
 
@@ -145,3 +145,26 @@ def test_continue_s_adapters_get_one_answer_by_each_api(base_url: str) -> None:
     assert openai_tokens[0] == openai_tokens[1]
     # Messages count prompt tokens that were cached apart, which a stream knows at its end alone.
     assert [output for _, output in anthropic_tokens] == [output for _, output in openai_tokens]
+
+
+def test_llm_prints_one_answer_whole_and_streamed(base_url: str, tmp_path: Path) -> None:
+    entry = {"model_id": "ours", "model_name": MODEL, "api_base": f"{base_url}/v1"}
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([entry]))  # JSON is YAML
+    program = pinned_environment(HERE / "load_tools/llm.txt", "llm") / "bin/python"
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LLM_USER_PATH": str(tmp_path)}
+    command = [program, "-m", "llm", "-m", "ours", "-o", "temperature", "0", "-o", "max_tokens"]
+    texts = [
+        subprocess.run(
+            [*command, "16", *options, "water the garden"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**env, "OPENAI_API_KEY": "none", "NO_PROXY": "127.0.0.1"},
+            check=True,
+            text=True,
+            timeout=60,
+        ).stdout
+        for options in ([], ["--no-stream"])
+    ]
+    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, **OPTIONS)
+    assert [text.strip() for text in texts] == [answer.choices[0].message.content.strip()] * 2

@@ -1,7 +1,8 @@
 """Codex, Claude Code, opencode and aider, as they are installed, do their tasks to the end.
 
 Only the model is scripted (tests.support.scripted_model): its calls are parsed, run by the program,
-and come back with the next turn, for the chat templates of six families.
+and come back with the next turn, for the chat templates of six families. All runs are in
+`make test-packages`, but ten sessions of each program, whose prefixes are measured (`make chaos`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from tests.clients.programs.mcp_server import LEVEL
 from tests.support.launched import Launched
 from tests.support.programs import MODEL, PROGRAMS, Place, write_picture
-from tests.support.scripted_model import SCRIPT, Script, Turn, step_mark
+from tests.support.scripted_model import SCRIPT, SUMMARIZED, Script, Turn, step_mark
 from tests.support.throttle import FAULTS
 from tests.support.tool_models import (
     make_family_checkpoint,
@@ -24,6 +25,9 @@ from tests.support.tool_models import (
     make_llama3_checkpoint,
 )
 
+LONG_TEXT = "".join(
+    f"{k}: the level at gate {k % 7} was {k * 31 % 97} metres\n" for k in range(900)
+)
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.node, pytest.mark.packages, pytest.mark.timeout(600)]
 # Qwen3, Qwen3.5, Llama 3, Mistral, Gemma and gpt-oss.
@@ -35,7 +39,16 @@ READ_ANSWER = "The notes have 42, the gate has seven metres."
 PATCHED = "The level is 43 now."
 REFUSAL = "I cannot open the gate: that is not mine to decide."
 MOST_RECOMPUTED = 0.03  # of the prompt tokens of a session, on one worker
-MARKS = [step_mark(turn) for turn in range(1, 6)]
+MARKS = [step_mark(turn) for turn in range(1, 14)]
+SESSIONS = 10
+# A session that is summarized: the name of its task, what the summary says, and its end. For each
+# program that does so, a text of its request for a summary, and the window that makes it ask.
+COMPACT, SUMMARY, COMPACTED = "task-of-compacting", "They read a long text.", "That was all."
+WINDOWS = {
+    "codex": ("CHECKPOINT COMPACTION", 33_000),
+    "claude-code": ("create a detailed summary of", 100_000),
+    "opencode": ("anchored summary", 45_000),
+}
 
 
 def _reading(
@@ -112,14 +125,63 @@ def _aider(folder: Path) -> Mapping[str, Sequence[Turn]]:
     }
 
 
+def _long(program: str, step: int, folder: Path) -> Turn:
+    """Reads a text of some five thousand tokens, or twenty thousand as Claude Code and opencode
+    number its lines."""
+    path = str(folder / f"long-{MARKS[step]}.txt")
+    return {
+        "codex": Turn("", "exec_command", {"cmd": f"cat {path}"}),
+        "claude-code": Turn("", "Read", {"file_path": path}),
+        "opencode": Turn("", "read", {"filePath": path}),
+    }[program]
+
+
+def _compacting(program: str, folder: Path) -> list[Turn]:
+    """Reads long texts until the program has to summarize them, and goes on behind the summary."""
+    return [*(_long(program, step, folder) for step in range(3)), Turn(COMPACTED, expects=SUMMARY)]
+
+
+def _session(program: str, number: int) -> list[Turn]:
+    """Returns a session of two to eight calls: commands with more output each time, and MCP."""
+    last = Turn(f"Session {number} is done.")
+    if program == "aider":
+        return [last if number % 2 else Turn(f"{last.text}\n\nnotes.txt\n```\n{number}\n```\n")]
+    turns: list[Turn] = []
+    measure = "gauge_measure" if program == "opencode" else "mcp__gauge__measure"
+    for step in range(2 + number % 6):
+        mark = MARKS[len(turns)]
+        if (number + step) % 3 == 1:
+            if program == "claude-code" and not any(turn.tool == "ToolSearch" for turn in turns):
+                turns.append(Turn("", "ToolSearch", {"query": f"+gauge measure {mark}"}))
+                mark = MARKS[len(turns)]
+            turns.append(Turn("", measure, {"gate": "north", "note": mark}))
+            continue
+        command = f"seq {number} {number + 20 * (step + 1)}; echo {mark}"
+        turns.append(
+            Turn("I look.", "exec_command", {"cmd": command})
+            if program == "codex"
+            else Turn(
+                "I look.",
+                "Bash" if program == "claude-code" else "bash",
+                {"command": command, "description": "Counts"},
+            )
+        )
+    return [*turns, last]
+
+
 TASKS = {"codex": _codex, "claude-code": _claude_code, "opencode": _opencode, "aider": _aider}
-ANSWERS = {READ: READ_ANSWER, PATCH: PATCHED, REFUSE: REFUSAL}
+ANSWERS = {READ: READ_ANSWER, PATCH: PATCHED, REFUSE: REFUSAL, COMPACT: COMPACTED}
+TASK_NAMES = (READ, PATCH, REFUSE)
 # Each program meets each family, and each family each death.
 RUNS = [
     (program, task, kills, FAMILIES[(3 * t + k + p) % len(FAMILIES)])
     for (p, program), (t, task), (k, kills) in product(
-        enumerate(PROGRAMS), enumerate(ANSWERS), enumerate(KILLS)
+        enumerate(PROGRAMS), enumerate(TASK_NAMES), enumerate(KILLS)
     )
+]
+RUNS += [
+    (program, COMPACT, kills, FAMILIES[(k + p) % len(FAMILIES)])
+    for (p, program), (k, kills) in product(enumerate(WINDOWS), enumerate(("", "worker")))
 ]
 
 
@@ -137,11 +199,15 @@ def script(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[Place, Script, Launched]]:
     """A place for a program, and a service whose model follows its script."""
-    program, kills, family = request.param
+    program, task, kills, family = request.param
     folder = tmp_path / "work"
     tasks = {**TASKS[program](folder), REFUSE: [Turn(REFUSAL)]}
+    tasks |= {f"session-{number}": _session(program, number) for number in range(SESSIONS)}
+    asks, window = WINDOWS.get(program, ("", None))
+    if program in WINDOWS:
+        tasks[COMPACT] = _compacting(program, folder)
     checkpoint = _checkpoint(tmp_path / "model", family)
-    made = Script(family, str(checkpoint), tasks, str(tmp_path), kills)
+    made = Script(family, str(checkpoint), tasks, str(tmp_path), kills, asks, SUMMARY)
     made.save(tmp_path / "script.json")
     env = {
         "MODEL": str(checkpoint),
@@ -156,7 +222,10 @@ def script(
         SCRIPT: str(tmp_path / "script.json"),
     }
     with Launched(tmp_path, env, is_forked=False) as penstock:
-        place = Place.make(tmp_path, penstock.base_url)
+        window = window if task == COMPACT else None
+        place = Place.make(tmp_path, penstock.base_url, window)
+        for mark in MARKS[:3]:
+            (folder / f"long-{mark}.txt").write_text(LONG_TEXT)
         (folder / "notes.txt").write_text("42\n")
         (folder / "data").mkdir()
         (folder / f"data/{MARKS[0]}.txt").write_text("42\n")
@@ -168,7 +237,10 @@ def script(
     ("program", "task", "script"),
     [
         pytest.param(
-            program, task, (program, kills, family), id="-".join((program, task, family, kills))
+            program,
+            task,
+            (program, task, kills, family),
+            id="-".join((program, task, family, kills)),
         )
         for program, task, kills, family in RUNS
     ],
@@ -187,24 +259,58 @@ def test_a_program_does_its_task(
     jobs = httpx.get(f"{penstock.base_url}/v1/jobs", params={"limit": 100}).json()["data"]
     ends = {job["status"] for job in jobs}
     assert ends <= {"finished"} | ({"cancelled"} if made.kills == "frontend" else set()), jobs
-    if not made.kills:
-        share = recomputed_share(penstock.base_url, [job["id"] for job in jobs])
-        assert share <= MOST_RECOMPUTED
+    if task == COMPACT:
+        assert (Path(made.directory) / SUMMARIZED).exists()
+    elif not made.kills:
+        num_again, num_tokens, causes = recomputed(penstock.base_url, {job["id"] for job in jobs})
+        assert num_again <= MOST_RECOMPUTED * num_tokens, causes
 
 
-def recomputed_share(base_url: str, job_ids: Sequence[str]) -> float:
-    """Returns the share of all prompt tokens that were computed though an earlier turn had them.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("program", "script"),
+    [
+        pytest.param(program, (program, "", "", family), id=f"{program}-{family}")
+        for program, family in zip(
+            PROGRAMS, ("hermes", "qwen3-coder", "hermes", "mistral-named"), strict=True
+        )
+    ],
+    indirect=["script"],
+)
+def test_ten_sessions_compute_few_of_their_prompt_tokens_again(
+    script: tuple[Place, Script, Launched], program: str
+) -> None:
+    place, _, penstock = script
+    seen: set[str] = set()
+    total_again, total_tokens, told = 0, 0, []
+    for number in range(SESSIONS):
+        output = PROGRAMS[program](place, f"session-{number}: {'Count. ' * number}")
+        assert f"Session {number} is done." in output
+        jobs = httpx.get(f"{penstock.base_url}/v1/jobs", params={"limit": 100}).json()["data"]
+        session = {job["id"] for job in jobs} - seen
+        num_again, num_tokens, causes = recomputed(penstock.base_url, session)
+        seen |= session
+        total_again, total_tokens = total_again + num_again, total_tokens + num_tokens
+        told.append((num_again, num_tokens, causes))
+    assert total_again <= MOST_RECOMPUTED * total_tokens, told
 
-    Two causes are no turn's: another system message begins another conversation (a title), and a
-    tool that Claude Code finds on the way changes the list at the prompt's beginning, once.
+
+def recomputed(base_url: str, session: set[str]) -> tuple[int, int, list[str]]:
+    """Returns how many prompt tokens of a session were computed though an earlier prompt had them,
+    of how many, and the causes.
+
+    What an earlier prompt had behind the first difference counts where it is of this session, and
+    not where the system message is another: a title's request is no turn of the conversation.
     """
-    num_tokens, num_again = 0, 0
-    for job_id in job_ids:
+    num_again, num_tokens, causes = 0, 0, []
+    for job_id in sorted(session):
         url = f"{base_url}/v1/jobs/{job_id}"
         job = httpx.get(url, params={"prefix": "true"}, timeout=30).json()
         num_tokens += job["usage"]["prompt_tokens"]
         prefix = job["prefix"]
-        if prefix["cause"] not in ("system", "tools"):
-            uncached = max(0, prefix["same_tokens"] - prefix["cached_tokens"])
-            num_again += prefix["lost_tokens"] + uncached
-    return num_again / num_tokens
+        again = max(0, prefix["same_tokens"] - prefix["cached_tokens"])
+        if prefix["earlier_job"] in session and prefix["cause"] != "system":
+            again += prefix["lost_tokens"]
+        num_again += again
+        causes.append(f"{prefix['cause']} {again}")
+    return num_again, num_tokens, causes

@@ -49,23 +49,29 @@ template <class T> static std::vector<T> blocked(const std::vector<T>& w, i64 k,
   return out;
 }
 
-// x [k] times the Hadamard matrix of p, and factors, as `spread` has it, term by term.
+// x [k] times factors and Hadamard matrices, as `spread` has it, term by term.
 static std::vector<double> spread_plainly(const bf16* x, i64 k, const std::vector<float>& factors) {
-  i64 p = 16;
-  while (2 * p <= k) p *= 2;
+  const i64 groups = k / 16;
+  i64 first = 1;
+  while (2 * first <= groups) first *= 2;
   std::vector<double> y(k);
   for (i64 i = 0; i < k; ++i) y[i] = wide(x[i]) * (double)factors[i];
-  const auto transform = [&](double* from) {
-    std::vector<double> to(p, 0.0);
-    for (i64 i = 0; i < p; ++i)
-      for (i64 j = 0; j < p; ++j)
-        to[i] += from[j] * (__builtin_popcountll(i & j) % 2 ? -1 : 1) / std::sqrt((double)p);
-    std::copy(to.begin(), to.end(), from);
+  // `count` numbers, `apart`.
+  const auto transform = [](double* from, i64 count, i64 apart) {
+    std::vector<double> to(count, 0.0);
+    for (i64 i = 0; i < count; ++i)
+      for (i64 j = 0; j < count; ++j)
+        to[i] += from[j * apart] * (__builtin_popcountll(i & j) % 2 ? -1 : 1) / std::sqrt((double)count);
+    for (i64 i = 0; i < count; ++i) from[i * apart] = to[i];
   };
-  transform(y.data());
-  if (p == k) return y;
-  for (i64 i = k - p; i < k; ++i) y[i] *= factors[k + i];
-  transform(y.data() + k - p);
+  for (i64 group = 0; group < groups; ++group) transform(y.data() + group * 16, 16, 1);
+  for (i64 lane = 0; lane < 16; ++lane) transform(y.data() + lane, first, 16);
+  if (first == groups) return y;
+  i64 last = std::min<i64>(first, 8);
+  while (last < first && last < 2 * (groups - first)) last *= 2;
+  const i64 begin = k - 16 * last;
+  for (i64 i = begin; i < k; ++i) y[i] *= factors[k + i];
+  for (i64 lane = 0; lane < 16; ++lane) transform(y.data() + begin + lane, last, 16);
   return y;
 }
 

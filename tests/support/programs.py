@@ -25,15 +25,19 @@ TIMEOUT_S = 180.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program runs: its home, the folder that it works in, and the service."""
+    """Where a program runs: its home, the folder that it works in, and the service.
+
+    `window`: the context in tokens by which it decides when to summarize; None: as it is installed.
+    """
 
     home: Path
     folder: Path
     base_url: str
+    window: int | None = None
 
     @classmethod
-    def make(cls, directory: Path, base_url: str) -> Place:
-        place = cls(directory / "home", directory / "work", base_url)
+    def make(cls, directory: Path, base_url: str, window: int | None = None) -> Place:
+        place = cls(directory / "home", directory / "work", base_url, window)
         for path in (place.home, place.folder):
             path.mkdir()
         return place
@@ -77,9 +81,11 @@ def _packages() -> Path:
 
 def codex(place: Place, prompt: str) -> str:
     command, *arguments = MCP_SERVER
+    limit = "" if place.window is None else f"model_auto_compact_token_limit = {place.window}"
     place.config(
         ".codex/config.toml",
         f"""\
+{limit}
 model = "{MODEL}"
 model_provider = "penstock"
 [model_providers.penstock]
@@ -117,6 +123,7 @@ def claude_code(place: Place, prompt: str) -> str:
         ANTHROPIC_BASE_URL=place.base_url,
         ANTHROPIC_API_KEY="none",
         IS_SANDBOX="1",  # root may skip permissions
+        **({} if place.window is None else {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(place.window)}),
     )
 
 
@@ -125,7 +132,11 @@ def opencode(place: Place, prompt: str) -> str:
         "npm": "@ai-sdk/openai-compatible",
         "name": "Penstock",
         "options": {"baseURL": f"{place.base_url}/v1"},
-        "models": {MODEL: {}},
+        "models": {
+            MODEL: {}
+            if place.window is None
+            else {"limit": {"context": place.window, "output": 2000}}
+        },
     }
     config = {
         "provider": {"penstock": provider},

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SCRIPT = "AGENT_SCRIPT"  # names a file with the JSON of a Script
 KILL_AT_TOKEN = 12  # of each answer, at its first attempt
+SUMMARIZED = "summarized"
 SIDE_ANSWER = "Levels of the lake"  # to what is no turn of a task: titles, summaries, topics
 
 
@@ -57,7 +58,8 @@ class Script:
 
     `family` is a key of `written_calls.WRITTEN`, `checkpoint` the directory of the model. `kills`
     is "worker" or "frontend": the process that is killed in the middle of each answer, once.
-    `directory` has a file for each answer in which something was killed.
+    `directory` has a file for each answer in which something was killed, and SUMMARIZED once a
+    conversation was: a request for that has the text `summary_request`, and gets `summary`.
     """
 
     family: str
@@ -65,6 +67,8 @@ class Script:
     tasks: Mapping[str, Sequence[Turn]]
     directory: str
     kills: str = ""
+    summary_request: str = ""
+    summary: str = ""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -79,9 +83,13 @@ class Script:
         """Returns the text of the answer to a prompt, as the model's tokens have it."""
         turns = next((turns for name, turns in self.tasks.items() if name in prompt), None)
         tools = [turn.tool for turn in turns or () if turn.tool]
+        done = max(map(int, re.findall(r"penstep-(\d+)-mark", prompt)), default=0)
+        if self.summary_request and self.summary_request in prompt:
+            (Path(self.directory) / SUMMARIZED).touch()
+            names = [name for name in self.tasks if name in prompt]
+            return f"<summary>{self.summary} {' '.join(names)} {step_mark(done)}</summary>"
         if turns is None or (tools and not any(tool in prompt for tool in tools)):
             return SIDE_ANSWER
-        done = max(map(int, re.findall(r"penstep-(\d+)-mark", prompt)), default=0)
         turn = turns[min(done, len(turns) - 1)]
         if turn.expects not in prompt:
             return f"The prompt lacks {turn.expects!r}: {prompt[-500:]}"

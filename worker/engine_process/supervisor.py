@@ -264,7 +264,7 @@ class EngineSupervisor:
             now_s, shown = time.monotonic(), (stage, round(100 * fraction))
             if shown != logged and (now_s - logged_s >= PROGRESS_LOG_S or fraction >= 1.0):
                 logged_s, logged = now_s, shown
-                log.info("loading", extra={"stage": stage, "percent": shown[1]})
+                log.info("the engine loads the model", extra={"stage": stage, "percent": shown[1]})
 
         try:
             self.ready = await asyncio.wait_for(link.ready(on_progress), self._load_timeout_s)

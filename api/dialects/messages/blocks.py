@@ -8,7 +8,7 @@ dropped or left out is reported (`left_out_blocks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -195,7 +195,7 @@ class McpReference(OpaqueBlock):
 
 
 class ToolAdditionBlock(RequestModel):
-    """The tool is offered to the model. Prompts list their tools once: it is among them."""
+    """The tool is offered to the model from here on."""
 
     type: Literal["tool_addition"]
     tool: Annotated[ToolNameReference | InlineTool | McpReference, Field(discriminator="type")]
@@ -296,6 +296,32 @@ def tool_changes(messages: Iterable[Message]) -> Iterator[tuple[_ToolChange, str
             elif isinstance(block, CompactionBlock):
                 for number, change in enumerate(block.tool_changes or ()):
                     yield change, f"{path}.tool_changes.{number}"
+
+
+def last_summary(messages: Sequence[Message]) -> tuple[int, int, str | None]:
+    """Returns the indices of the message and of the block that follow the last summary of a
+    conversation, and its text; (0, 0, None): there is none."""
+    for index in range(len(messages) - 1, -1, -1):
+        content = messages[index].content
+        if isinstance(content, str):
+            continue
+        for at in range(len(content) - 1, -1, -1):
+            block = content[at]
+            if isinstance(block, CompactionBlock) and block.content:
+                return index, at + 1, block.content
+    return 0, 0, None
+
+
+def shown_blocks(messages: Sequence[Message]) -> Iterator[RequestModel]:
+    """Yields the blocks behind the last summary, and those of results."""
+    begin, at, _ = last_summary(messages)
+    for index, message in enumerate(messages[begin:]):
+        if isinstance(message.content, str):
+            continue
+        for block in message.content[0 if index else at :]:
+            yield block
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                yield from block.content
 
 
 def left_out_blocks(messages: Iterable[Message]) -> Iterator[str]:

@@ -3,12 +3,18 @@
 A tool with `defer_loading` is offered once the conversation names it: by a `tool_reference` in the
 result of a search, by a `tool_addition`, by a call, or by `tool_choice`. Where nothing can find it,
 because Anthropic's own search was to do so or because every tool is deferred, it is offered at
-once. A prompt lists its tools in one place, so a `tool_removal` holds for the whole of it.
+once.
+
+The prompt lists at its beginning the tools that the request has from its beginning on. One that is
+found or added later is defined where that happens, and one that is removed stays in the list, with
+a sentence where that happens: so the prefix of the turns before lasts. What was found or added
+before a summary, and what only a call or `tool_choice` names, has no such place, and is listed.
+Without any tool in the list the templates would not show how tools are called: then all are listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from api.dialects.messages.blocks import (
@@ -17,8 +23,10 @@ from api.dialects.messages.blocks import (
     ToolAdditionBlock,
     ToolNameReference,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
+    shown_blocks,
     tool_changes,
 )
 from api.dialects.messages.protocol import CountTokensRequest
@@ -26,13 +34,14 @@ from api.dialects.messages.tools import (
     ClientTool,
     CustomTool,
     HostedTool,
+    ToolChoice,
     ToolChoiceAny,
     ToolChoiceAuto,
     ToolChoiceNone,
     ToolChoiceTool,
 )
 from api.errors import unsupported
-from api.generation.tools import MAX_TOOLS, Toolbox, ToolUse
+from api.generation.tools import MAX_TOOLS, Tool, Toolbox, ToolUse
 from shared.messages import InvalidParameter
 
 
@@ -44,7 +53,27 @@ class _Entry:
     param: str
 
 
-def tool_use(request: CountTokensRequest) -> ToolUse:
+class OfferedTools:
+    """The tools of one request: those that the prompt lists, and texts for the others."""
+
+    def __init__(self, use: ToolUse, found: Mapping[str, Tool]) -> None:
+        """`found`: the tools that the messages name at a place, by name."""
+        self.use = use
+        self._found = found
+        self._known = {tool.name: tool for tool in use.tools}  # by those who read so far
+
+    def found(self, name: str) -> str:
+        """Returns the text for the place where a tool is found or added; the first one of a tool
+        that is not listed has its definition. Call it in the order of the prompt."""
+        tool = self._found.get(name)
+        if tool is None:
+            return f"The tool '{name}' is available."
+        is_known = self._known.get(name) == tool
+        self._known[name] = tool
+        return tool.announcement(is_known=is_known)
+
+
+def offered_tools(request: CountTokensRequest) -> OfferedTools:
     """Returns which tools the model sees, and may or must call. Raises InvalidParameter."""
     choice = request.tool_choice
     entries, hosted = _entries(request)
@@ -55,8 +84,16 @@ def tool_use(request: CountTokensRequest) -> ToolUse:
     is_single = not isinstance(choice, ToolChoiceNone | None) and bool(
         choice.disable_parallel_tool_use
     )
-    offered = _offered(request, entries, is_searched=any(tool.is_search for tool in hosted))
-    toolbox = Toolbox((one.tool.offered(one.param) for one in offered), parallel=not is_single)
+    is_searched = any(tool.is_search for tool in hosted)
+    offered = _offered(request, entries, is_searched=is_searched)
+    tools = [one.tool.offered(one.param) for one in offered]
+    listed = _listed(request, tools, loads_all=_loads_all(entries, is_searched=is_searched))
+    toolbox = Toolbox(tools, parallel=not is_single, listed=listed)
+    found = {tool.name: tool for tool in tools}
+    return OfferedTools(_chosen(toolbox, choice), found)
+
+
+def _chosen(toolbox: Toolbox, choice: ToolChoice | None) -> ToolUse:
     match choice:
         case None | ToolChoiceAuto():
             return toolbox.use("auto")
@@ -68,10 +105,47 @@ def tool_use(request: CountTokensRequest) -> ToolUse:
             return toolbox.use("none")
 
 
+def _listed(request: CountTokensRequest, tools: Sequence[Tool], *, loads_all: bool) -> list[Tool]:
+    """Returns the tools of the list at the prompt's beginning. `tools`: all that are offered."""
+    places = _places(request.messages)
+    first = {
+        tool.name: tool.offered(f"tools.{index}")
+        for index, tool in enumerate(request.tools)
+        if not isinstance(tool, HostedTool)
+        and tool.is_for_the_model
+        and (loads_all or not tool.defer_loading)
+    }
+    offered = {tool.name: tool for tool in tools}
+    listed = [
+        tool if places.get(name) else offered[name]
+        for name, tool in first.items()
+        if name in offered or places.get(name)
+    ]
+    listed += [tool for tool in tools if tool.name not in first and not places.get(tool.name)]
+    return listed or list(tools)
+
+
+def _places(messages: Sequence[Message]) -> dict[str | None, bool]:
+    """Returns the tools that messages of the prompt find, add, remove or call, by name. True: the
+    first of these was no call, so that there is a place for its definition."""
+    places: dict[str | None, bool] = {}
+    for block in shown_blocks(messages):
+        match block:
+            case ToolAdditionBlock():
+                places.setdefault(added_name(block), True)
+            case ToolRemovalBlock(tool=ToolNameReference(name=name)):
+                places.setdefault(name, True)
+            case ToolReferenceBlock(tool_name=name):
+                places.setdefault(name, True)
+            case ToolUseBlock(name=name):
+                places.setdefault(name, False)
+    return places
+
+
 def _entries(request: CountTokensRequest) -> tuple[list[_Entry], list[HostedTool]]:
     """Returns the caller's tools, and those that run at Anthropic's servers."""
     inline = {
-        _name(change): (change.tool.definition, f"{path}.tool.definition")
+        added_name(change): (change.tool.definition, f"{path}.tool.definition")
         for change, path in tool_changes(request.messages)
         if isinstance(change, ToolAdditionBlock) and isinstance(change.tool, InlineTool)
     }
@@ -98,11 +172,15 @@ def _offered(
 ) -> list[_Entry]:
     removed = _removed(request)
     kept = [entry for entry in entries if entry.tool.name not in removed]
-    loads_all = is_searched or all(entry.tool.defer_loading for entry in kept)
-    if loads_all or not any(entry.tool.defer_loading for entry in kept):
+    if _loads_all(entries, is_searched=is_searched):
         return kept
     named = set(_named(request))
     return [entry for entry in kept if not entry.tool.defer_loading or entry.tool.name in named]
+
+
+def _loads_all(entries: Sequence[_Entry], *, is_searched: bool) -> bool:
+    """Returns whether deferred tools are offered at once."""
+    return is_searched or all(entry.tool.defer_loading for entry in entries)
 
 
 def _removed(request: CountTokensRequest) -> set[str | None]:
@@ -110,13 +188,13 @@ def _removed(request: CountTokensRequest) -> set[str | None]:
     removed: set[str | None] = set()
     for change, _ in tool_changes(request.messages):
         if isinstance(change, ToolAdditionBlock):
-            removed.discard(_name(change))
+            removed.discard(added_name(change))
         elif isinstance(change.tool, ToolNameReference):
             removed.add(change.tool.name)
     return removed
 
 
-def _name(change: ToolAdditionBlock) -> str | None:
+def added_name(change: ToolAdditionBlock) -> str | None:
     """Returns the name of the tool that is added, where it is one of the caller's."""
     if isinstance(change.tool, InlineTool):
         return change.tool.definition.name
@@ -129,7 +207,7 @@ def _named(request: CountTokensRequest) -> Iterator[str | None]:
         yield request.tool_choice.name
     for change, _ in tool_changes(request.messages):
         if isinstance(change, ToolAdditionBlock):
-            yield _name(change)
+            yield added_name(change)
     for message in request.messages:
         yield from _named_in(message)
 

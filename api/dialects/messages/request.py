@@ -5,13 +5,13 @@ Ranges of sampling parameters are Anthropic's; the defaults are those of the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from api.dialects.messages.blocks import AssistantMessage, SystemMessage, TextBlock
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
-from api.dialects.messages.offered_tools import tool_use
+from api.dialects.messages.offered_tools import OfferedTools, offered_tools
 from api.dialects.messages.protocol import (
     CountTokensRequest,
     JsonFormat,
@@ -133,15 +133,17 @@ def is_cut_by_context(request: MessageRequest, budget: ContextBudget) -> bool:
 
 # From a Messages request to a ChatInput. A last message of the assistant is continued.
 
+BILLING_HEADER = "x-anthropic-billing-header:"
 ENABLE_THINKING = "enable_thinking"  # what templates call it
 
 
 def chat_input(request: CountTokensRequest, call_id_seed: str = "") -> ChatInput:
     """Returns what the prompt is made of. CPU-bound for long conversations: run it in the thread
     pool. Raises InvalidParameter."""
+    tools = offered_tools(request)
     return ChatInput(
-        messages=list(_messages(request)),
-        tool_use=tool_use(request),
+        messages=list(_messages(request, tools)),
+        tool_use=tools.use,
         output=_output(request),
         chat_template_kwargs=_template_variables(request),
         reasoning_effort=_effort(request),
@@ -160,17 +162,28 @@ def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
         raise unsupported("thinking", "this model's thinking cannot be disabled")
 
 
-def _messages(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+def _messages(request: CountTokensRequest, tools: OfferedTools) -> Iterator[dict[str, Any]]:
     if not request.messages:
         raise InvalidParameter("messages", f"must have 1 to {MAX_MESSAGES} entries")
-    if request.system:
-        yield {"role": "system", "content": text_content(request.system)}
+    if system := _system(request.system):
+        yield {"role": "system", "content": text_content(system)}
     is_empty = True
-    for turn in turns(request.messages):
+    for turn in turns(request.messages, tools):
         is_empty = False
         yield turn
     if is_empty:
         raise InvalidParameter("messages", "no message has content that the model sees")
+
+
+def _system(system: str | Sequence[TextBlock] | None) -> str | Sequence[TextBlock] | None:
+    """Returns the system prompt without Claude Code's billing header.
+
+    The header is for Anthropic and not for the model. It differs from conversation to conversation,
+    at the prompt's beginning: none would share a prefix with another.
+    """
+    if system is None or isinstance(system, str):
+        return system
+    return [block for block in system if not block.text.startswith(BILLING_HEADER)]
 
 
 def _output(request: CountTokensRequest) -> RequestedGrammar | None:

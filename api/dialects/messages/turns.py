@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from api.dialects.messages.blocks import (
@@ -28,11 +29,16 @@ from api.dialects.messages.blocks import (
     SystemMessage,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
+    ToolNameReference,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserMessage,
+    last_summary,
 )
+from api.dialects.messages.offered_tools import OfferedTools, added_name
 from api.errors import image_not_supported, input_not_supported
 from api.generation.messages import MAX_CALLS, left_out_part
 from shared.messages import InvalidParameter
@@ -41,24 +47,24 @@ _THOUGHTS = "reasoning_content"
 FAILED_PREFIX = "Error: "  # of the result of a call that failed
 
 Content = str | list[dict[str, str]]
-_Readable = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | SearchResultBlock
-    | ToolReferenceBlock
-    | BrowserStateBlock
-)
+_Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | BrowserStateBlock
 
 
-def turns(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yields the messages as templates know them. CPU-bound for long conversations.
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the blocks so far have told."""
+
+    tools: OfferedTools
+    names: dict[str, str] = field(default_factory=dict)  # id of a call -> name of its tool
+
+
+def turns(messages: Sequence[Message], tools: OfferedTools) -> Iterator[dict[str, Any]]:
+    """Yields the messages as templates know them, once. CPU-bound for long conversations.
 
     Raises InvalidParameter.
     """
-    names: dict[str, str] = {}  # id of a call -> name of its tool
     turn: dict[str, Any] | None = None
-    for part in _all_parts(messages, names):
+    for part in _all_parts(messages, _Seen(tools)):
         if turn is not None and _same_turn(turn, part):
             _join(turn, part)
             continue
@@ -76,86 +82,83 @@ def text_content(content: str | Sequence[TextBlock]) -> Content:
     return [_part(block.text) for block in content]
 
 
-def _all_parts(messages: Sequence[Message], names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    at, summary = _summary(messages)
+def _all_parts(messages: Sequence[Message], seen: _Seen) -> Iterator[dict[str, Any]]:
+    first, begin, summary = last_summary(messages)
     if summary is not None:
         yield {"role": "user", "content": [_part(summary)]}
     last_user = max(
         (index for index, message in enumerate(messages) if isinstance(message, UserMessage)),
         default=-1,
     )
-    for index, message in enumerate(messages[at:], start=at):
+    for index, message in enumerate(messages[first:], start=first):
         if isinstance(message, SystemMessage):
             if not message.content and message.output_config is None:
                 raise InvalidParameter(f"messages.{index}.content", "must not be empty")
             is_over = message.clear_at == "next_user_message" and index < last_user
-            content = "" if is_over else _system(message)
+            content = _system(message, seen.tools, is_over=is_over)
             if content:
                 yield {"role": "system", "content": content}
         else:
-            yield from _parts(message, f"messages.{index}", names)
+            yield from _parts(message, f"messages.{index}", begin if index == first else 0, seen)
 
 
-def _summary(messages: Sequence[Message]) -> tuple[int, str | None]:
-    """Returns where the last summary of a conversation is, and its text; (0, None): there is
-    none."""
-    for index in range(len(messages) - 1, -1, -1):
-        content = messages[index].content
-        for block in () if isinstance(content, str) else reversed(content):
-            if isinstance(block, CompactionBlock) and block.content:
-                return index, block.content
-    return 0, None
-
-
-def _system(message: SystemMessage) -> Content:
+def _system(message: SystemMessage, tools: OfferedTools, *, is_over: bool) -> Content:
+    """Returns the texts of a late system message; of one that is over, the changes of the tools."""
     if isinstance(message.content, str):
-        return message.content
-    return text_content([block for block in message.content if isinstance(block, TextBlock)])
+        return "" if is_over else message.content
+    texts = []
+    for block in message.content:
+        match block:
+            case TextBlock(text=text):
+                texts += [] if is_over else [text]
+            case ToolAdditionBlock():
+                name = added_name(block)
+                texts += [] if name is None else [tools.found(name)]
+            case ToolRemovalBlock(tool=ToolNameReference(name=name)):
+                texts.append(f"The tool '{name}' is not available any more.")
+    return [_part(text) for text in texts]
 
 
 def _parts(
-    message: UserMessage | AssistantMessage, path: str, names: dict[str, str]
+    message: UserMessage | AssistantMessage, path: str, begin: int, seen: _Seen
 ) -> Iterator[dict[str, Any]]:
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     if not message.content:
         raise InvalidParameter(f"{path}.content", "must not be empty")
-    begin = next(  # behind the summary, if it is in this message
-        (
-            index + 1
-            for index in range(len(message.content) - 1, -1, -1)
-            if isinstance(block := message.content[index], CompactionBlock) and block.content
-        ),
-        0,
-    )
     if isinstance(message, AssistantMessage):
-        yield from _assistant(message.content[begin:], f"{path}.content", begin, names)
+        yield from _assistant(message.content[begin:], f"{path}.content", begin, seen)
     else:
-        yield from _user(message.content[begin:], f"{path}.content", begin, names)
+        yield from _user(message.content[begin:], f"{path}.content", begin, seen)
 
 
-def _user(
-    blocks: Sequence[Any], path: str, begin: int, names: dict[str, str]
-) -> Iterator[dict[str, Any]]:
+def _user(blocks: Sequence[Any], path: str, begin: int, seen: _Seen) -> Iterator[dict[str, Any]]:
     is_own = not any(isinstance(block, ToolResultBlock) for block in blocks)
     for index, block in enumerate(blocks, start=begin):
         if isinstance(block, ToolResultBlock):
-            yield _tool_result(block, f"{path}.{index}", names)
+            yield _tool_result(block, f"{path}.{index}", seen)
         elif not isinstance(block, DroppedBlock | CompactionBlock):
             own_path = f"{path}.{index}" if is_own else None
             yield {"role": "user", "content": [_part(_read(block, own_path))]}
 
 
-def _tool_result(block: ToolResultBlock, path: str, names: dict[str, str]) -> dict[str, Any]:
-    name = names.get(block.tool_use_id)
+def _tool_result(block: ToolResultBlock, path: str, seen: _Seen) -> dict[str, Any]:
+    name = seen.names.get(block.tool_use_id)
     if name is None:
         raise InvalidParameter(
             f"{path}.tool_use_id", "must be the id of a tool_use in an earlier message"
         )
     content: Content
     if isinstance(block.content, list):
-        content = [_part(_read(inner, None)) for inner in block.content] or ""
+        content = [
+            _part(
+                seen.tools.found(inner.tool_name)
+                if isinstance(inner, ToolReferenceBlock)
+                else _read(inner, None)
+            )
+            for inner in block.content
+        ] or ""
     else:
         content = block.content or ""
     if block.is_error:
@@ -172,8 +175,6 @@ def _read(block: _Readable, own_path: str | None) -> str:
     match block:
         case TextBlock(text=text):
             return text
-        case ToolReferenceBlock(tool_name=name):
-            return f"The tool '{name}' is available."
         case SearchResultBlock():
             texts = [part.text for part in block.content]
             return "\n".join([block.title, block.source, *texts])
@@ -203,7 +204,7 @@ def _document(block: DocumentBlock, own_path: str | None) -> str:
 
 
 def _assistant(
-    blocks: Sequence[Any], path: str, begin: int, names: dict[str, str]
+    blocks: Sequence[Any], path: str, begin: int, seen: _Seen
 ) -> Iterator[dict[str, Any]]:
     turn: dict[str, Any] = {"role": "assistant"}
     texts, thoughts, calls = [], [], []
@@ -213,9 +214,9 @@ def _assistant(
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            if block.id in names:
+            if block.id in seen.names:
                 raise InvalidParameter(f"{path}.{index}.id", "must be unique")
-            names[block.id] = block.name
+            seen.names[block.id] = block.name
             calls.append(_call(block))
     if texts:
         turn["content"] = texts

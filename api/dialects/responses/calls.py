@@ -108,32 +108,23 @@ def _patch_output(item: Item) -> str:
     return f"{item['status']}: {output}" if output else str(item["status"])
 
 
-def _search_output(item: Item) -> str:
-    names = []
-    for tool in item["tools"]:
-        inner = tool.get("tools") if tool["type"] == "namespace" else None
-        space = None if inner is None else tool["name"]
-        names += [flat_name(str(one.get("name", one["type"])), space) for one in inner or [tool]]
-    return f"Tools found: {', '.join(names)}" if names else "No tools found."
-
-
 _OUTPUTS: Mapping[str, Callable[[Item], Any]] = {
     "function_call_output": lambda item: item["output"],
     "custom_tool_call_output": lambda item: item["output"],
     "local_shell_call_output": lambda item: item["output"],
     "shell_call_output": _shell_output,
     "apply_patch_call_output": _patch_output,
-    "tool_search_output": _search_output,
 }
 
 
 def is_call_output(item: Item) -> bool:
     """Returns whether an item is the result of a call."""
-    return item["type"] in _OUTPUTS
+    return item["type"] in _OUTPUTS or item["type"] == "tool_search_output"
 
 
 def call_output(item: Item) -> Any:
-    """Returns the text of a result of `is_call_output`, or its parts."""
+    """Returns the text of a result of `is_call_output`, or its parts; that of a search is in
+    OfferedTools."""
     return _OUTPUTS[item["type"]](item)
 
 

@@ -17,6 +17,7 @@ from api.dialects.responses.calls import (
     is_call_output,
 )
 from api.dialects.responses.items import decoded_content
+from api.dialects.responses.shown_tools import is_search_without_call
 from api.generation.messages import MAX_CALLS
 from shared.messages import InvalidParameter
 
@@ -29,8 +30,11 @@ SUMMARY_REQUEST = (
 SUMMARY_OPENING = "This is a summary of the conversation so far:"
 
 
-def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Returns the conversation as chat templates know it. `items` are kept ones.
+def chat_messages(
+    instructions: str | None, items: Sequence[Item], found: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """Returns the conversation as chat templates know it. `items` are kept ones; `found` has texts
+    for those that bring tools, by index (OfferedTools).
 
     Raises InvalidParameter for calls of one turn that are too many or have the same id.
     """
@@ -39,12 +43,17 @@ def chat_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
         messages.append({"role": "system", "content": instructions})
     turn: dict[str, Any] | None = None
     names: dict[str, str] = {}  # id of a call -> name of its tool
-    for item in items:
-        if item["type"] == "additional_tools" or _is_without_call(item, names):
-            continue  # its tools count, see `all_tools`
+    for index, item in enumerate(items):
+        if is_search_without_call(item, names):
+            continue  # its tools are listed
+        if item["type"] == "additional_tools":
+            if found[index]:
+                turn = None
+                messages.append({"role": "system", "content": found[index]})
+            continue
         if not _is_assistants(item):
             turn = None
-            messages.append(_message(item, names))
+            messages.append(_message(item, names, found.get(index)))
             continue
         if turn is None or not _fits(turn, item):
             turn = {"role": "assistant", "content": ""}
@@ -70,10 +79,6 @@ def check_calls(earlier: Sequence[Item], items: Sequence[Item]) -> None:
             raise InvalidParameter(
                 f"input.{index}.call_id", "no call with this call_id comes before it"
             )
-
-
-def _is_without_call(item: Item, names: Mapping[str, str]) -> bool:
-    return item["type"] == "tool_search_output" and item.get("call_id") not in names
 
 
 def _is_assistants(item: Item) -> bool:
@@ -114,7 +119,7 @@ def _thought(item: Item) -> str:
     return "\n".join(part["text"] for part in parts or item["summary"])
 
 
-def _message(item: Item, names: dict[str, str]) -> dict[str, Any]:
+def _message(item: Item, names: dict[str, str], found: str | None) -> dict[str, Any]:
     if item["type"] == "message":
         role = "system" if item["role"] == "developer" else item["role"]
         return {"role": role, "content": _content(item["content"])}
@@ -123,7 +128,7 @@ def _message(item: Item, names: dict[str, str]) -> dict[str, Any]:
         return {"role": "user", "content": f"{SUMMARY_OPENING}\n{summary}"}
     return {
         "role": "tool",
-        "content": _content(call_output(item)),
+        "content": _content(call_output(item) if found is None else found),
         "tool_call_id": item["call_id"],
         "name": names[item["call_id"]],  # see `check_calls`
     }

@@ -162,6 +162,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
             "completed" if is_complete else "incomplete",
             usage=self._usage(end.usage),
             incomplete=None if is_complete else "max_output_tokens",
+            completed_ms=end.ended_ms if is_complete else None,
         )
 
     def _usage(self, usage: Usage) -> Payload:
@@ -185,6 +186,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         error: Payload | None = None,
         incomplete: str | None = None,
         item_status: str = "in_progress",
+        completed_ms: int | None = None,
     ) -> Payload:
         return response_payload(
             self._request,
@@ -194,6 +196,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
             usage=usage,
             error=error,
             incomplete=incomplete,
+            completed_at=None if completed_ms is None else completed_ms // 1000,
         )
 
     def _numbered(self, events: Iterable[Payload]) -> list[Payload]:

@@ -227,9 +227,11 @@ class ResponseObject(ResponseModel):
     id: str
     object: Literal["response"]
     created_at: int
+    completed_at: int | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
     error: dict[str, Any] | None
+    frequency_penalty: float
     incomplete_details: dict[str, Any] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -237,6 +239,7 @@ class ResponseObject(ResponseModel):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     store: bool
     temperature: float
@@ -246,7 +249,6 @@ class ResponseObject(ResponseModel):
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    completed_at: int | None = None
 
 
 class InputTokens(ResponseModel):

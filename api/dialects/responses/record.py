@@ -38,6 +38,8 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     text_format: dict[str, Any]
     temperature: float
     top_p: float
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     background: bool
     store: bool
     parallel_tool_calls: bool
@@ -76,6 +78,8 @@ def stored_request(
         text_format=_payload(request.text.format or ResponseFormatText(type="text")),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         background=request.background,
         store=request.store,
         parallel_tool_calls=request.parallel_tool_calls,
@@ -121,15 +125,19 @@ def response_payload(
     usage: Payload | None,
     error: Payload | None,
     incomplete: str | None,
+    completed_at: int | None,
 ) -> Payload:
-    """Returns OpenAI's response object. `incomplete`: the reason of an incomplete one."""
+    """Returns OpenAI's response object. `incomplete`: the reason of an incomplete one.
+    `completed_at`: Unix time in seconds; None unless it is completed."""
     return {
         "id": response_id,
         "object": "response",
         "created_at": request.created_s,
+        "completed_at": completed_at,
         "status": status,
         "background": request.background,
         "error": error,
+        "frequency_penalty": request.frequency_penalty,
         "incomplete_details": None if incomplete is None else {"reason": incomplete},
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
@@ -138,6 +146,7 @@ def response_payload(
         "model": request.card.name,
         "output": output,
         "parallel_tool_calls": request.parallel_tool_calls,
+        "presence_penalty": request.presence_penalty,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": request.reasoning_effort, "summary": None},

@@ -17,10 +17,11 @@ from api.dialects.responses.protocol import (
 )
 from api.dialects.responses.record import encode_request, stored_request
 from api.dialects.responses.shown_tools import (
+    OfferedTools,
     Shown,
     chosen_name,
     custom_grammars,
-    shown_tools,
+    offered_tools,
 )
 from api.dialects.responses.store import ResponseStore
 from api.dialects.responses.tools import (
@@ -30,7 +31,6 @@ from api.dialects.responses.tools import (
     ToolChoiceBuiltin,
     ToolChoiceHosted,
     ToolChoiceNamed,
-    tools_of,
 )
 from api.errors import unsupported
 from api.generation.grammars import (
@@ -44,7 +44,7 @@ from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
 from api.generation.protocol import job_lane
 from api.generation.sampling import ContextBudget, ResponseSize, renamed_parameters, sampling_params
-from api.generation.tools import MAX_TOOLS, Toolbox, ToolUse
+from api.generation.tools import Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
@@ -62,20 +62,21 @@ def chat_input(
     request: ResponseRequest,
     items: Sequence[Item],
     call_id_seed: str,
-    shown: Sequence[Shown] | None = None,
+    tools: OfferedTools | None = None,
 ) -> ChatInput:
     """Returns what the prompt is made of. `items`: the whole conversation, the request's own last.
-    `shown`: its tools, where they are known.
+    `tools`: its tools, where they are known.
 
     CPU-bound for long conversations: run it in the thread pool. Raises InvalidParameter.
     """
     _check_reasoning(request.reasoning)
-    shown = all_tools(request, items) if shown is None else shown
-    messages = chat_messages(request.instructions, items)
-    tool_use, output = _tool_use(request, shown), _output(request.text.format)
+    tools = offered_tools(request.tools, items) if tools is None else tools
+    messages = chat_messages(request.instructions, items, tools.found)
+    tool_use, output = _tool_use(request, tools), _output(request.text.format)
     if request.is_compaction:
         messages.append({"role": "user", "content": SUMMARY_REQUEST})
-        tool_use, output = ToolUse(), None
+        # They stay listed: the prefix of the conversation lasts.
+        tool_use, output = ToolUse(tool_use.tools), None
     return ChatInput(
         messages=messages,
         tool_use=tool_use,
@@ -98,8 +99,11 @@ def _check_reasoning(reasoning: ResponseReasoning) -> None:
             raise unsupported(f"reasoning.{name}", "it cannot be set")
 
 
-def _tool_use(request: ResponseRequest, shown: Sequence[Shown]) -> ToolUse:
-    toolbox = Toolbox((tool for tool, _ in shown), parallel=request.parallel_tool_calls)
+def _tool_use(request: ResponseRequest, tools: OfferedTools) -> ToolUse:
+    shown = tools.shown
+    toolbox = Toolbox(
+        (tool for tool, _ in shown), parallel=request.parallel_tool_calls, listed=tools.listed
+    )
     choice = request.tool_choice
     if isinstance(choice, str):
         if choice == "required" and request.tools and not shown:
@@ -146,31 +150,6 @@ def _holds_input(model: ServedModel) -> bool:
     """Returns whether the input of a custom tool can be kept to its grammar."""
     card = model.card
     return card.structured_output and tool_format_of(card.tool_format) not in _TAGGED
-
-
-def all_tools(
-    request: ResponseRequest, items: Sequence[Item], *, enforced: bool = True
-) -> list[Shown]:
-    """Returns the functions that the model is shown: the request's tools and those that its items
-    add. `enforced`: the input of custom tools is kept to their grammars. Raises InvalidParameter.
-    """
-    shown = list(shown_tools(request.tools, "tools"))
-    names = {tool.name for tool, _ in shown}
-    for item in items:
-        if item["type"] not in ("tool_search_output", "additional_tools"):
-            continue
-        for tool, target in shown_tools(tools_of(item["tools"]), "input"):
-            if tool.name not in names:  # a search may find what is known
-                names.add(tool.name)
-                shown.append((tool, target))
-    if len(shown) > MAX_TOOLS:
-        raise InvalidParameter("tools", f"at most {MAX_TOOLS}, those in namespaces included")
-    if enforced:
-        return shown
-    return [
-        (replace(tool, strict=tool.strict and target.kind != CUSTOM), target)
-        for tool, target in shown
-    ]
 
 
 def _output(text_format: TextFormat | None) -> RequestedGrammar | None:
@@ -274,13 +253,15 @@ def _prompt(
     check_calls(earlier, items)
     whole = [*earlier, *items]
     enforced = _holds_input(model)
-    shown = all_tools(params, whole, enforced=enforced)
+    tools = offered_tools(params.tools, whole, enforced=enforced)
     if enforced:
         _check_grammars(model, params)
     with renamed_parameters(PARAM_NAMES):
-        prompt = _prepared(model, params, whole, shown, job_id, must_fit=must_fit)
+        prompt = _prepared(model, params, whole, tools, job_id, must_fit=must_fit)
     calls = {
-        tool.name: target for tool, target in shown if target != CallTarget(FUNCTION, tool.name)
+        tool.name: target
+        for tool, target in tools.shown
+        if target != CallTarget(FUNCTION, tool.name)
     }
     return items, calls, prompt
 
@@ -289,20 +270,20 @@ def _prepared(
     model: ServedModel,
     params: ResponseRequest,
     items: Sequence[Item],
-    shown: Sequence[Shown],
+    tools: OfferedTools,
     job_id: str,
     *,
     must_fit: bool,
 ) -> PreparedPrompt:
     """Returns the prompt; where custom tools' grammars are too large for it all, without them."""
     try:
-        chat = chat_input(params, items, job_id, shown)
+        chat = chat_input(params, items, job_id, tools)
         return prepare_prompt(model, chat, must_fit=must_fit)
     except InvalidParameter:
-        if not any(tool.strict and target.kind == CUSTOM for tool, target in shown):
+        if not any(tool.strict and target.kind == CUSTOM for tool, target in tools.shown):
             raise
-    shown = all_tools(params, items, enforced=False)
-    return prepare_prompt(model, chat_input(params, items, job_id, shown), must_fit=must_fit)
+    tools = offered_tools(params.tools, items, enforced=False)
+    return prepare_prompt(model, chat_input(params, items, job_id, tools), must_fit=must_fit)
 
 
 def _check_grammars(model: ServedModel, params: ResponseRequest) -> None:

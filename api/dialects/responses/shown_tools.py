@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from api.dialects.responses.calls import (
@@ -14,7 +15,9 @@ from api.dialects.responses.calls import (
     SHELL,
     TOOL_SEARCH,
     CallTarget,
+    Item,
     flat_name,
+    is_call,
 )
 from api.dialects.responses.tools import (
     ApplyPatchTool,
@@ -27,14 +30,77 @@ from api.dialects.responses.tools import (
     ShellTool,
     ToolSearchTool,
     is_hosted,
+    tools_of,
 )
 from api.generation.protocol import RequestModel
 from api.generation.regular_lark import regular_expression
-from api.generation.tools import NO_PARAMETERS, Tool
+from api.generation.tools import MAX_TOOLS, NO_PARAMETERS, Tool
 from shared.messages import Grammar, InvalidParameter
 from shared.text.grammar import lark_grammar, regex_grammar
 
 Shown = tuple[Tool, CallTarget]  # a function, and the item that a call of it becomes
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The functions that the model is shown: those of the request, and those that items add.
+
+    `listed`: at the prompt's beginning. `found` has a text for each item that adds tools where it
+    stands, by the item's index: with definitions of those that are not listed.
+    """
+
+    shown: list[Shown]
+    listed: list[Tool]
+    found: Mapping[int, str]
+
+
+def offered_tools(
+    tools: Sequence[RequestModel], items: Sequence[Item], *, enforced: bool = True
+) -> OfferedTools:
+    """Returns the functions of a request with `tools` and the whole conversation. `enforced`: the
+    input of custom tools is kept to their grammars.
+
+    What a server's search found has no place among the messages and is listed. So is everything
+    where the request has no tools: templates show how tools are called where they list some.
+    Raises InvalidParameter.
+    """
+    shown = [_kept_to(one, enforced) for one in shown_tools(tools, "tools")]
+    known = {tool.name for tool, _ in shown}
+    listed = [tool for tool, _ in shown]
+    lists_all = not listed
+    found: dict[int, str] = {}
+    call_ids = set()
+    for index, item in enumerate(items):
+        if is_call(item):
+            call_ids.add(item["call_id"])
+        if item["type"] not in ("tool_search_output", "additional_tools"):
+            continue
+        texts = []
+        has_place = not is_search_without_call(item, call_ids)
+        for one in shown_tools(tools_of(item["tools"]), "input"):
+            tool, target = _kept_to(one, enforced)
+            is_new = tool.name not in known  # a search may find what is known
+            known.add(tool.name)
+            shown += [(tool, target)] if is_new else []
+            is_listed = is_new and (lists_all or not has_place)
+            listed += [tool] if is_listed else []
+            texts.append(tool.announcement(is_known=is_listed or not is_new))
+        is_silent = item["type"] == "additional_tools" and lists_all
+        found[index] = "" if is_silent else "\n".join(texts) or "No tools found."
+    if len(shown) > MAX_TOOLS:
+        raise InvalidParameter("tools", f"at most {MAX_TOOLS}, those in namespaces included")
+    return OfferedTools(shown, listed, found)
+
+
+def is_search_without_call(item: Item, call_ids: Container[str]) -> bool:
+    """Returns whether an item is the result of a search that the server made."""
+    return item["type"] == "tool_search_output" and item.get("call_id", "") not in call_ids
+
+
+def _kept_to(shown: Shown, enforced: bool) -> Shown:
+    tool, target = shown
+    is_strict = tool.strict and (enforced or target.kind != CUSTOM)
+    return replace(tool, strict=is_strict), target
 
 
 def shown_tools(tools: Sequence[RequestModel], param: str) -> Iterator[Shown]:

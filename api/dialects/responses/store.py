@@ -109,10 +109,7 @@ class ResponseStore:
             if end.code in READERS_ERRORS:
                 raise response_not_found(stored.name)
             return ReadResponse(formatter.failed_response(end), end)
-        payload = formatter.whole(end)
-        if payload["status"] == "completed":
-            payload["completed_at"] = await self._ended_s(stored.record)
-        return ReadResponse(payload, end)
+        return ReadResponse(formatter.whole(end), end)
 
     async def earlier_items(self, tenant: str, name: str | None) -> list[Item]:
         """Returns the items of all turns up to the response `name`, its own output last.
@@ -194,13 +191,6 @@ class ResponseStore:
                     return event
             if not events:
                 return None
-
-    async def _ended_s(self, record: JobRecord) -> int | None:
-        ended_ms = record.ended_ms
-        if ended_ms is None:  # it ended between the looks at its record and at its log
-            again = await self._jobs.get(record.job_id)
-            ended_ms = None if again is None else again.ended_ms
-        return None if ended_ms is None else ended_ms // 1000
 
 
 def response_not_found(name: str) -> ClientError:

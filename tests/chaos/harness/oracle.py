@@ -135,6 +135,8 @@ class StoreOracle:
             return  # its reader saw the end, and the shorter retention is over
         num_tokens = num_bytes = 0
         for entry_id, fields in rows[:-1]:
+            if fields.get(b"k") == b"prompt" and not num_tokens:
+                continue  # log probabilities of the prompt
             assert b"k" not in fields, f"{job_id}: an end before the end"
             num_tokens += len(fields[b"t"].split())
             num_bytes += len(fields[b"d"])

@@ -295,18 +295,25 @@ static void turn_tile(const char* x, i64 stride, char* to, i64 rows, i64 items) 
     });
 }
 
-// A row of x [k] as the int8 products quantize it, in y: times `factors` [2 k], and a Hadamard transform
-// spreads the first p numbers, p the largest power of two up to k. Where k is no power of two, the last p
-// of that get the same, with the factors behind the first k.
+// A row of x [k] as the int8 products quantize it, in y: times `factors` [2 k], and spread by Hadamard
+// transforms of each 16 numbers and of the first groups of 16, the largest power of two of them. Where
+// that is not all, the last groups, which are about twice as many as the rest, follow, with the factors
+// behind the first k.
 static void spread(const bf16* x, i64 k, const float* factors, float* y) {
-  i64 p = 16;
-  while (2 * p <= k) p *= 2;
-  for (i64 i = 0; i < k; i += 16) store(y + i, mul(load(x + i), load(factors + i)));
-  hadamard(y, p);
-  if (p == k) return;
-  y += k - p, factors += k + k - p;
-  for (i64 i = 0; i < p; i += 16) store(y + i, mul(load(y + i), load(factors + i)));
-  hadamard(y, p);
+  i64 first = 16;
+  while (2 * first <= k) first *= 2;
+  const auto within = [&](i64 i, F scale) {
+    return hadamard(mul(mul(load(x + i), load(factors + i)), scale));
+  };
+  for (i64 i = first; i < k; i += 16) store(y + i, within(i, splat(0.25f)));
+  const F scale = splat(1.0f / std::sqrt((float)first));
+  mix_vectors(y, first, [&](i64 i) { return within(i, scale); });
+  if (first == k) return;
+  i64 last = std::min<i64>(first, 8 * 16);
+  while (last < first && last < 2 * (k - first)) last *= 2;
+  y += k - last, factors += k + k - last;
+  const F last_scale = splat(4.0f / std::sqrt((float)last));
+  mix_vectors(y, last, [&](i64 i) { return mul(mul(load(y + i), load(factors + i)), last_scale); });
 }
 
 // ROWS rows of x, 1 or 4, spread, as u8 around 128: every 4 numbers of a row `stride` bytes apart, the

@@ -7,6 +7,7 @@ struct F { float32x4_t v[4]; };  // 16 floats
 struct I { int32x4_t v[4]; };    // 16 int32
 struct W { uint8x16_t v[4]; };   // 64 bytes: 16 pairs of bf16, or 16 quadruples of int8
 constexpr int kTileRows = 2;     // 16 accumulators, 8 registers of weights: 24 of the 32
+constexpr int kCombined = 4;  // vectors of a Hadamard transform in registers
 
 #define EACH(result, expression)                 \
   do {                                           \

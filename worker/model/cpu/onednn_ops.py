@@ -20,6 +20,8 @@ from worker.model.layers.ops import Multiply, TorchOps
 
 _LEAST_PEAK = 1e-10
 _ROWS_AT_ONCE = 4096
+_LANES = 16  # numbers of a group, a vector of the kernels
+_LEAST_LAST = 8  # groups that are transformed together
 _MOST_BALANCE = 100.0
 # Packing depends on the number of rows it is made for. Packed for one, all numbers stay correct
 # and decoding is fast; packed for many, a single row is slow.
@@ -42,34 +44,40 @@ def _hadamard(size: int) -> Tensor:
     return matrix / math.sqrt(size)
 
 
-def _transformed(x: Tensor) -> Tensor:
-    """Returns rows of float32 times the Hadamard matrix of their size, as two smaller products."""
-    rows, size = x.shape
-    low = 1 << (size.bit_length() - 1) // 2
-    high = size // low
-    there = x.reshape(-1, low) @ _hadamard(low)
-    return (_hadamard(high) @ there.view(rows, high, low)).view(rows, size)
+def _mixed(x: Tensor) -> Tensor:
+    """Returns x [rows, groups, lanes] times the Hadamard matrix of the groups, a power of two of
+    them, as two smaller products."""
+    rows, groups, lanes = x.shape
+    low = 1 << (groups.bit_length() - 1) // 2
+    high = groups // low
+    there = _hadamard(low) @ x.reshape(rows * high, low, lanes)
+    return (_hadamard(high) @ there.view(rows, high, low * lanes)).view(x.shape)
 
 
 def spread(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """Returns x [rows, size], times `scale` [size], by an orthogonal matrix, in float32.
 
-    A few channels of activations are many times as large as the rest. Spread over all places, the
+    A few channels of activations are many times as large as the rest. Spread over many places, the
     largest number is about as large as in noise, and one scale serves the whole row. Products of x
-    and a weight that are both spread are the same. Signs are changed and the first p numbers, p the
-    largest power of two, get a Hadamard transform; where `size` is more, so do the last p of the
-    result.
+    and a weight that are both spread are the same. Signs are changed, then each 16 numbers get a
+    Hadamard transform, then the first groups of 16, the largest power of two of them. Where that is
+    not all, the last groups get signs and a transform, too: about twice as many as the rest.
     """
-    size = x.shape[1]
-    power = 1 << (size.bit_length() - 1)
-    rest = size - power
-    factors = spreading_factors(size, scale)
-    x = x.float() * factors[:size]
-    if not rest:
-        return _transformed(x)
-    first = torch.cat((_transformed(x[:, :power]), x[:, power:]), dim=1)
-    last = _transformed(first[:, rest:] * factors[size + rest :])
-    return torch.cat((first[:, :rest], last), dim=1)
+    rows, size = x.shape
+    lanes = min(_LANES, size & -size)
+    groups = size // lanes
+    first = 1 << (groups.bit_length() - 1)
+    factors = spreading_factors(size, scale).view(2, groups, lanes)
+    within = (x.float().reshape(rows, groups, lanes) * factors[0]) @ _hadamard(lanes)
+    mixed = _mixed(within[:, :first])
+    if first < groups:
+        last = min(first, _LEAST_LAST)
+        while last < first and last < 2 * (groups - first):
+            last *= 2
+        mixed = torch.cat((mixed, within[:, first:]), dim=1)
+        there = _mixed(mixed[:, -last:] * factors[1, -last:])
+        mixed = torch.cat((mixed[:, :-last], there), dim=1)
+    return mixed.reshape(rows, size)
 
 
 def spreading_factors(size: int, scale: Tensor | None = None) -> Tensor:

@@ -53,6 +53,7 @@ struct F { __m512 v; };    // 16 floats
 struct I { __m512i v; };   // 16 int32
 struct W { __m512i v; };   // 64 bytes: 16 pairs of bf16, or 16 quadruples of int8
 constexpr int kTileRows = 12;  // 24 accumulators, 2 weights: 26 of the 32 registers
+constexpr int kCombined = 8;   // vectors of a Hadamard transform in registers
 
 INLINE F splat(float x) { return {_mm512_set1_ps(x)}; }
 INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -128,6 +129,7 @@ struct F { __m256 a, b; };
 struct I { __m256i a, b; };
 struct W { __m256i a, b; };
 constexpr int kTileRows = 2;  // 8 accumulators of the 16 registers
+constexpr int kCombined = 4;  // vectors of a Hadamard transform in registers
 
 INLINE F splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -295,25 +297,31 @@ INLINE F hadamard(F x) {
   return fma(x, load(kSigns[3]), swapped<8>(x));
 }
 
-// x [p] times the Hadamard matrix of p over sqrt(p), where it lies. p is a power of two, at least 16.
-static inline void hadamard(float* x, int64_t p) {
-  const F scale = splat(1.0f / std::sqrt((float)p));
-  for (int64_t i = 0; i < p; i += 16) store(x + i, hadamard(mul(load(x + i), scale)));
-  int64_t step = 16;
-  if (__builtin_ctzll(p) % 2) {
-    for (int64_t i = 0; i < p; i += 32) {
-      const F a = load(x + i), b = load(x + i + 16);
-      store(x + i, add(a, b)), store(x + i + 16, less(a, b));
+// The steps of a Hadamard transform of x [p] that combine numbers `step`, 2 * step, ... apart, N vectors
+// at once in registers: as many as are left, at most N. `read(i)` gives numbers [i, i + 16) of what is
+// transformed. Returns the step that is next.
+template <int N, class Read>
+INLINE int64_t combine(float* x, int64_t p, int64_t step, const Read& read) {
+  if constexpr (N > 1)
+    if (step * N > p) return combine<N / 2>(x, p, step, read);
+  for (int64_t begin = 0; begin < p; begin += N * step)
+    for (int64_t i = begin; i < begin + step; i += 16) {
+      F v[N];
+      UNROLL for (int j = 0; j < N; ++j) v[j] = read(i + j * step);
+      UNROLL for (int apart = 1; apart < N; apart *= 2)
+        UNROLL for (int j = 0; j < N; ++j)
+          if (!(j & apart)) {
+            const F a = v[j], b = v[j + apart];
+            v[j] = add(a, b), v[j + apart] = less(a, b);
+          }
+      UNROLL for (int j = 0; j < N; ++j) store(x + i + j * step, v[j]);
     }
-    step = 32;
-  }
-  for (; step < p; step *= 4)  // two steps of two at once
-    for (int64_t begin = 0; begin < p; begin += 4 * step)
-      for (int64_t i = begin; i < begin + step; i += 16) {
-        const F a = load(x + i), b = load(x + i + step);
-        const F c = load(x + i + 2 * step), d = load(x + i + 3 * step);
-        const F ab = add(a, b), cd = add(c, d), a_b = less(a, b), c_d = less(c, d);
-        store(x + i, add(ab, cd)), store(x + i + step, add(a_b, c_d));
-        store(x + i + 2 * step, less(ab, cd)), store(x + i + 3 * step, less(a_b, c_d));
-      }
+  return step * N;
+}
+
+// x [p], p / 16 vectors that `read` gives, times the Hadamard matrix of p / 16, a power of two. `read` may
+// read x.
+template <class Read> static inline void mix_vectors(float* x, int64_t p, const Read& read) {
+  int64_t step = combine<kCombined>(x, p, 16, read);
+  while (step < p) step = combine<kCombined>(x, p, step, [&](int64_t i) { return load(x + i); });
 }

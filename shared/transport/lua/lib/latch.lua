@@ -101,7 +101,7 @@ local function latch(id, ending)
   -- log find the end in the hash.
   redis.pcall('XADD', log_key, whole(tonumber(n) + 1) .. '-0', 'k', 'end', 'n', n, 'b', b,
     'state', ending.state, 'reason', ending.reason, 'stop_reason', stop_reason, 'message', message,
-    'prompt_tokens', prompt, 'cached_tokens', cached)
+    'prompt_tokens', prompt, 'cached_tokens', cached, 'end_ms', whole(ended_ms))
   redis.call('PEXPIRE', log_key, retain_ms)
   redis.call('PEXPIRE', job_key, retain_ms)
   redis.call('PEXPIRE', P .. 'facts:' .. id, retain_ms)
@@ -113,8 +113,10 @@ local function latch(id, ending)
   redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))
   redis.call('ZREMRANGEBYRANK', index, 0, -(ENDED_INDEX_MAX + 1))
   redis.call('PEXPIRE', index, RETAIN_MS)
+  -- A finished job has no message: its frame ends with the time.
+  local last = ending.state == 'finished' and whole(ended_ms) or message
   redis.call(PUBLISH, P .. 'ch:' .. id, table.concat(
-    {'E', n, ending.state, ending.reason, b, prompt, cached, stop_reason, message}, '|'))
+    {'E', n, ending.state, ending.reason, b, prompt, cached, stop_reason, last}, '|'))
   if old == 'running' and owner ~= '' and ending.by ~= owner then
     redis.call(PUBLISH, P .. 'ctl:' .. owner, id)
   end

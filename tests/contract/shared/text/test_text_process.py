@@ -13,7 +13,7 @@ import pytest
 
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text import served_text
-from shared.text.base import TextInvalid
+from shared.text.base import RenderingUnavailable, TextInvalid
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.model_card import ModelCard, TextModel
 from shared.text.remote_text import RemoteGrammars, RemoteTokenizer, TextProcess
@@ -146,3 +146,6 @@ def test_large_vocabularies_are_loaded_in_a_process(
     assert not text.is_local
     assert text.tokenizer.encode("hello") == both.here.tokenizer.encode("hello")
     assert text.chat_template is not None
+    text.close()
+    with pytest.raises(RenderingUnavailable):
+        text.tokenizer.encode("hello")

@@ -128,7 +128,8 @@ async def test_the_last_delta_and_the_end_are_one_step(transport: RedisTransport
     end = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 2, 2), stop_reason="E|\u00e9ND")
     result = await steps.say("w1", stream, [5, 6], "ab", end=end)
     assert result.status is AppendStatus.OK
-    assert await whole_log(steps, stream.job_id) == [
+    log = await whole_log(steps, stream.job_id)
+    assert log == [
         Delta(START, Cursor(2, 2), (5, 6), "ab"),
         Finished(Cursor(2, 2), FinishReason.STOP, Usage(3, 2, 2), "E|\u00e9ND"),
     ]
@@ -136,7 +137,8 @@ async def test_the_last_delta_and_the_end_are_one_step(transport: RedisTransport
     assert record is not None
     assert (record.state, record.reason, record.stop_reason) == ("finished", "stop", "E|\u00e9ND")
     assert (record.completion_tokens, record.cached_tokens) == (2, 2)
-    assert record.ended_ms is not None
+    assert isinstance(log[-1], Finished)
+    assert log[-1].ended_ms == record.ended_ms is not None
     await steps.assert_counters_true()
 
 

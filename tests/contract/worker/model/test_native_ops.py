@@ -218,7 +218,7 @@ def test_quantizing_is_off_by_half_a_step_at_most(size: int) -> None:
     assert (((rows.float() - 128) * scales - wide).abs() <= scales * 0.501).all()
 
 
-@table("size", [16, 48, 64, 192, 576, 1024, 7])
+@table("size", [16, 48, 64, 192, 576, 1024, 1040, 1536, 7])
 def test_spreading_keeps_products_and_leaves_no_number_large(size: int) -> None:
     x, weight = random(5, size).float(), random(9, size, seed=1).float()
     torch.testing.assert_close(spread(x) @ spread(weight).T, x @ weight.T, rtol=1e-4, atol=1e-3)

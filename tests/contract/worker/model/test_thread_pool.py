@@ -7,13 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from shared.cores import available_cores
+from tests.support.busy_neighbours import busy_neighbours
 from tests.support.cpu_kernels import NUM_THREADS, kernels
 from tests.support.native_models import build_stack, run_step
 from worker.model.cpu.library import NativeKernels
@@ -109,14 +109,3 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         [sys.executable, "-c", FORK], text=True, capture_output=True, timeout=TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-@contextmanager
-def busy_neighbours(count: int) -> Iterator[None]:
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()

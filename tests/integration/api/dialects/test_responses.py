@@ -102,6 +102,33 @@ def test_a_whole_answer_is_the_streamed_one_and_the_stored_one(
         assert raw_events(url, last.id) == [event.to_dict() for event in streamed]
 
 
+def test_every_reader_is_sent_the_same_time_of_completion(
+    client: OpenAI, service: RunningService, other_url: str
+) -> None:
+    streamed = list(create(client, stream=True, extra_body={}))
+    first, last = streamed[0].response, streamed[-1].response
+    assert (first.completed_at, last.status) == (None, "completed")
+    job = httpx.get(f"{service.base_url}/v1/jobs/{last.id}").json()
+    assert last.completed_at == int(job["ended_at"])
+    for url in (service.base_url, other_url):
+        assert raw_events(url, last.id) == [event.to_dict() for event in streamed]
+        stored = httpx.get(f"{url}/v1/responses/{last.id}").json()
+        assert stored == last.to_dict()
+    whole = create(client, extra_body={})
+    assert whole.completed_at == client.responses.retrieve(whole.id).completed_at is not None
+
+
+def test_penalties_take_effect_and_are_sent_back(client: OpenAI, service: RunningService) -> None:
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -1}
+    response = create(client, extra_body=GO_ON | penalties).to_dict()
+    assert {name: response[name] for name in penalties} == penalties
+    assert client.responses.retrieve(response["id"]).to_dict() == response
+    sampling = service.worker.seen[-1].job.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    default = create(client).to_dict()
+    assert (default["presence_penalty"], default["frequency_penalty"]) == (0, 0)
+
+
 def test_the_stream_helper_builds_the_response(client: OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="abc") as received:
         kinds = {event.type for event in received}

@@ -161,3 +161,11 @@ def test_a_404_names_the_right_base_url(urls: tuple[str, str], path: str, base: 
         assert answer.status_code == 404
         assert answer.text.count(f'base URL has to be {urls[0]}{base}"') == 1, answer.text
     assert "base URL" not in httpx.get(f"{urls[0]}/nothing/here").text
+
+
+def test_a_404_below_the_right_base_url_names_no_other_one(urls: tuple[str, str]) -> None:
+    fim = httpx.post(f"{urls[0]}/v1/fim/completions", json={})
+    assert fim.status_code == 404
+    assert "/v1/completions" in fim.json()["error"]["message"]
+    assert "base URL" not in fim.text
+    assert "base URL" not in httpx.post(f"{urls[0]}/v1/audio/completions", json={}).text

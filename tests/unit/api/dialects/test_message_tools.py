@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -44,6 +45,12 @@ def served(
 
 
 def names(use: ToolUse) -> list[str]:
+    """Returns what the model may call."""
+    return [tool.name for tool in use.callable]
+
+
+def listed(use: ToolUse) -> list[str]:
+    """Returns what the prompt lists at its beginning."""
     return [tool.name for tool in use.tools]
 
 
@@ -113,12 +120,15 @@ def test_members_without_effect_are_named() -> None:
 # --- tools that come later ---
 
 
+CALL: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {}}
+FOUND = [{"type": "tool_reference", "tool_name": "later"}]
+
+
 def referring(name: str) -> list[dict[str, Any]]:
     """A conversation in which a search found the tool."""
-    call = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {}}
     found = [{"type": "tool_reference", "tool_name": name}]
     result = {"type": "tool_result", "tool_use_id": "t", "content": found}
-    return [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    return [USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [result]}]
 
 
 def system(*blocks: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +150,8 @@ def test_a_deferred_tool_is_offered_once_the_conversation_names_it() -> None:
     assert names(served(SEARCH, LATER, messages=referring("later"))[0]) == both
     assert names(served(SEARCH, LATER, messages=[USER, system(added("later"))])[0]) == both
     forced = {"type": "tool", "name": "later"}
-    assert names(served(SEARCH, LATER, tool_choice=forced)[0]) == both
+    use, _ = served(SEARCH, LATER, tool_choice=forced)
+    assert (names(use), listed(use)) == (["later"], both)
     call = {"type": "tool_use", "id": "c", "name": "later", "input": {}}
     called = [USER, {"role": "assistant", "content": [call]}]
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}
@@ -168,7 +179,7 @@ def test_a_tool_may_be_defined_in_a_message() -> None:
     assert (names(use), ignored) == (["Read", "ToolSearch"], [])
     anew = {**READ, "description": "anew"}
     use, _ = served(READ, messages=[USER, system(defined(anew))])
-    assert [tool.description for tool in use.tools] == ["anew"]
+    assert [tool.description for tool in use.callable] == ["anew"]
     hosted = {"type": "web_fetch_20250910", "name": "web_fetch"}
     use, ignored = served(READ, messages=[USER, system(defined(hosted))])
     assert (names(use), ignored) == (["Read"], ["tools.web_fetch"])
@@ -176,6 +187,71 @@ def test_a_tool_may_be_defined_in_a_message() -> None:
     with pytest.raises(InvalidParameter) as refused:
         served(messages=[USER, system(defined(broken))])
     assert refused.value.param == "messages.1.content.0.tool.definition.input_schema.type"
+
+
+def text_parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"text": content}] if isinstance(content, str) else content
+
+
+def test_a_conversation_that_finds_tools_keeps_its_prompt_and_tells_of_them() -> None:
+    def prompt(*messages: Any) -> tuple[list[Any], list[Any]]:
+        body = {"model": "m", "max_tokens": 9, "tools": [READ, SEARCH, LATER]}
+        request = parse_request({**body, "messages": list(messages)}, MessageRequest)
+        chat = chat_input(request)
+        return [tool.definition() for tool in chat.tool_use.tools], list(chat.messages)
+
+    definition = {"type": "tool_definition", "definition": {**READ, "description": "anew"}}
+    again = {"role": "assistant", "content": [{**CALL, "id": "u"}]}
+    found = {"type": "tool_result", "tool_use_id": "u", "content": FOUND}
+    messages: list[Any] = [
+        *referring("later"),
+        again,
+        {"role": "user", "content": [found]},
+        system(removed("Read")),
+        USER,
+        system({"type": "tool_addition", "tool": definition}),
+        system(added("later"), {"type": "text", "text": "Be brief."}),
+    ]
+    tools, before = prompt(USER)
+    texts = []
+    for end in (3, 5, 6, 7, 8, 9):
+        same_tools, turns = prompt(*messages[:end])
+        assert same_tools == tools
+        kept = json.dumps(before).removesuffix("]}]").removesuffix('"}]')
+        assert json.dumps(turns).startswith(kept)
+        before = turns
+        texts.append("\n".join(part["text"] for part in text_parts(turns[-1]["content"])))
+    assert "'later' is available: {" in texts[0]
+    assert "'later' is available." in texts[1]  # it is defined once
+    assert "'Read' is not available any more." in texts[2]
+    assert "anew" in texts[4]
+    assert "Be brief." in texts[5]
+
+
+def test_a_billing_header_is_no_part_of_the_prompt() -> None:
+    header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.332.6e4;"}
+    body = {"model": "m", "max_tokens": 9, "messages": [USER]}
+    brief = {"type": "text", "text": "Be brief."}
+    for blocks, shown in (([header, brief], ["Be brief."]), ([header], [])):
+        request = parse_request({**body, "system": blocks}, MessageRequest)
+        messages = chat_input(request).messages
+        texts = [part["text"] for each in messages[:-1] for part in each["content"]]
+        assert texts == shown
+
+
+def test_what_only_a_call_names_is_listed_and_stays_so() -> None:
+    call = {"role": "assistant", "content": [{**CALL, "name": "later"}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}
+    both = ["ToolSearch", "later"]
+    assert listed(served(SEARCH, LATER, messages=[USER, call, result])[0]) == both
+    then = [USER, call, result, system(added("later"))]
+    assert listed(served(SEARCH, LATER, messages=then)[0]) == both
+
+
+def test_tools_are_listed_where_nothing_else_would_be() -> None:
+    definition = {"type": "tool_definition", "definition": READ}
+    added_one = system({"type": "tool_addition", "tool": definition})
+    assert listed(served(messages=[USER, added_one])[0]) == ["Read"]
 
 
 def test_tools_of_a_servers_mcp_are_left_out_and_named() -> None:

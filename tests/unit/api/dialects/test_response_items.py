@@ -359,5 +359,5 @@ def test_items_are_listed_in_pages_newest_first() -> None:
 
 
 def test_a_conversation_without_instructions_has_no_system_message() -> None:
-    assert chat_messages(None, input_items("a", JOB_ID))[0]["role"] == "user"
-    assert chat_messages("", input_items("a", JOB_ID))[0]["role"] == "user"
+    assert chat_messages(None, input_items("a", JOB_ID), {})[0]["role"] == "user"
+    assert chat_messages("", input_items("a", JOB_ID), {})[0]["role"] == "user"

@@ -176,6 +176,9 @@ def test_frames_of_starts_and_ends_are_read() -> None:
         Usage(4, 2, 1),
         "a",  # type: ignore[arg-type]
     )
+    timed = decode_frame(b"E|2|finished|stop|9|4|1||1700000000123")
+    assert isinstance(timed, Finished)
+    assert timed.ended_ms == 1_700_000_000_123
     assert decode_frame(b"E|2|failed|newer_code|9|4|1||Oh|no") == Failed(
         Cursor(2, 9), JobState.FAILED, "newer_code", "Oh|no", Usage(4, 2, 1)
     )
