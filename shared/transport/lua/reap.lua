@@ -75,8 +75,8 @@ if redis.call('EXISTS', P .. 'live') == 0 then
   end
   -- What the lost jobs held is gone with them; the rest is kept.
   for _, tenant in ipairs(was_wrong and redis.call('HKEYS', P .. 'held') or {}) do
-    local bytes = 0
-    for _, part in ipairs(redis.call('HVALS', P .. 'kept:' .. tenant)) do bytes = bytes + tonumber(part) end
+    local bytes, kept = 0, redis.call('HGETALL', P .. 'kept:' .. tenant)
+    for k = 2, #kept, 2 do bytes = bytes + tonumber(kept[k]) end
     redis.call('HSET', P .. 'held', tenant, whole(bytes))
     if bytes == 0 then redis.call('HDEL', P .. 'held', tenant) end
   end
