@@ -72,7 +72,7 @@ class Handle:
     waiting: dict[int, ScheduledSequence]  # not sampled yet
     is_void: bool = False  # it was launched behind a step that failed
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         device, waiting = self.device, self.waiting
         require(not self.is_void, "sampled behind a step that failed", self.order)
         require(bool(waiting), "nothing to sample, or sampled twice", self.order)

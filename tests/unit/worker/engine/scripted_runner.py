@@ -28,7 +28,7 @@ class ScriptedHandle:
     result: StepResult
     structured: dict[int, ScheduledSequence]  # not sampled yet
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         known = {i: len(s.output_token_ids) for i, s in self.structured.items() if i in seq_ids}
         self.runner.sampled.append(Structured(self.number, len(self.runner.steps), known))
         if self.number in self.runner.sample_errors:
