@@ -27,7 +27,12 @@ from torch import Tensor
 from shared.cores import available_cores
 from shared.messages import ErrorCode, Grammar
 from shared.text.base import GrammarInvalid
-from shared.text.grammar_compiler import GrammarCompiler, matcher_error
+from shared.text.grammar_compiler import (
+    MASK_CPU_SECONDS,
+    TOO_SLOW,
+    GrammarCompiler,
+    matcher_error,
+)
 from worker.engine.batch import DecodingSequence
 from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
@@ -35,9 +40,7 @@ from worker.model.sampling.row import SamplingRow
 MAX_THREADS = 8
 STEP_WAIT_SECONDS = 0.02  # of a step, for masks that are mostly quick
 SLOW_CPU_SECONDS = 0.005  # of a row's latest masks: beyond it no step waits for the next
-# Processor time that a row may need: for each of its masks, and beside that once.
-MASK_CPU_SECONDS = 0.02
-FIRST_CPU_SECONDS = 0.25
+FIRST_CPU_SECONDS = 0.25  # that a row may need beside MASK_CPU_SECONDS for each of its masks
 
 # [256, 8] what the logits of eight tokens may be at most, by the bits of a byte, the lowest first.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -217,10 +220,7 @@ class GrammarMasks:
         state.cpu_s += took_s
         state.latest_s = (state.latest_s + took_s) / 2
         if state.cpu_s > FIRST_CPU_SECONDS + MASK_CPU_SECONDS * state.num_masks:
-            raise GrammarInvalid(
-                f"it took {state.cpu_s:.1f} s to find what may come next at {state.num_masks} "
-                f"tokens; write the grammar so that a text can be read in one way only"
-            )
+            raise GrammarInvalid(TOO_SLOW)
 
     def _consume(self, state: _State, matcher: LLMatcher, new: list[int]) -> None:
         if new and not matcher.consume_tokens(new):
