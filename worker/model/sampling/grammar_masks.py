@@ -119,9 +119,10 @@ class GrammarMasks:
                 state.made.result()  # of the token before: it is there
             state.made, state.num_outputs = Future(), row.num_outputs
             item = (state, list(row.output_token_ids[state.num_consumed :]))
-            if state.matcher is None and not (
-                compiled := self._compiler.compiled(state.grammar)
-            ).done():
+            if (
+                state.matcher is None
+                and not (compiled := self._compiler.compiled(state.grammar)).done()
+            ):
                 compiled.add_done_callback(
                     lambda _, item=item: self._submit(self._threads, [item])  # type: ignore[misc]
                 )
