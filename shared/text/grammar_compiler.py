@@ -65,6 +65,7 @@ PROBE_CPU_SECONDS = 0.2  # of the others together
 # need it, so some may take longer.
 MASK_CPU_SECONDS = 0.02
 MAX_SLOW_MASKS = 3
+FIRST_CPU_SECONDS = 0.25  # that an output may need beside MASK_CPU_SECONDS for each of its masks
 TOO_SLOW = (
     "it takes too long to find what may come next in an output; write the grammar so that a text "
     "can be read in one way only, with fewer optional parts in a row and simpler patterns"

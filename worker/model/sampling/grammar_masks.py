@@ -28,6 +28,7 @@ from shared.cores import available_cores
 from shared.messages import ErrorCode, Grammar
 from shared.text.base import GrammarInvalid
 from shared.text.grammar_compiler import (
+    FIRST_CPU_SECONDS,
     MASK_CPU_SECONDS,
     TOO_SLOW,
     GrammarCompiler,
@@ -40,7 +41,6 @@ from worker.model.sampling.row import SamplingRow
 MAX_THREADS = 8
 STEP_WAIT_SECONDS = 0.02  # of a step, for masks that are mostly quick
 SLOW_CPU_SECONDS = 0.005  # of a row's latest masks: beyond it no step waits for the next
-FIRST_CPU_SECONDS = 0.25  # that a row may need beside MASK_CPU_SECONDS for each of its masks
 
 # [256, 8] what the logits of eight tokens may be at most, by the bits of a byte, the lowest first.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
