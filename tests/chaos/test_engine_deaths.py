@@ -29,6 +29,9 @@ async def test_a_hanging_engine_is_replaced_and_its_jobs_move(scenario: Scenario
         await until(lambda: killed in worker.log, "it")
     await scenario.all_finished(clients)
     await until(lambda: worker.engine_pid() != hanging, "another engine")
+    jobs = [await scenario.job(client.reading.job_id) for client in clients]
+    assert {job.get("stalls") for job in jobs} <= {None, "1"}
+    assert any("stalls" in job for job in jobs)
     await scenario.settled()
 
 

@@ -10,7 +10,8 @@ wrong is a DeviceViolation, which no engine catches.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from shared.messages import ErrorCode, PromptLogprob, SamplingParams, TokenLogprob
@@ -58,6 +59,17 @@ class FaultRates:
     memory: float = 0.0  # of a limit that holds for the next steps
     lost: float = 0.0  # of the device, for ever
     sequence: float = 0.0
+    unready: float = 0.0  # of each structured sequence, whose mask is not there: no fault
+
+
+class NextTime(Future[None]):
+    """Is not done when it is first asked, and is from then on."""
+
+    def done(self) -> bool:
+        was_done = super().done()
+        if not was_done:
+            self.set_result(None)
+        return was_done
 
 
 @dataclass
@@ -72,7 +84,7 @@ class Handle:
     waiting: dict[int, ScheduledSequence]  # not sampled yet
     is_void: bool = False  # it was launched behind a step that failed
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         device, waiting = self.device, self.waiting
         require(not self.is_void, "sampled behind a step that failed", self.order)
         require(bool(waiting), "nothing to sample, or sampled twice", self.order)
@@ -82,12 +94,20 @@ class Handle:
             self._end()
             self._fail()
         self.waiting = {}
+        unready = {
+            i: NextTime()
+            for i in seq_ids
+            if i not in device.doomed and device.rng.random() < device.rates.unready
+        }
         for seq_id, item in waiting.items():
+            if seq_id in unready:
+                continue
             if seq_id in seq_ids:
                 device.sample(item, self.sampled)
             else:
                 device.ended.add(seq_id)
                 self.sampled.token_ids[seq_id] = device.vocab_size - 1
+        return unready
 
     def collect(self) -> StepResult:
         require(self.device.next_collect == self.order, "collected out of order", self.order)

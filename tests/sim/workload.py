@@ -122,7 +122,7 @@ class Workload:
             structured_output=True,
         )
         rate = rng.choice([0.0, 0.0, 0.02])
-        self.rates = FaultRates(rate, rate, rate, rate / 4, rate / 4, 2 * rate)
+        self.rates = FaultRates(rate, rate, rate, rate / 4, rate / 4, 2 * rate, unready=0.2)
         self.device = FakeDevice(self.config, self.vocab, rng, self.rates)
         self.engine = Engine(self.config, self.device)
         self.num_faults = 0  # of earlier devices

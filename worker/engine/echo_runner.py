@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from shared.messages import PromptLogprob, TokenLogprob
@@ -18,8 +19,9 @@ class _Done:
 
     result: StepResult
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         """Does nothing: an echo follows no grammar."""
+        return {}
 
     def collect(self) -> StepResult:
         return self.result

@@ -6,7 +6,8 @@
 With lookahead the next step is on the device before the host looks at the last one, so the device
 never waits for book-keeping. Outputs are the same; a sequence that stops costs one stray token.
 Sequences with a grammar are sampled apart from the others: what may come next depends on the token
-before, so it is when the step before is committed, and before the next one is launched.
+before, so it is when the step before is committed, and before the next one is launched. One of
+which that is not known in time is held: it sits steps out until then, and the others go on.
 
 A fault of one sequence ends that sequence. A step that raises is computed again: with fewer tokens
 when it was out of memory, else one sequence at a time. A sequence whose step raises alone is ended
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from shared.messages import ErrorCode, FinishReason
 from worker.engine.batch import ScheduledBatch
@@ -63,6 +65,8 @@ from worker.engine.stop import StopMatch
 logger = logging.getLogger(__name__)
 
 
+HELD_WAIT_S = 0.05  # of a step that has nothing to compute
+
 NOTHING_PLANNED = Schedule(ScheduledBatch(()))
 
 
@@ -88,6 +92,7 @@ class Engine:
         self._live: dict[str, Sequence] = {}
         self._ended_on_arrival: dict[str, EngineOutput] = {}
         self._in_flight: LaunchedStep | None = None  # between two calls of `step`
+        self._held: dict[Sequence, Future[None]] = {}  # with what they wait for
         self._next_seq_id = 0
         self._counts = EngineCounts()
         self.measures = StepMeasures()
@@ -143,6 +148,7 @@ class Engine:
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
         outputs += self._sample_structured()
+        self._release_held()
         begin_s = self._clock()
         schedule = self._schedule()
         for sequence in schedule.outgrown:
@@ -165,7 +171,9 @@ class Engine:
             self._scheduler.announce_again(schedule)
             self._scheduler.undo(schedule)
             outputs += self._recover(schedule.planned, launch_error)
-        if not (outputs or is_launched or due) and self._live:
+        if not (outputs or is_launched or due) and self._held:
+            wait(self._held.values(), HELD_WAIT_S, FIRST_COMPLETED)
+        elif not (outputs or is_launched or due) and self._live:
             raise IntegrityError("sequences live, but none can be planned")
         return outputs
 
@@ -224,7 +232,7 @@ class Engine:
         if step is None:
             return []
         try:
-            step.sample_structured()
+            self._hold(step, step.sample_structured())
         except Exception as error:
             self._in_flight = None
             self._scheduler.undo(step.schedule)
@@ -240,8 +248,21 @@ class Engine:
                 sequence.begun_s = now_s
         step = LaunchedStep(self._runner, schedule, self._clock)
         if not self.config.lookahead:
-            step.sample_structured()
+            self._hold(step, step.sample_structured())
         return step
+
+    def _hold(self, step: LaunchedStep, put_off: dict[Sequence, Future[None]]) -> None:
+        """Takes sequences out of a step that go on when something is done."""
+        if put_off:
+            self._scheduler.put_off(step.schedule, put_off.keys())
+            self._held |= put_off
+
+    def _release_held(self) -> None:
+        """Has those go on that need not wait any more, and forgets those that have ended."""
+        for sequence, waits_for in list(self._held.items()):
+            if sequence.is_finished or waits_for.done():
+                sequence.is_held = False
+                del self._held[sequence]
 
     def _collect(self, step: LaunchedStep) -> list[EngineOutput]:
         """Waits for a step, commits it, and returns the outputs of its sequences."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from worker.engine.errors import EngineFailed
 from worker.engine.pacer import ChunkPacer
 from worker.engine.plan import Schedule
 from worker.engine.ports import ModelRunner, StepResult
+from worker.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +28,19 @@ class LaunchedStep:
         self._handle = runner.launch(schedule.batch)
         self._host_s = clock() - begin_s  # of the runner's calls
 
-    def sample_structured(self) -> None:
-        """Samples the sequences with a grammar that have not ended meanwhile.
+    def sample_structured(self) -> dict[Sequence, Future[None]]:
+        """Samples the sequences with a grammar that have not ended meanwhile. Returns those that
+        are put off, with what they wait for.
 
         All tokens of the steps before have to be committed.
         """
-        structured = self.schedule.structured
-        if structured:
-            begin_s = self._clock()
-            self._handle.sample_structured([s.seq_id for s in structured if not s.is_finished])
-            self._host_s += self._clock() - begin_s
+        structured = [s for s in self.schedule.structured if not s.is_finished]
+        if not self.schedule.structured:
+            return {}
+        begin_s = self._clock()
+        put_off = self._handle.sample_structured([s.seq_id for s in structured])
+        self._host_s += self._clock() - begin_s
+        return {s: put_off[s.seq_id] for s in structured if s.seq_id in put_off}
 
     def collect(self, pacer: ChunkPacer | None) -> StepResult:
         """Waits for the device; the pacer learns how long this very step took."""

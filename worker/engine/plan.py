@@ -130,21 +130,28 @@ class Decoding:
                 self._by_turn[-start % block_size].append(i)
         return self._by_turn
 
-    def planned(self, number: int) -> list[PlannedSequence]:
+    def planned(self, number: int, put_off: Set[Sequence]) -> list[PlannedSequence]:
         """Returns step `number` of the run, sequence by sequence."""
         return [
             PlannedSequence(sequence, start + number, 1, True, num_preemptions)
             for sequence, start, num_preemptions in zip(
                 self.sequences, self.run.starts, self.num_preemptions, strict=True
             )
+            if sequence not in put_off
         ]
 
     def commit(
-        self, token_ids: Mapping[int, int], blocks: BlockManager, grown: list[Sequence]
+        self,
+        token_ids: Mapping[int, int],
+        blocks: BlockManager,
+        grown: list[Sequence],
+        put_off: Set[Sequence],
     ) -> None:
         """Does as Schedule.commit. Two hundred sequences a step: it calls nothing for each."""
         block_size, finished = blocks.block_size, SequenceStatus.FINISHED
         for sequence, num_preemptions in zip(self.sequences, self.num_preemptions, strict=True):
+            if put_off and sequence in put_off:
+                continue
             sequence.in_flight -= 1
             if sequence.status is finished:
                 continue
@@ -187,14 +194,34 @@ class Schedule:
         self.decoding = decoding
         self.chunks = chunks
         self.outgrown = outgrown
+        self._put_off: set[Sequence] = set()  # decodes
 
-    @cached_property
+    @property
     def planned(self) -> tuple[PlannedSequence, ...]:
-        """Returns all of the batch, in its order."""
+        """Returns all of the batch, in its order, but for what was put off."""
         step = self.batch.decodes
         if self.decoding is None or step is None:
             return self.chunks
-        return (*self.decoding.planned(step.number), *self.chunks)
+        return (*self.decoding.planned(step.number, self._put_off), *self.chunks)
+
+    def put_off(self, sequences: Set[Sequence]) -> None:
+        """Takes sequences' last token out of the step: nothing is sampled behind it now. What a
+        chunk computes in front of it stays."""
+        for item in self.planned:
+            sequence = item.sequence
+            if sequence not in sequences or not item.samples:
+                continue
+            sequence.in_flight -= 1
+            if not sequence.is_finished and item.num_preemptions == sequence.num_preemptions:
+                sequence.num_scheduled_tokens -= 1
+            if item.is_decode:
+                self._put_off.add(sequence)
+        self.chunks = tuple(
+            item._replace(num_tokens=item.num_tokens - 1, samples=False)
+            if item.samples and item.sequence in sequences
+            else item
+            for item in self.chunks
+        )
 
     @property
     def fresh(self) -> View[Sequence]:
@@ -218,7 +245,7 @@ class Schedule:
         """
         grown: list[Sequence] = []
         if self.decoding is not None:
-            self.decoding.commit(token_ids, blocks, grown)
+            self.decoding.commit(token_ids, blocks, grown, self._put_off)
         for item in self.chunks:
             sequence = item.sequence
             if item.samples:

@@ -1,13 +1,15 @@
 """The engine's one port: ModelRunner turns a ScheduledBatch into sampled tokens.
 
 handle = launch(batch)          the forward pass, and the rows without a grammar
-handle.sample_structured(...)   the rows with one, once the tokens before are known
+handle.sample_structured(...)   the rows with one, once the tokens before are known: those whose
+                                masks are ready
 handle.collect()                the tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +19,8 @@ from worker.engine.batch import ScheduledBatch
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The tokens that a step sampled, by seq_id: of exactly the sequences with `samples` set.
+    """The tokens that a step sampled, by seq_id: of exactly the sequences with `samples` set, but
+    for those that `StepHandle.sample_structured` has put off.
 
     `prompt_logprobs` has an entry for each position of a sequence's `scores`, in their order. A
     sequence in `failed` has no sampled token; the value is the reason: an ErrorCode's value, and
@@ -36,8 +39,12 @@ class StepResult:
 class StepHandle(Protocol):
     """A launched step."""
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         """Samples those of the batch's sequences that have a grammar, as far as `launch` has not.
+
+        Returns those that get no token in this step, because it is not known yet what may come
+        next, by seq_id, each with what it waits for. A step does not wait for them beyond a short
+        while: they are launched again, from their last token on, when that is done.
 
         Called once where the batch has such sequences and samples from them: when the step before
         is collected, so that all their tokens are known, and before the next launch. A sequence of

@@ -28,7 +28,7 @@ a sequence gives up with a step in flight may be reused at once: steps execute i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from collections.abc import Sequence as View
 
 from worker.engine.batch import DecodeStep, ScheduledBatch, ScheduledSequence
@@ -133,7 +133,7 @@ class Scheduler:
             # As num_missing_tokens and is_complete_in_flight, which would be calls.
             num_known = len(sequence.token_ids) + sequence.in_flight
             num_missing = num_known - sequence.num_computed_tokens - sequence.num_scheduled_tokens
-            if num_missing < 1:
+            if num_missing < 1 or sequence.is_held:
                 continue
             if num_known >= sequence.max_num_tokens and sequence.is_complete_in_flight:
                 continue
@@ -156,7 +156,7 @@ class Scheduler:
         if len(self.running) > len(decoding):
             members = decoding.members
             for sequence in self._by_claim():
-                if sequence in members or sequence.is_complete_in_flight:
+                if sequence in members or sequence.is_complete_in_flight or sequence.is_held:
                     continue
                 num_missing = sequence.num_missing_tokens
                 if num_missing == 1:
@@ -212,6 +212,14 @@ class Scheduler:
         """
         self._num_departed += 1
         schedule.undo()
+
+    def put_off(self, schedule: Schedule, sequences: Set[Sequence]) -> None:
+        """Takes the last token of sequences out of a step that is not committed, and holds them:
+        they keep their blocks and are not planned until `is_held` is taken back."""
+        self._num_departed += 1
+        schedule.put_off(sequences)
+        for sequence in sequences:
+            sequence.is_held = True
 
     def admit_at_once(self, sequence: Sequence) -> None:
         """Gives it blocks ahead of all others, which are preempted as far as need be. For the

@@ -49,6 +49,7 @@ class Sequence:
         "block_table",
         "first_token_s",
         "in_flight",
+        "is_held",
         "job_id",
         "max_num_tokens",
         "num_cached_tokens",
@@ -106,6 +107,7 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.in_flight = 0
+        self.is_held = False  # sits steps out: what may come next is not known yet
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # of the prompt, got by the first admission's prefix hit
         # Of the prompt, those whose log probabilities are known or not wanted. The first has none.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
 from shared.collector import resting
@@ -90,8 +91,8 @@ class _PacedStep:
         self._inner = inner
         self._ready_at_s = ready_at_s
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
-        self._inner.sample_structured(seq_ids)
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
+        return self._inner.sample_structured(seq_ids)
 
     def collect(self) -> StepResult:
         time.sleep(max(0.0, self._ready_at_s - time.monotonic()))

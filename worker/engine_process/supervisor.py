@@ -62,6 +62,7 @@ class EngineSupervisor:
         self._deaths_s: deque[float] = deque()
         self._backoff = Backoff(0.1, 10.0, factor=4.0)
         self._link: EngineLink | None = None
+        self._killed: EngineLink | None = None  # because it made no progress
         self._paused = False
         self._quiet_s = 0.0
         self._compile_s = 0.0  # of the time without a message, in which a compiler ran
@@ -104,8 +105,9 @@ class EngineSupervisor:
                 log.error(
                     "the engine process died", extra={"engine_pid": self.pid, "detail": str(died)}
                 )
+                has_stalled = self._killed is not None and self._killed is self._link
                 await self.close()
-                cause = CrashCause.ENGINE
+                cause = CrashCause.STALL if has_stalled else CrashCause.ENGINE
                 if died.by_device:
                     self.num_device_failures += 1
                     self.is_failing = True
@@ -187,7 +189,6 @@ class EngineSupervisor:
     async def watch(self) -> None:
         """Runs until cancelled."""
         num_seen = 0
-        killed: EngineLink | None = None
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             link = self._link
@@ -201,13 +202,13 @@ class EngineSupervisor:
             self._quiet_s += WATCH_INTERVAL_S
             if self._quiet_s >= COMPILE_LOOK_S and await self._is_compiling(link.pid):
                 self._quiet_s = 0.0
-            if self.is_lost and link is not killed:  # its end may be reported later
+            if self.is_lost and link is not self._killed:  # its end may be reported later
                 log.error(
                     "the engine makes no progress and is killed",
                     extra={"engine_pid": link.pid, "step_age_s": self._quiet_s},
                 )
+                self._killed = link
                 link.kill()
-                killed = link
 
     async def _is_compiling(self, engine_pid: int) -> bool:
         """Returns whether the engine waits for a compiler: kernels may be compiled at first use.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -128,7 +129,10 @@ class TorchModelRunner:
         if self._ranks is not None:
             self._ranks.send(batch)
         rows, index_of = self._sampling_rows.of(batch, previous)
-        structured = self._sampling_rows.structured(rows) if self._runs_ahead else []
+        structured = self._sampling_rows.structured(rows)
+        runs_ahead = self._runs_ahead
+        if structured and not runs_ahead:
+            self._masks.begin([rows[i] for i in structured])
         try:
             hidden, scores = self._compute(forward)
             sampled = None if structured else self._best_tokens(rows)
@@ -145,15 +149,23 @@ class TorchModelRunner:
             self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
             handle.add(index_of, sampled)
         elif logits is not None:
-            if structured:
+            later = structured
+            if structured and not runs_ahead:
+                unready = self._masks.unready([rows[i] for i in structured])
+                later = [i for i in structured if rows[i].seq_id in unready]
+                handle.put_off(unready)
+            if later:
                 sample = PartialSample(self._sampler, logits, rows, previous.token_ids)
-                others = sorted(set(range(len(rows))).difference(structured))
+                others = sorted(set(range(len(rows))).difference(later))
                 if others:
                     handle.add([rows[i].seq_id for i in others], sample.draw(others))
-                places = {rows[i].seq_id: i for i in structured}
                 this = PreviousSample(sample.token_ids, index_of, batch.decodes)
-                rest = functools.partial(self._draw_rest, handle, sample, places, this)
-                handle.wait_with(lambda seq_ids: self._reset_on_failure(lambda: rest(seq_ids)))
+                if runs_ahead:
+                    places = {rows[i].seq_id: i for i in later}
+                    rest = functools.partial(self._draw_rest, handle, sample, places, this)
+                    handle.wait_with(lambda seq_ids: self._reset_on_failure(lambda: rest(seq_ids)))
+                else:
+                    self._previous = this
             else:
                 sampled = self._sampler.sample(logits, rows, previous.token_ids)
                 self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
@@ -161,6 +173,11 @@ class TorchModelRunner:
         handle.end()
         self._newest = handle
         return handle
+
+    @property
+    def _masks(self) -> GrammarMasks:
+        assert self._grammar_masks is not None, "jobs with a grammar are refused without masks"
+        return self._grammar_masks
 
     @property
     def _runs_ahead(self) -> bool:
@@ -177,9 +194,14 @@ class TorchModelRunner:
         seq_ids: Collection[int],
     ) -> None:
         """Draws the rows that waited, which have these `places` by sequence: of `seq_ids`; the
-        others have ended, and their token stays 0. Then the step's sample is complete."""
+        others have ended, and their token stays 0. Those whose mask is not ready are put off. Then
+        the step's sample is complete."""
         wanted = set(seq_ids)
-        drawn = [seq_id for seq_id in places if seq_id in wanted]
+        rows = [sample.rows[i] for seq_id, i in places.items() if seq_id in wanted]
+        self._masks.begin(rows)
+        unready = self._masks.unready(rows)
+        handle.put_off(unready)
+        drawn = [row.seq_id for row in rows if row.seq_id not in unready]
         if drawn:
             handle.add(drawn, sample.draw([places[seq_id] for seq_id in drawn]))
         handle.add_ended([seq_id for seq_id in places if seq_id not in wanted])
@@ -213,7 +235,16 @@ class TorchModelRunner:
 class TorchStepHandle:
     """A launched step: its results are on their way to the host."""
 
-    __slots__ = ("_device", "_ended", "_parts", "_rest", "_scores", "_timer", "is_collected")
+    __slots__ = (
+        "_device",
+        "_ended",
+        "_parts",
+        "_put_off",
+        "_rest",
+        "_scores",
+        "_timer",
+        "is_collected",
+    )
 
     def __init__(self, device: torch.device) -> None:
         """Marks the beginning of the step's work."""
@@ -221,6 +252,7 @@ class TorchStepHandle:
         self._timer = StepTimer(device)
         self._parts: list[_Part] = []
         self._ended: list[int] = []  # sequences
+        self._put_off: dict[int, Future[None]] = {}
         self._scores: PromptScores | None = None
         self._rest: Callable[[Collection[int]], None] | None = None
         self.is_collected = False
@@ -233,6 +265,10 @@ class TorchStepHandle:
         """Adds sequences that want no token any more."""
         self._ended += seq_ids
 
+    def put_off(self, unready: Mapping[int, Future[None]]) -> None:
+        """Adds sequences that get no token in this step, with what they wait for."""
+        self._put_off |= unready
+
     def add_scores(self, scores: PromptScores) -> None:
         self._scores = scores.to_host()
 
@@ -244,11 +280,12 @@ class TorchStepHandle:
         """Marks the end of the step's work, or a later one."""
         self._timer.end()
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         """Enqueues what is left of the step. Raises as `launch` does."""
         rest, self._rest = self._rest, None
         if rest is not None:
             rest(seq_ids)
+        return self._put_off
 
     def collect(self) -> StepResult:
         """Waits until the device has sampled. Raises as `launch` does."""

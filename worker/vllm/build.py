@@ -66,6 +66,7 @@ def build_vllm_engine(
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
     # After the version: in another one these may lack what they import.
     from worker.vllm.engine import VllmEngine
+    from worker.vllm.grammars import bound_grammars
     from worker.vllm.stats import StatsReader
 
     report(loading.IMPORTING, 1.0)
@@ -82,6 +83,8 @@ def build_vllm_engine(
     # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
     del llm.logger_manager.stat_loggers[1:]
     exact = uses_own_sampler(options, given)
+    if not exact:
+        bound_grammars()
     config = _config(llm, options, exact)
     model = llm.vllm_config.model_config
     _log_ready(llm, config, exact)

@@ -26,6 +26,7 @@ from worker.engine.request import EngineOutput, EngineRequest, EngineStats, chec
 from worker.engine.stop import StopMatch, find_stop
 from worker.model.device import step_failure
 from worker.vllm.admission import Admission, starved_ids
+from worker.vllm.grammars import grammar_failure
 from worker.vllm.kv_blocks import FailedBlocks
 from worker.vllm.live_request import LiveRequest
 from worker.vllm.params import vllm_params
@@ -111,6 +112,8 @@ class VllmEngine:
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
         outputs += self._move()
+        if not self._own_sampler:
+            outputs += self._end_slow_grammars()
         if self._llm.has_unfinished_requests():
             results = self._step()
             if any(map(self._is_reported, results)):
@@ -191,6 +194,17 @@ class VllmEngine:
             return [_failed(live, ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}")]
         live.enter(vllm_id, self._llm.output_processor.request_states[vllm_id].stats)
         return []
+
+    def _end_slow_grammars(self) -> list[EngineOutput]:
+        """Ends the requests that vLLM's sampler keeps to a grammar which cannot be followed on."""
+        outputs = []
+        for live in list(self._live.values()):
+            if live.request.params.grammar is None or not live.vllm_id:
+                continue
+            if why := grammar_failure(self._llm, live.vllm_id):
+                self.cancel(live.request.request_id)
+                outputs.append(_failed(live, ErrorCode.GRAMMAR_FAILED, why))
+        return outputs
 
     def _step(self) -> list[RequestOutput]:
         try:

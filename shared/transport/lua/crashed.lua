@@ -5,7 +5,8 @@
 -- Returns one word per job: 'released', 'ended' (it was the last death too many), or 'fenced': not
 -- (any more) this attempt's job. A repeat answers fenced or ended.
 -- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are. For
--- an error of the device none is blamed but the named one, on a device that had worked for others.
+-- an error of the device none is blamed but the named one, on a device that had worked for others. An
+-- engine that hung makes suspects of its jobs at once.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
@@ -22,6 +23,9 @@ local words = {}
 local function is_over(id)
   if cause == 'engine' then
     return (not named or named == id) and blame(id, wid, max_crashes, 'engine_died')
+  end
+  if cause == 'stall' then
+    return (not named or named == id) and note_stall(id, wid, max_crashes, named == id)
   end
   return note_loss(id, wid, max_crashes, named == id and cause == 'proven_device')
 end

@@ -197,6 +197,7 @@ class CrashCause(StrEnum):
     """Why an engine ended, as far as its jobs are concerned."""
 
     ENGINE = "engine"  # unknown: any of its jobs may have killed it
+    STALL = "stall"  # it made no progress and was killed: any of its jobs may be at fault
     DEVICE = "device"  # an error of the device, before the engine gave a token
     PROVEN_DEVICE = "proven_device"  # an error of the device, which had worked for other jobs
 
@@ -285,7 +286,8 @@ class JobQueue(Protocol):
         cause: CrashCause = CrashCause.ENGINE,
     ) -> None:
         """This worker's engine died with these (job id, attempt): gives them back, blamed as
-        `recover` blames the jobs of a worker that died. One death too many ends a job. An error
+        `recover` blames the jobs of a worker that died. One death too many ends a job; the second
+        stall does, of a job that was tried as the one suspect. An error
         of the device is blamed on a job that was tried alone on a device that works, if on any.
         """
         ...

@@ -1,26 +1,46 @@
-"""GrammarMasks: which tokens may come next in the rows whose output has to match a grammar."""
+"""GrammarMasks: which tokens may come next in the rows whose output has to match a grammar.
+
+Masks are made by threads beside the step, which release the interpreter's lock meanwhile. A grammar
+whose masks take long has them made by a thread of its own with the lowest priority: nobody's step
+waits for those. RUN_LIMITS bound the work of a single mask; a row that needs more processor time
+than its part, over its tokens, is given up.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.cores import available_cores
-from shared.messages import ErrorCode
+from shared.messages import ErrorCode, Grammar
 from shared.text.base import GrammarInvalid
-from shared.text.grammar_compiler import GrammarCompiler, matcher_error
+from shared.text.grammar_compiler import (
+    FIRST_CPU_SECONDS,
+    MASK_CPU_SECONDS,
+    TOO_SLOW,
+    GrammarCompiler,
+    matcher_error,
+)
 from worker.engine.batch import DecodingSequence
 from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
 
 MAX_THREADS = 8
+STEP_WAIT_SECONDS = 0.02  # of a step, for masks that are mostly quick
+SLOW_CPU_SECONDS = 0.005  # of a row's latest masks: beyond it no step waits for the next
 
 # [256, 8] what the logits of eight tokens may be at most, by the bits of a byte, the lowest first.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -31,10 +51,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _State:
-    """A sequence's matcher and how far it has come."""
+    """A sequence's matcher, how far it has come, and the mask of what comes next.
 
-    matcher: LLMatcher
+    Only the thread that makes a mask changes it, until `made` is done.
+    """
+
+    grammar: Grammar
+    mask: NDArray[np.int32]  # [ceil(vocab / 32)], one bit for each token that may come
+    made: Future[None] = field(default_factory=Future)
+    num_outputs: int = -1  # before the token of which `made` is, or will be, the mask
+    matcher: LLMatcher | None = None
     num_consumed: int = 0  # output tokens
+    num_masks: int = 0
+    cpu_s: float = 0.0  # of all its masks
+    latest_s: float = 0.0  # of its latest masks, the last one counting half
+    failure: str = ""  # why there is no mask
+
+    @property
+    def is_slow(self) -> bool:
+        return self.latest_s > SLOW_CPU_SECONDS
 
 
 class GrammarMasks:
@@ -57,8 +92,9 @@ class GrammarMasks:
         self._states: dict[int, _State] = {}
         self._is_pinned = device.type == "cuda"
         # Where the model runs on the processor its threads have the cores.
-        num_threads = min(MAX_THREADS, available_cores())
-        self._executor = None if device.type == "cpu" else LLExecutor(num_threads)
+        self._num_threads = 1 if device.type == "cpu" else min(MAX_THREADS, available_cores())
+        self._threads = ThreadPoolExecutor(self._num_threads, "masks")
+        self._slow_thread = ThreadPoolExecutor(1, "slow-masks", initializer=_take_what_is_left)
 
     def expect(self, sequences: Iterable[DecodingSequence]) -> None:
         """Begins to compile what these will need, while the device computes their logits."""
@@ -66,6 +102,47 @@ class GrammarMasks:
             grammar = sequence.params.grammar
             if grammar is not None and sequence.seq_id not in self._states:
                 self._compiler.compiled(grammar)
+
+    def begin(self, rows: Iterable[SamplingRow]) -> None:
+        """Begins to make the masks of these rows, as far as they are not there or under way."""
+        quick: list[tuple[_State, list[int]]] = []
+        for row in rows:
+            assert len(row.output_token_ids) == row.num_outputs, "a structured row lacks a token"
+            state = self._states.get(row.seq_id)
+            if state is None:
+                assert row.params.grammar is not None, "of structured rows only"
+                mask = np.zeros(self._num_words, dtype=np.int32)
+                state = self._states[row.seq_id] = _State(row.params.grammar, mask)
+            elif state.num_outputs == row.num_outputs:
+                continue
+            else:
+                state.made.result()  # of the token before: it is there
+            state.made, state.num_outputs = Future(), row.num_outputs
+            item = (state, list(row.output_token_ids[state.num_consumed :]))
+            if (
+                state.matcher is None
+                and not (compiled := self._compiler.compiled(state.grammar)).done()
+            ):
+                compiled.add_done_callback(
+                    lambda _, item=item: self._submit(self._threads, [item])  # type: ignore[misc]
+                )
+            elif state.is_slow:
+                self._submit(self._slow_thread, [item])
+            else:
+                quick.append(item)
+        for i in range(min(self._num_threads, len(quick))):
+            self._submit(self._threads, quick[i :: self._num_threads])
+
+    def unready(self, rows: Collection[SamplingRow]) -> dict[int, Future[None]]:
+        """Returns what rows wait for that have no mask yet, by seq_id, a short while after `begin`.
+
+        A row that is not in it has its mask, or has failed.
+        """
+        states = {row.seq_id: self._states[row.seq_id] for row in rows}
+        if all(state.made.done() for state in states.values()):
+            return {}
+        wait([s.made for s in states.values() if not s.is_slow], STEP_WAIT_SECONDS)
+        return {i: state.made for i, state in states.items() if not state.made.done()}
 
     def apply(self, logits: Tensor, rows: Mapping[int, SamplingRow]) -> dict[int, str]:
         """Makes the other tokens impossible in these rows of logits [n, vocab] (float32), in place.
@@ -84,25 +161,23 @@ class GrammarMasks:
         """Returns which rows have a mask, the masks [n, ceil(vocab / 32)], and the other rows.
 
         A mask has one bit for each token that may come. The others are as `apply` returns them.
+        Waits for masks that are not there. For CUDA they lie where they are copied from.
         """
-        failed: dict[int, str] = {}
-        matchers: dict[int, LLMatcher] = {}
-        for i, row in rows.items():
-            try:
-                matchers[i] = self._advanced(row)
-            except GrammarInvalid as error:
-                failed[i] = str(error)
-        masks = self._filled(list(matchers.values()))
-        for i, matcher in matchers.items():
-            if matcher.is_error():  # too much work for one step, or no token that fits
-                failed[i] = matcher_error(matcher)
-        indices = [i for i in matchers if i not in failed]
-        if len(indices) < len(matchers):
-            masks = masks[[n for n, i in enumerate(matchers) if i not in failed]]
+        self.begin(rows.values())
+        states = {i: self._states[row.seq_id] for i, row in rows.items()}
+        for state in states.values():
+            state.made.result()
+        failed = {i: state.failure for i, state in states.items() if state.failure}
+        indices = [i for i in states if i not in failed]
+        shape = len(indices), self._num_words
+        masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._is_pinned).numpy()
         for mask, i in zip(masks, indices, strict=True):
+            mask[:] = states[i].mask
             self._hold_back_ends(mask, rows[i])
         for i, why in failed.items():
-            log.warning("a grammar could not be followed", extra={"seq_id": rows[i].seq_id})
+            log.warning(
+                "A grammar could not be followed.", extra={"seq_id": rows[i].seq_id, "reason": why}
+            )
             failed[i] = f"{ErrorCode.GRAMMAR_FAILED.value}: {why}"
         return indices, masks, failed
 
@@ -111,38 +186,49 @@ class GrammarMasks:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
-    def _advanced(self, row: SamplingRow) -> LLMatcher:
-        """Returns the row's matcher, with all its output tokens consumed. Raises GrammarInvalid."""
-        assert len(row.output_token_ids) == row.num_outputs, "a structured row lacks a token"
-        state = self._states.get(row.seq_id)
-        if state is None:
-            assert row.params.grammar is not None, "of structured rows only"
-            state = self._states[row.seq_id] = _State(self._compiler.matcher(row.params.grammar))
-        new = row.output_token_ids[state.num_consumed :]
-        if new and not state.matcher.consume_tokens(list(new)):
+    def _submit(
+        self, threads: ThreadPoolExecutor, items: Sequence[tuple[_State, list[int]]]
+    ) -> None:
+        with contextlib.suppress(RuntimeError):  # the process ends
+            threads.submit(self._make_all, items)
+
+    def _make_all(self, items: Sequence[tuple[_State, list[int]]]) -> None:
+        """Makes masks, of each item's state behind its new tokens."""
+        for state, new in items:
+            try:
+                self._make(state, new)
+            except GrammarInvalid as error:
+                state.failure = str(error)
+            except BaseException as error:  # as a panic in Rust is raised
+                state.made.set_exception(RuntimeError(f"a mask could not be made: {error}"))
+                continue
+            state.made.set_result(None)
+
+    def _make(self, state: _State, new: list[int]) -> None:
+        """Makes one mask. Raises GrammarInvalid."""
+        matcher = state.matcher
+        if matcher is None:  # a text that is resumed is read whole: that is no mask's time
+            matcher = state.matcher = self._compiler.matcher(state.grammar)
+            self._consume(state, matcher, new)
+            new = []
+        begun_s = time.thread_time()
+        self._consume(state, matcher, new)
+        matcher.unsafe_compute_mask_ptr(state.mask.ctypes.data, state.mask.nbytes)
+        took_s = time.thread_time() - begun_s
+        if matcher.is_error():  # too much work for one step, or no token that fits
+            raise GrammarInvalid(matcher_error(matcher))
+        state.num_masks += 1
+        state.cpu_s += took_s
+        state.latest_s = (state.latest_s + took_s) / 2
+        if state.cpu_s > FIRST_CPU_SECONDS + MASK_CPU_SECONDS * state.num_masks:
+            raise GrammarInvalid(TOO_SLOW)
+
+    def _consume(self, state: _State, matcher: LLMatcher, new: list[int]) -> None:
+        if new and not matcher.consume_tokens(new):
             raise GrammarInvalid(
-                f"the output so far does not follow the grammar: {matcher_error(state.matcher)}"
+                f"the output so far does not follow the grammar: {matcher_error(matcher)}"
             )
         state.num_consumed += len(new)
-        return state.matcher
-
-    def _filled(self, matchers: Sequence[LLMatcher]) -> NDArray[np.int32]:
-        """Returns [matchers, ceil(vocab / 32)] int32, one bit for each token that may come.
-
-        For CUDA they are filled where they are copied from.
-        """
-        shape = len(matchers), self._num_words
-        masks = torch.zeros(shape, dtype=torch.int32, pin_memory=self._is_pinned).numpy()
-        num_bytes = self._num_words * masks.itemsize
-        if self._executor is None:
-            for mask, matcher in zip(masks, matchers, strict=True):
-                matcher.unsafe_compute_mask_ptr(mask.ctypes.data, num_bytes)
-        elif matchers:
-            numbered = [(matcher, i) for i, matcher in enumerate(matchers)]
-            self._executor.unsafe_compute_mask_ptr(
-                numbered, masks.ctypes.data, num_bytes, len(matchers)
-            )
-        return masks
 
     def _hold_back_ends(self, mask: NDArray[np.int32], row: SamplingRow) -> None:
         """Applies `min_tokens` and `ignore_eos` as far as the grammar leaves a choice."""
@@ -177,3 +263,9 @@ def _cap_on_device(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int
     caps = to_device(_CAPS, device).index_select(0, there).view(len(indices), -1)
     capped = torch.minimum(logits.index_select(0, index), caps[:, : logits.shape[1]])
     logits.index_copy_(0, index, capped)
+
+
+def _take_what_is_left() -> None:
+    """Gives this thread the lowest priority, where a thread can have one of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -27,15 +27,15 @@ class PartialSample:
         both are read until the last row is drawn."""
         self._sampler = sampler
         self._logits = logits
-        self._rows = rows
+        self.rows = rows
         self._previous = previous
         self.token_ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
 
     def draw(self, places: Sequence[int]) -> Sampled:
         """Draws the rows at these places, one or more; returns them alone, in this order."""
         index = to_device(np.array(places, dtype=np.int64), self._logits.device)
-        is_whole = len(places) == len(self._rows)
+        is_whole = len(places) == len(self.rows)
         logits = self._logits if is_whole else self._logits.index_select(0, index)
-        sampled = self._sampler.sample(logits, [self._rows[i] for i in places], self._previous)
+        sampled = self._sampler.sample(logits, [self.rows[i] for i in places], self._previous)
         self.token_ids.index_copy_(0, index, sampled.token_ids)
         return sampled

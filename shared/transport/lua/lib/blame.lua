@@ -16,6 +16,18 @@ local function blame(id, wid, max_crashes, lost_reason)
   return true
 end
 
+-- Note that an engine which hung was killed with this job in it. It is a suspect at once: everybody
+-- waited for as long as the stall limit. `is_named`: it was tried as the one suspect, and one that hung
+-- an engine before ends with a dead letter then. Returns true when the job ended.
+local function note_stall(id, wid, max_crashes, is_named)
+  local job_key = P .. 'job:' .. id
+  local stalls = redis.call('HINCRBY', job_key, 'stalls', 1)
+  local least = is_named and stalls > 1 and max_crashes - 1 or 1
+  local crashes = tonumber(redis.call('HGET', job_key, 'crashes') or '0')
+  redis.call('HSET', job_key, 'crashes', math.max(crashes, least))
+  return blame(id, wid, max_crashes, 'engine_died')
+end
+
 -- Note that a device failed while this job was on it. It costs the job nothing, and from the second
 -- time without a token in between makes it a suspect. `at_fault`: it was tried as the one suspect on a
 -- device that had worked for others, which counts as a crash behind two others. Returns true when

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
 from shared.messages import Grammar, InvalidParameter
+from shared.text import grammar_compiler
+from shared.text.checkpoint_text import load_tokenizer_and_eos
 from shared.text.grammar import json_schema_grammar, lark_grammar, regex_grammar
 from shared.text.grammar_compiler import GrammarCompiler
 from tests.unit.shared.text.test_grammar_compiler import compiler_of, ends_of, tokenizer_of
+from worker.settings import DEMO_CHECKPOINT
 
 STEPS = 30
 
@@ -166,3 +170,66 @@ def test_references_in_a_circle_are_counted() -> None:
         },
     }
     json_schema_grammar(schema, "p")
+
+
+PROGRAM = r"""start: stmt+
+stmt: simple NL | "if " expr ":" block | "while " expr ":" block | "def " NAME "(" args? ")" block
+block: NL INDENT stmt+
+simple: NAME " = " expr | "return " expr | expr | "pass"
+args: NAME ("," " "? NAME)*
+expr: and (" or " and)*
+and: cmp (" and " cmp)*
+cmp: sum ((" < " | " > " | " == ") sum)*
+sum: term ((" + " | " - ") term)*
+term: atom ((" * " | " / ") atom)*
+atom: NAME | NUM | STR | "(" expr ")" | atom "(" list? ")" | atom "." NAME | "[" list? "]"
+list: expr ("," " "? expr)*
+NAME: /[a-zA-Z_][a-zA-Z0-9_]*/
+NUM: /[0-9]+(\.[0-9]+)?/
+STR: /"[^"\\\n]*"/
+NL: /\n/
+INDENT: /    /
+"""
+
+
+def tool(number: int) -> dict[str, Any]:
+    arguments = optional(6, f"t{number}_")
+    named = {"name": {"const": f"tool_{number}"}, "arguments": arguments}
+    return {"type": "object", "properties": named, "required": [*named]}
+
+
+NODE = {"type": "object", "properties": {"v": {"type": "string"}, "c": {"$ref": "#/$defs/nodes"}}}
+NODES = {"type": "array", "items": {"$ref": "#/$defs/node"}}
+HONEST = {
+    "128 tools": json_schema_grammar({"anyOf": [tool(i) for i in range(128)]}, "p"),
+    "recursive": json_schema_grammar(
+        {"$ref": "#/$defs/node", "$defs": {"node": NODE, "nodes": NODES}}, "p"
+    ),
+    "200 optional": optional_properties(200),
+    "address": regex_grammar(r"[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}", "p"),
+    "any text": regex_grammar(r".{1,2000}", "p"),
+    "program": lark_grammar(PROGRAM, "p"),
+    "sums": lark_grammar('start: e\ne: e "+" e | e "*" e | "(" e ")" | /[0-9]+/\n', "p"),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_grammars_are_admitted_and_run(name: str, compiler: GrammarCompiler) -> None:
+    compiler.check(HONEST[name], "p")
+    for seed in range(4):
+        walk(compiler.matcher(HONEST[name]), seed)
+
+
+def test_a_grammar_whose_masks_take_long_is_refused_with_what_to_simplify(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "MASK_CPU_SECONDS", 0.002)  # of 4,096 tokens, not 49,000
+    tokenizer, ends = load_tokenizer_and_eos(DEMO_CHECKPOINT)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, ends)
+    compiler.build()
+    compiler.check(HONEST["program"], "guided_grammar")
+    before_s = time.process_time()
+    with pytest.raises(InvalidParameter, match="can be read in one way only") as refused:
+        compiler.check(lark_grammar("start: s\ns: s s | /[a-z ]/\n", "p"), "guided_grammar")
+    assert refused.value.param == "guided_grammar"
+    assert time.process_time() - before_s < 2 * grammar_compiler.FIRST_PROBE_CPU_SECONDS

@@ -503,3 +503,47 @@ async def test_after_an_outage_released_jobs_are_taken_at_once(transport: RedisT
 async def _silent_for(steps: Steps, *, ms: int) -> None:
     """As if nobody had reached the server for so long."""
     await steps.redis.hincrby(steps.keys.pulse, "at_ms", -ms)
+
+
+async def test_a_job_that_hangs_two_engines_is_a_dead_letter_and_its_neighbours_finish(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.worker("w1")
+    innocents = {(await steps.submit()).job_id for _ in range(7)}
+    poison = (await steps.submit()).job_id
+    held = {delivery.job.job_id: delivery for delivery in await steps.pull("w1")}
+    finished: set[str] = set()
+    num_stalls = 0
+    while held:
+        if poison in held:
+            num_stalls += 1
+            # Beside the suspect run those that no engine has hung with.
+            await steps.submit()
+            held |= {d.job.job_id: d for d in await steps.pull("w1")}
+            jobs = [(i, d.attempt) for i, d in held.items()]
+            await steps.queue.crashed("w1", jobs, CrashCause.STALL)
+        else:
+            for job_id, delivery in held.items():
+                await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+                finished.add(job_id)
+        held = {d.job.job_id: d for d in await steps.queue.recover("w1", 8)}
+    assert num_stalls == 2
+    assert finished >= innocents
+    assert len(finished) == 7 + 2
+    (end,) = await whole_log(steps, poison)
+    assert isinstance(end, Failed)
+    assert end.code == "poison"
+    assert await steps.redis.xlen(steps.keys.dead_letters) == 1
+    await steps.assert_counters_true()
+
+
+async def test_one_engine_that_hung_ends_no_job(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    delivery = await steps.running("w1")
+    job = (delivery.job.job_id, delivery.attempt)
+    await steps.queue.crashed("w1", [job], CrashCause.STALL)
+    (again,) = await steps.queue.recover("w1", 8)
+    await steps.say("w1", Stream(again), [5], "a", end=FINISHED)
+    found = await steps.hash(job[0])
+    assert (found["state"], found["stalls"]) == ("finished", "1")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -29,8 +31,11 @@ from tests.support.examples import examples
 from tests.support.json_schemas import random_schema
 from tests.support.torch_device import torch_device
 from worker.engine.engine import Engine
+from worker.engine.request import EngineRequest
 from worker.engine_options import EngineOptions
 from worker.model.build import BuiltModel, build_model
+from worker.model.sampling import grammar_masks
+from worker.model.sampling.grammar_masks import GrammarMasks
 
 NUM_SCHEMAS = examples(100)
 MAX_TOKENS = 300
@@ -194,13 +199,72 @@ def test_neighbours_that_leave_and_prefixes_that_are_found_change_nothing(
 
 @pytest.mark.parametrize(("lookahead", "most"), [(0, 64), (1, 65)])
 def test_a_structured_stream_takes_a_step_for_each_token(
-    model: Model, lookahead: int, most: int
+    model: Model, lookahead: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(grammar_masks, "STEP_WAIT_SECONDS", 60)  # no core may be free
     engine = new_engine(model.build(lookahead=lookahead))
     kept_to = kept(regex_grammar("[0-9]{600}", "guided_regex"), max_tokens=64)
     results = generate(engine, prompts(2), [kept_to, kept(None, max_tokens=64, ignore_eos=True)])
     assert [len(result.token_ids) for result in results] == [64, 64]
     assert engine.stats().step <= most
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_masks_that_come_late_change_no_output_and_hold_up_no_neighbour(
+    model: Model, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = regex_grammar("[0-9]{600}", "guided_regex")
+    params = [kept(slow, i, max_tokens=6) for i in range(8)]
+    params += [kept(None, 8, max_tokens=40, ignore_eos=True), kept(PERSON, 9, max_tokens=40)]
+    expected = generate(new_engine(model.build(lookahead=lookahead)), prompts(10), params)
+    released = threading.Event()
+    make = GrammarMasks._make
+
+    def make_late(masks: GrammarMasks, state: Any, new: list[int]) -> None:
+        if state.grammar == slow:
+            released.wait()
+        make(masks, state, new)
+
+    monkeypatch.setattr(GrammarMasks, "_make", make_late)
+    monkeypatch.setattr(grammar_masks, "STEP_WAIT_SECONDS", 0.0)
+    engine = new_engine(model.build(lookahead=lookahead))
+    for i, (prompt, each) in enumerate(zip(prompts(9), params[:9], strict=False)):
+        engine.add(EngineRequest(request_id=str(i), prompt_token_ids=tuple(prompt), params=each))
+    tokens: dict[str, list[int]] = {str(i): [] for i in range(9)}
+
+    def step() -> None:
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+
+    for _ in range(20):
+        step()
+    assert tokens["8"] == expected[8].token_ids[: 20 - lookahead]
+    assert not any(tokens[str(i)] for i in range(8))
+    released.set()
+    while engine.has_unfinished():
+        step()
+        engine.check_integrity()
+    assert list(tokens.values()) == [each.token_ids for each in expected[:9]]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_grammar_of_which_each_mask_takes_longer_ends_its_rows_and_no_other(
+    model: Model, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admission begins few outputs: what grows slow later is for the worker to find."""
+    ambiguous = Grammar(GrammarKind.LARK, "start: s\ns: s s | /[a-z ]/\n")
+    monkeypatch.setattr(grammar_masks, "FIRST_CPU_SECONDS", 0.02)  # this vocabulary is small
+    monkeypatch.setattr(grammar_masks, "MASK_CPU_SECONDS", 0.0005)
+    params = [kept(ambiguous, i, max_tokens=400, ignore_eos=True) for i in range(8)]
+    params += [kept(None, 8, max_tokens=60, ignore_eos=True), kept(PERSON, 9)]
+    engine = new_engine(model.build(lookahead=lookahead))
+    alone = generate(engine, prompts(10)[8:], params[8:])
+    results = generate(engine, prompts(10), params)
+    assert outputs(results[8:]) == outputs(alone)
+    for result in results[:8]:
+        assert result.error is ErrorCode.GRAMMAR_FAILED
+    engine.self_test()
+    engine.check_integrity()
 
 
 def test_an_output_goes_on_elsewhere_from_any_token(model: Model, engine: Engine) -> None:

@@ -46,6 +46,16 @@ OTHER = [(11 * i) % 500 + 5 for i in range(40)]
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.0, "max_tokens": 12}
 SEEDED: dict[str, Any] = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "max_tokens": 12}
 
+# Each mask takes longer than the one before.
+AMBIGUOUS: Requests = {
+    "ambiguous": {
+        **GREEDY,
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "grammar": ["lark", "start: s\ns: s s | /[a-z ]/\n"],
+    },
+    "beside": GREEDY,
+}
 SAMPLED: Requests = {
     "greedy": GREEDY,
     "seeded": SEEDED,
@@ -183,6 +193,7 @@ def theirs(ours: dict[str, Any]) -> dict[str, Any]:
         "again": AGAIN,
         **ours["plan"],
         "crowd": CROWD,
+        "ambiguous": AMBIGUOUS,
         "refused": REFUSED,
     }
     started = Vllm({}, runs, cancel=PROMPT)
@@ -340,8 +351,21 @@ FREE_RUN: Requests = {
 }
 
 
+def test_an_ambiguous_grammar_ends_its_request_alone(theirs: dict[str, Any]) -> None:
+    assert_ended_alone(theirs["ambiguous"], theirs)
+
+
+def assert_ended_alone(found: dict[str, Any], other: dict[str, Any]) -> None:
+    code, message = found["ambiguous"]["error"]
+    assert code == "grammar_failed"
+    assert "in one way only" in message
+    assert 0 < len(found["ambiguous"]["tokens"]) < 200
+    assert found["beside"]["tokens"] == other["sampled"]["greedy"]["tokens"]
+
+
 def test_vllms_own_sampler_keeps_to_the_limits(ours: dict[str, Any]) -> None:
-    started = Vllm({"vllm_sampler": "vllm"}, {"free": FREE_RUN})
+    started = Vllm({"vllm_sampler": "vllm"}, {"free": FREE_RUN, "ambiguous": AMBIGUOUS})
+    assert_ended_alone(started.results["runs"]["ambiguous"], ours)
     found = started.results["runs"]["free"]
     assert started.results["ready"]["exact_resume"] is False
     assert found["greedy"]["tokens"] == ours["sampled"]["greedy"]["tokens"]

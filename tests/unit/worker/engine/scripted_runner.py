@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from shared.messages import SamplingParams, TokenLogprob
@@ -28,12 +29,15 @@ class ScriptedHandle:
     result: StepResult
     structured: dict[int, ScheduledSequence]  # not sampled yet
 
-    def sample_structured(self, seq_ids: Collection[int]) -> None:
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         known = {i: len(s.output_token_ids) for i, s in self.structured.items() if i in seq_ids}
         self.runner.sampled.append(Structured(self.number, len(self.runner.steps), known))
         if self.number in self.runner.sample_errors:
             raise self.runner.sample_errors[self.number]
-        self.runner.say(self.result, [self.structured[seq_id] for seq_id in seq_ids])
+        waits = {i: f for i, f in self.runner.waits.items() if i in seq_ids and not f.done()}
+        drawn = [seq_id for seq_id in seq_ids if seq_id not in waits]
+        self.runner.say(self.result, [self.structured[seq_id] for seq_id in drawn])
+        return waits
 
     def collect(self) -> StepResult:
         self.runner.collected.append(self.number)
@@ -72,6 +76,7 @@ class ScriptedRunner:
     results: dict[int, StepResult] = field(default_factory=dict)  # instead of the computed one
     failures: dict[int, dict[int, str]] = field(default_factory=dict)
     sample_errors: dict[int, Exception] = field(default_factory=dict)
+    waits: dict[int, Future[None]] = field(default_factory=dict)  # of sequences whose mask is slow
     steps: list[Step] = field(default_factory=list)
     sampled: list[Structured] = field(default_factory=list)
     collected: list[int] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 
 import pytest
 
@@ -171,3 +172,62 @@ def test_what_is_behind_a_step_that_failed_is_not_sampled() -> None:
     assert stories["a"].token_ids == stories["b"].token_ids == say(4)
     assert runner.collected[:3] == [0, 1, 2]
     assert 2 not in [call.step for call in runner.sampled]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_one_whose_mask_is_not_ready_sits_steps_out_and_the_others_miss_none(
+    lookahead: int,
+) -> None:
+    mask: Future[None] = Future()
+    runner = ScriptedRunner(waits={0: mask})
+    engine = engine_over(runner, lookahead)
+    engine.add(kept("slow", (1, 2, 3, 4, 5), max_tokens=3))
+    engine.add(make_request("plain", (6,), max_tokens=20))
+    outputs: dict[str, list[int]] = {"slow": [], "plain": []}
+
+    def step() -> None:
+        for output in engine.step():
+            outputs[output.request_id] += output.token_ids
+
+    for _ in range(10):
+        step()
+    assert outputs == {"slow": [], "plain": say(10 - lookahead)}
+    assert [step.order for step in runner.steps[1:]] == [[1]] * 9  # it costs the steps nothing
+    mask.set_result(None)
+    while engine.has_unfinished():
+        step()
+    assert outputs == {"slow": say(3), "plain": say(20)}
+    # Its prompt stays computed but for the token whose logits are wanted.
+    assert next((s.starts[0], s.counts[0]) for s in runner.steps[1:] if 0 in s.starts) == (4, 1)
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_an_engine_of_nothing_but_held_requests_waits_and_goes_on(lookahead: int) -> None:
+    runner = ScriptedRunner(waits={0: Future(), 1: Future()})
+    engine = engine_over(runner, lookahead)
+    for request_id in ("a", "b"):
+        engine.add(kept(request_id, max_tokens=2))
+    for _ in range(4):
+        assert engine.step() == []
+    assert len(runner.steps) == 1
+    assert engine.cancel("a")
+    runner.waits[1].set_result(None)
+    story = run_to_end(engine)
+    assert story["b"].token_ids == say(2)
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_step_that_fails_with_one_put_off_is_computed_again(lookahead: int) -> None:
+    mask: Future[None] = Future()
+    runner = ScriptedRunner(waits={0: mask}, collect_errors={1: OutOfMemory("step 1")})
+    runner.collect_errors[0] = OutOfMemory("step 0")
+    engine = engine_over(runner, lookahead)
+    engine.add(kept("slow", max_tokens=2))
+    engine.add(make_request("plain", (6,), max_tokens=4))
+    story = [engine.step() for _ in range(3)]
+    assert not any(output.request_id == "slow" for outputs in story for output in outputs)
+    mask.set_result(None)
+    assert run_to_end(engine)["slow"].token_ids == say(2)
+    engine.check_integrity()

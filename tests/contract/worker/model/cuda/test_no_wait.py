@@ -162,9 +162,9 @@ class LaunchedAhead:
         self._handle = handle
         self.collect = handle.collect
 
-    def sample_structured(self, seq_ids: Any) -> None:
+    def sample_structured(self, seq_ids: Any) -> Any:
         with launching(goes_on=True):
-            self._handle.sample_structured(seq_ids)
+            return self._handle.sample_structured(seq_ids)
 
 
 def new_engine(checkpoint: Path, stack: Stack, uses_kernels: bool) -> tuple[Engine, Launches]:
