@@ -101,7 +101,7 @@ class HealthMonitor:
 
     @property
     def store_state(self) -> StoreState:
-        """Returns ok, nearly_full (only small requests that store nothing are accepted), or full."""
+        """Returns ok, nearly_full (small requests that store nothing are accepted), or full."""
         if self.queue is None or not self.queue.store_limit:
             return "ok"
         used = self.queue.store_used / self.queue.store_limit
@@ -249,7 +249,7 @@ async def ready(
     monitor: HealthDep, generation: GenerationDep, open_requests: OpenRequestsDep
 ) -> Response:
     """Returns 200 when new requests are accepted, else 503: no model is known, Redis is unreachable
-    or full, or the frontend shuts down. Requests for `unserved` models wait until a worker comes."""
+    or full, or the frontend shuts down. Requests for `unserved` models wait for a worker."""
     known = generation.models.known
     is_ready = (
         open_requests.closed is None

@@ -111,8 +111,7 @@ local function count_log(id, job, item, more)
   local lp = more.lp or more.scores
   if lp then job.lp_bytes = redis.call('HINCRBY', P .. 'job:' .. id, 'lp_bytes', #lp) end
   if not job.held_log then return end  -- of an older release
-  local known = {n = item.n1, b = item.b1, lp_bytes = job.lp_bytes or '0'}
-  local bytes, held = log_bytes_of(known), tonumber(job.held_log)
+  local bytes, held = item.b1 + TOKEN_BYTES * item.n1 + (job.lp_bytes or 0), tonumber(job.held_log)
   if bytes <= held then return end
   redis.call('HSET', P .. 'job:' .. id, 'held_log', whole(2 * bytes))
   hold(field(id, 'tenant') or '', 2 * bytes - held)

@@ -46,8 +46,8 @@ class QueueFull(TransportError):
     (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that leave
     nothing behind), "deadline" (it would wait past its own), "queue_timeout" (it would not be
     begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
-    (waiting or running), "tenant_store" (its share of Redis' memory), "requests_per_minute" and "tokens_per_minute". `allowances`: of the job's
-    tenant, as in Submission.
+    (waiting or running), "tenant_store" (its share of Redis' memory), "requests_per_minute" and
+    "tokens_per_minute". `allowances`: of the job's tenant, as in Submission.
     """
 
     def __init__(

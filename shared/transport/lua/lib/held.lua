@@ -24,8 +24,10 @@ local function keep_held(tenant, bytes, life_ms)
   local gone_ms = math.ceil((server_ms() + life_ms) / width) * width
   redis.call('HINCRBY', P .. 'kept:' .. tenant, whole(gone_ms), whole(bytes))
   redis.call('ZADD', P .. 'kept', 'LT', whole(gone_ms), tenant)
-  for _, key in ipairs({'kept:' .. tenant, 'kept', 'held'}) do
-    expire_at_least(P .. key, life_ms + LEFTOVER_MS)
+  if redis.call('PTTL', P .. 'kept:' .. tenant) < life_ms + LEFTOVER_MS then
+    for _, key in ipairs({'kept:' .. tenant, 'kept', 'held'}) do
+      expire_at_least(P .. key, life_ms + LEFTOVER_MS)
+    end
   end
   return whole(gone_ms)
 end
