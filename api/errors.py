@@ -239,14 +239,17 @@ def going_down(message: str) -> UnavailableError:
 
 
 def overloaded(
-    message: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
+    message: str,
+    retry_after_s: float,
+    allowances: Sequence[Allowance] = (),
+    code: str = "server_overloaded",
 ) -> UnavailableError:
     """Returns the error of a deployment that has more work than it accepts."""
     return UnavailableError(
         503,
         message,
         kind="overloaded_error",
-        code="server_overloaded",
+        code=code,
         retry_after_s=retry_after_s,
         allowances=allowances,
     )
@@ -268,9 +271,21 @@ _TENANT_LIMITS = {
         "tenant_queue_full",
         "Your share of the queue is full: too many of your prompt tokens are waiting.",
     ),
+    "tenant_store": (
+        "tenant_share_exceeded",
+        "Your share of the job store is used: too much is kept of your requests, stored responses, "
+        "batches and files. Delete what you no longer need, or wait until it expires.",
+    ),
     "tenant_jobs": ("concurrency_limit_exceeded", "Too many of your requests run at once."),
     "requests_per_minute": ("rate_limit_exceeded", "Too many requests in a minute."),
     "tokens_per_minute": ("rate_limit_exceeded", "Too many tokens in a minute."),
+}
+
+
+_STORE_LIMITS = {
+    "memory": "The job store is full. Try again later.",
+    "store": "The job store is nearly full: only small requests that store nothing are accepted. "
+    "Send it with 'store': false, or try again later.",
 }
 
 
@@ -280,12 +295,15 @@ def queue_full(error: QueueFull) -> UnavailableError:
         code, message = _TENANT_LIMITS[error.scope]
         return UnavailableError(
             429,
-            f"{message} Try again later.",
+            f"{message} Try again later." if error.scope != "tenant_store" else message,
             kind="rate_limit_error",
             code=code,
             retry_after_s=error.retry_after_s,
             allowances=error.allowances,
         )
+    if error.scope in _STORE_LIMITS:
+        message = _STORE_LIMITS[error.scope]
+        return overloaded(message, error.retry_after_s, error.allowances, "store_full")
     why = "Too many requests are waiting."
     if error.scope == "deadline":
         why = "So many requests are waiting that this one would not be served before its deadline."

@@ -146,6 +146,13 @@ DEPLOYMENT_METRICS = MetricTable(
             (),
             "Jobs that killed workers or engines, kept for an operator.",
         ),
+        MetricRow("penstock:store_bytes", "gauge", (), "Bytes that Redis uses."),
+        MetricRow(
+            "penstock:store_bytes_max",
+            "gauge",
+            (),
+            "Bytes that Redis may use (maxmemory); 0: it has no limit.",
+        ),
         MetricRow(
             "penstock:workers", "gauge", ("status",), "Live workers: ok, draining or stalled."
         ),

@@ -284,6 +284,7 @@ def batch_limits(settings: ApiSettings) -> BatchLimits:
         max_tenant_open=settings.max_open_batches_per_tenant,
         max_tenant_records=MAX_RECORDS_PER_TENANT,
         keep_ms=settings.file_life_s * 1000,
+        max_share_per_tenant=settings.max_queue_share_per_tenant,
     )
 
 
@@ -308,6 +309,7 @@ def file_policy(settings: ApiSettings) -> FilePolicy:
         max_bytes=settings.max_files_bytes,
         max_tenant_files=settings.max_files_per_tenant,
         max_tenant_bytes=settings.max_files_bytes_per_tenant,
+        max_share_per_tenant=settings.max_queue_share_per_tenant,
     )
     upload = UploadLimits(
         settings.max_file_bytes, settings.body_timeout_s, settings.refuse_unused_parameters

@@ -40,6 +40,7 @@ class Keys:
         self.workers = f"{prefix}workers"
         self.absent = f"{prefix}absent"  # never written: see Scripts
         self.stat = f"{prefix}stat"
+        self.held = f"{prefix}held"  # tenant -> bytes in the store
         self.pulse = f"{prefix}pulse"
         self.dead_letters = f"{prefix}dlq"
         self.prompts = f"{prefix}prompts"  # ids of ended jobs whose prompts are kept

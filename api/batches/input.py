@@ -188,6 +188,7 @@ class LineReader:
 
 
 MAX_ERRORS = 100  # reading stops there
+MAX_ERRORS_BYTES = 32 * 1024  # of their messages and names: they are kept as long as the batch
 
 
 class InputCheck:
@@ -199,6 +200,7 @@ class InputCheck:
     def __init__(self, endpoint: str, max_rows: int, max_line_bytes: int) -> None:
         self.num_rows = 0
         self.errors: list[BatchError] = []
+        self._error_bytes = 0
         self._endpoint = endpoint
         self._max_rows = max_rows
         self._max_line_bytes = max_line_bytes
@@ -208,7 +210,11 @@ class InputCheck:
     @property
     def is_hopeless(self) -> bool:
         """Whether more lines would not change the outcome."""
-        return len(self.errors) >= MAX_ERRORS or self.num_rows > self._max_rows
+        return (
+            len(self.errors) >= MAX_ERRORS
+            or self._error_bytes >= MAX_ERRORS_BYTES
+            or self.num_rows > self._max_rows
+        )
 
     @property
     def model(self) -> str | None:
@@ -224,12 +230,12 @@ class InputCheck:
             self.num_rows += 1
             if self.num_rows > self._max_rows:
                 message = f"The file has more than {self._max_rows} requests."
-                self.errors.append(BatchError("too_many_rows", message, None, line.number))
+                self._add(BatchError("too_many_rows", message, None, line.number))
                 return
             try:
                 row = parse_row(line, self._endpoint, self._max_line_bytes)
             except RowInvalid as invalid:
-                self.errors.append(invalid.error)
+                self._add(invalid.error)
                 continue
             self._ids.add(row.custom_id, line)
             if len(self._models) < 2:
@@ -244,7 +250,7 @@ class InputCheck:
         if self.is_hopeless:
             return
         if not self.num_rows:
-            self.errors.append(BatchError("empty_file", "The file has no requests."))
+            self._add(BatchError("empty_file", "The file has no requests."))
             return
         suspects = self._ids.repeated(MAX_ERRORS)
         if not suspects:
@@ -261,9 +267,11 @@ class InputCheck:
                 first = first_lines.setdefault(row.custom_id, number)
                 if first != number:
                     message = f"Duplicate custom_id: it was used in line {first}."
-                    self.errors.append(
-                        BatchError("duplicate_custom_id", message, "custom_id", number)
-                    )
+                    self._add(BatchError("duplicate_custom_id", message, "custom_id", number))
+
+    def _add(self, error: BatchError) -> None:
+        self.errors.append(error)
+        self._error_bytes += len(msgspec.json.encode(error))
 
 
 BUCKETS = 1024  # `repeated` makes a set of one at a time

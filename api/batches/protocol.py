@@ -99,6 +99,12 @@ class BatchErrors(ResponseModel):
     data: list[BatchLineError]
 
 
+class BatchDeleted(ResponseModel):
+    id: str
+    object: Literal["batch"] = "batch"
+    deleted: Literal[True] = True
+
+
 class BatchCounts(ResponseModel):
     total: Count
     completed: Count

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api.batches.protocol import (
     ENDPOINT_PATHS,
+    BatchDeleted,
     BatchesQuery,
     BatchList,
     BatchObject,
@@ -43,6 +44,7 @@ from shared.transport.ports.batches import (
     OVER,
     BatchesFull,
     BatchLimits,
+    BatchOpen,
     BatchRecord,
     BatchStatus,
     BatchStore,
@@ -140,6 +142,24 @@ class BatchService:
             )
         return record
 
+    async def delete(self, tenant: str, batch_id: str) -> None:
+        """Deletes the record of a batch that has ended; its files stay.
+
+        Raises ClientError: 404, or 409 for a batch that has not ended.
+        """
+        try:
+            found = await self._batches.drop(batch_id, tenant)
+        except BatchOpen as error:
+            raise ClientError(
+                f"The batch cannot be deleted: it is {error.status.value}. Cancel it first.",
+                status=409,
+                code="batch_has_not_ended",
+                param="batch_id",
+                should_retry=False,
+            ) from None
+        if not found:
+            raise batch_not_found(batch_id)
+
     async def _create(self, batch: NewBatch) -> BatchRecord:
         if not self._storage.is_available:
             raise unavailable_files("This frontend has no files, and therefore no batches.")
@@ -216,3 +236,12 @@ async def get_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Re
 async def cancel_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Response:
     """Cancels a batch: its running rows end, its results so far are kept."""
     return json_response(BatchObject.of(await batches.cancel(caller.tenant, batch_id)))
+
+
+@router.delete(
+    "/v1/batches/{batch_id}", response_model=BatchDeleted, responses=errors(NAMED | {409})
+)
+async def delete_batch(batch_id: str, caller: CallerDep, batches: BatchesDep) -> Response:
+    """Deletes the record of a batch that has ended. Its files stay until they are deleted."""
+    await batches.delete(caller.tenant, batch_id)
+    return json_response(BatchDeleted(id=batch_id))

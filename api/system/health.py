@@ -5,6 +5,7 @@ The routes never wait: HealthMonitor reads the state from the store at an interv
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -25,11 +26,14 @@ from api.system.protocol import (
     LoadingWorker,
     ModelLoad,
     Readiness,
+    StoreState,
     Version,
 )
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport
 from shared.transport.ports.jobs import JobStore, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
+
+log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["Service"])
 
@@ -39,6 +43,20 @@ _VERSION = version("penstock")
 MAX_AGE_S = 5.0  # a frontend with an older state is not ready
 MAX_LOADING = 100  # workers
 MAX_WORD_CHARS = 200
+RESERVED_BYTES = 1 / 10  # of Redis' memory; lua/lib/held.lua has the same
+_STORE_SENTENCES = {
+    "ok": (logging.INFO, "Redis has memory again. All requests are accepted."),
+    "nearly_full": (
+        logging.WARNING,
+        "Redis has used nine tenths of its memory. Only small requests that store nothing are "
+        "accepted. Raise maxmemory, or see on the dashboard who holds it.",
+    ),
+    "full": (
+        logging.ERROR,
+        "Redis has used all of its memory. No request is accepted. Raise maxmemory, or see on the "
+        "dashboard who holds it.",
+    ),
+}
 
 
 class HealthMonitor:
@@ -54,6 +72,7 @@ class HealthMonitor:
         self.redis_latency_s: float | None = None
         self.reachable = False
         self._taken_s: float | None = None
+        self._store_state: StoreState = "ok"
 
     async def refresh(self) -> None:
         """Reads the state. Raises TransportError; the old state stays, marked as unreachable."""
@@ -70,10 +89,23 @@ class HealthMonitor:
         self.loading = [loading_worker(r) for r in reports if r.process_id not in serving]
         self.reachable = True
         self._taken_s = time.monotonic()
+        if self.store_state != self._store_state:
+            self._store_state = self.store_state
+            level, sentence = _STORE_SENTENCES[self.store_state]
+            used, limit = queue.store_used, queue.store_limit
+            log.log(level, sentence, extra={"used_bytes": used, "maxmemory_bytes": limit})
 
     @property
     def age_s(self) -> float | None:
         return None if self._taken_s is None else time.monotonic() - self._taken_s
+
+    @property
+    def store_state(self) -> StoreState:
+        """Returns ok, nearly_full (small requests that store nothing are accepted), or full."""
+        if self.queue is None or not self.queue.store_limit:
+            return "ok"
+        used = self.queue.store_used / self.queue.store_limit
+        return "full" if used >= 1 else "nearly_full" if used > 1 - RESERVED_BYTES else "ok"
 
     @property
     def num_running(self) -> int:
@@ -135,6 +167,9 @@ class HealthMonitor:
             redis={
                 "reachable": self.reachable,
                 "latency_ms": _milliseconds(self.redis_latency_s),
+                "memory": self.store_state,
+                "used_bytes": 0 if self.queue is None else self.queue.store_used,
+                "max_bytes": 0 if self.queue is None else self.queue.store_limit,
             },
             age_ms=_milliseconds(self.age_s),
             workers=[worker_object(worker) for worker in self.workers],
@@ -214,13 +249,19 @@ async def ready(
     monitor: HealthDep, generation: GenerationDep, open_requests: OpenRequestsDep
 ) -> Response:
     """Returns 200 when new requests are accepted, else 503: no model is known, Redis is unreachable
-    or the frontend shuts down. Requests for `unserved` models wait until a worker comes."""
+    or full, or the frontend shuts down. Requests for `unserved` models wait for a worker."""
     known = generation.models.known
-    is_ready = open_requests.closed is None and monitor.is_fresh and bool(known)
+    is_ready = (
+        open_requests.closed is None
+        and monitor.is_fresh
+        and bool(known)
+        and monitor.store_state != "full"
+    )
     readiness = Readiness(
         ready=is_ready,
         closed=open_requests.closed,
         status=monitor.status,
+        store=monitor.store_state,
         models=list(known),
         unserved=[name for name, model in known.items() if not model.is_served],
     )

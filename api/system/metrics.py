@@ -72,6 +72,8 @@ class DeploymentCollector(Collector):
         yield value("penstock:jobs_running", queue.running)
         yield values("penstock:jobs_ended_total", queue.totals)
         yield value("penstock:dead_letters", queue.dead_letters)
+        yield value("penstock:store_bytes", queue.store_used)
+        yield value("penstock:store_bytes_max", queue.store_limit)
         yield values("penstock:workers", health.num_by_status)
         workers = {model: load.workers for model, load in models.items()}
         yield values("penstock:model_workers", workers)

@@ -173,6 +173,9 @@ class Health(ResponseModel):
     loading: list[LoadingWorker] | Absent = None
 
 
+StoreState = Literal["ok", "nearly_full", "full"]
+
+
 class Readiness(ResponseModel):
     """Whether requests are accepted here now. `models` are those that they can name; requests for
     `unserved` ones wait until a worker comes."""
@@ -180,5 +183,6 @@ class Readiness(ResponseModel):
     ready: bool
     closed: str | None
     status: str
+    store: StoreState
     models: list[str]
     unserved: list[str]

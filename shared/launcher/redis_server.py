@@ -37,6 +37,7 @@ START_TIMEOUT_S = 30.0  # a large append-only file is loaded first
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_TAIL_BYTES = 2000
+MEMORY_PART = 4  # of the machine's memory is what the server may use
 
 
 class ServerError(Exception):
@@ -192,6 +193,7 @@ class PrivateServer:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
+            "maxmemory": str(_machine_memory() // MEMORY_PART),
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
@@ -222,6 +224,11 @@ class PrivateServer:
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.version} did not answer within {START_TIMEOUT_S:g} s.")
             time.sleep(POLL_S)
+
+
+def _machine_memory() -> int:
+    """Returns the bytes of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

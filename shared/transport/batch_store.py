@@ -27,6 +27,7 @@ from shared.transport.ports.batches import (
     BatchError,
     BatchesFull,
     BatchLimits,
+    BatchOpen,
     BatchProgress,
     BatchRecord,
     BatchStatus,
@@ -37,8 +38,9 @@ from shared.transport.ports.batches import (
     output_file_id,
 )
 from shared.transport.ports.files import FILE_PREFIX, FilePart
-from shared.transport.ports.jobs import QueueFull, TransportError
+from shared.transport.ports.jobs import STORE_SCOPES, QueueFull, TransportError
 from shared.transport.scripts import Argument, Scripts
+from shared.transport.submission import share_argument
 
 _metadata = msgspec.json.Decoder(dict[str, str])
 _errors = msgspec.json.Decoder(tuple[BatchError, ...])
@@ -73,6 +75,7 @@ class RedisBatchStore:
                     limits.max_open,
                     limits.max_tenant_open,
                     limits.max_tenant_records,
+                    share_argument(limits.max_share_per_tenant),
                 )
             except RedisError as error:
                 if is_out_of_memory(error):
@@ -80,7 +83,10 @@ class RedisBatchStore:
                 raise
         outcome = reply[0]
         if outcome == b"FULL":
-            raise BatchesFull(reply[1].decode())
+            scope = reply[1].decode()
+            if scope in STORE_SCOPES:
+                raise QueueFull(scope, MEMORY_RETRY_S)
+            raise BatchesFull(scope)
         if outcome != b"OK":
             raise NoInput(reply[1].decode() if outcome == b"PURPOSE" else None)
         record = await self.get(batch.batch_id, batch.tenant)
@@ -117,6 +123,15 @@ class RedisBatchStore:
             return False
         with translated("batch_cancel"):
             reply = await self._scripts.call(self._redis, "batch_cancel", batch_id, tenant)
+        return bool(reply[0] == b"OK")
+
+    async def drop(self, batch_id: str, tenant: str) -> bool:
+        if not is_id(batch_id, BATCH_PREFIX):
+            return False
+        with translated("batch_drop"):
+            reply = await self._scripts.call(self._redis, "batch_drop", batch_id, tenant)
+        if reply[0] == b"OPEN":
+            raise BatchOpen(BatchStatus(reply[1].decode()))
         return bool(reply[0] == b"OK")
 
     async def claim(

@@ -21,8 +21,9 @@ from shared.transport.ports.files import (
     FileUsage,
     NewFile,
 )
-from shared.transport.ports.jobs import QueueFull
+from shared.transport.ports.jobs import STORE_SCOPES, QueueFull
 from shared.transport.scripts import Scripts
+from shared.transport.submission import share_argument
 
 LIST_PAGE = 200
 MEMORY_RETRY_S = 5.0
@@ -58,13 +59,17 @@ class RedisFileIndex:
                     limits.max_bytes,
                     limits.max_tenant_files,
                     limits.max_tenant_bytes,
+                    share_argument(limits.max_share_per_tenant),
                 )
             except RedisError as error:
                 if is_out_of_memory(error):
                     raise QueueFull("memory", MEMORY_RETRY_S) from error
                 raise
         if reply[0] == b"FULL":
-            raise FilesFull(reply[1].decode())
+            scope = reply[1].decode()
+            if scope in STORE_SCOPES:
+                raise QueueFull(scope, MEMORY_RETRY_S)
+            raise FilesFull(scope)
         return FileRecord(
             file_id=file.file_id,
             tenant=file.tenant,

@@ -32,7 +32,8 @@ _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths stalls losses n b h prompt_tokens "
     b"cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms end_ms "
     b"deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid retain_ms "
-    b"choices lane work reserved idem durability sampling ps claims".split()
+    b"choices lane work reserved idem durability sampling ps claims "
+    b"held held_log lp_bytes kept_until_ms brief".split()
 )
 
 Fields = Mapping[bytes, bytes]

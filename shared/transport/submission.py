@@ -13,6 +13,8 @@ from shared.transport.scripts import Argument
 from shared.transport.wire import encode_job
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
+# Of a token in the log (docs/guides/production.md, Memory), and of each log probability with it.
+TOKEN_BYTES, LOGPROB_BYTES = 34, 30
 # Members of SamplingParams that a job's record shows: those that a model may have defaults for.
 RECORDED_SAMPLING = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
@@ -56,6 +58,7 @@ def submit_arguments(
         "timeout_ms": job.timeout_ms,
         "queue_timeout_ms": _or_none(job.queue_timeout_ms),
         "prompt_tokens": len(job.prompt_token_ids),
+        "token_bytes": _token_bytes(job.sampling),
         "max_output": job.sampling.max_tokens * job.num_choices,
         "choices": "" if job.num_choices == 1 else job.num_choices,
         "crid": job.client_request_id or "",
@@ -67,7 +70,7 @@ def submit_arguments(
         "frontend_lease_ms": frontend_lease_ms,
         "max_queued": limits.max_queued_jobs,
         "max_queued_tokens": limits.max_queued_tokens,
-        "max_tenant_share": _share(limits.max_queue_share_per_tenant),
+        "max_tenant_share": share_argument(limits.max_queue_share_per_tenant),
         "max_tenant_queued": _or_none(limits.max_queued_jobs_per_tenant),
         "max_tenant_queued_tokens": _or_none(limits.max_queued_tokens_per_tenant),
         "max_tenant_jobs": _or_none(limits.max_jobs_per_tenant),
@@ -103,7 +106,14 @@ def _recorded(sampling: SamplingParams) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def _share(share: float | None) -> Argument:
+def _token_bytes(sampling: SamplingParams) -> int:
+    """Returns the estimated bytes of a token of the output in the log."""
+    if sampling.logprobs is None:
+        return TOKEN_BYTES
+    return TOKEN_BYTES + LOGPROB_BYTES * (1 + sampling.logprobs)
+
+
+def share_argument(share: float | None) -> Argument:
     return "" if share is None or share >= 1 else str(share)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from shared.transport.scripts import Scripts
 CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
 
 Hash = Mapping[bytes, bytes]
+MAX_SHOWN_TENANTS = 16
 
 
 class RedisWorkerRegistry:
@@ -72,7 +74,8 @@ class RedisWorkerRegistry:
                 pipe.zcard(self._keys.queued_for(name))
                 pipe.zrange(self._keys.queued_for(name), 0, 0)
             pipe.xlen(self._keys.dead_letters)
-            fields, *replies, dead_letters = await pipe.execute()
+            pipe.hgetall(self._keys.held)
+            fields, *replies, dead_letters, held = await pipe.execute()
             lanes, of_queues = replies[: len(models)], replies[len(models) :]
             due = {name: ids[0] for name, ids in zip(names, of_queues[1::2], strict=True) if ids}
             ages_s = await self._ages_s(due)
@@ -87,7 +90,7 @@ class RedisWorkerRegistry:
             for model in models
         }
         self._drains.observe(totals, waiting, self._clock())
-        return queue_stats(fields, queued, ages_s, dead_letters)
+        return queue_stats(fields, queued, ages_s, dead_letters, held)
 
     async def _ages_s(self, jobs: Mapping[str, bytes]) -> dict[str, float]:
         """Returns the seconds since the submits of jobs; one that has just gone is left out."""
@@ -205,6 +208,7 @@ def queue_stats(
     queued_by_model: Mapping[str, int],
     queue_age_s: Mapping[str, float],
     dead_letters: int,
+    held: Hash,
 ) -> QueueStats:
     totals = {
         name.removesuffix(b"_total").decode(): int(value)
@@ -219,6 +223,12 @@ def queue_stats(
         queued_by_model=queued_by_model,
         queue_age_s=queue_age_s,
         dead_letters=dead_letters,
+        store_used=int(fields.get(b"store_used", 0)),
+        store_limit=int(fields.get(b"store_limit", 0)),
+        held_by_tenant={
+            tenant.decode(): int(held[tenant])
+            for tenant in heapq.nlargest(MAX_SHOWN_TENANTS, held, key=lambda name: int(held[name]))
+        },
     )
 
 

@@ -13,6 +13,7 @@
 -- A token costs the server little but this script: the usual item makes four calls and few strings.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/history.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
@@ -105,6 +106,17 @@ local function log_slice(id, more)
   redis.call('HSET', P .. 'job:' .. id, 'ps', slice)
 end
 
+-- A log that is longer than it was expected to be counts for twice as much, so that few deltas count.
+local function count_log(id, job, item, more)
+  local lp = more.lp or more.scores
+  if lp then job.lp_bytes = redis.call('HINCRBY', P .. 'job:' .. id, 'lp_bytes', #lp) end
+  if not job.held_log then return end  -- of an older release
+  local bytes, held = item.b1 + TOKEN_BYTES * item.n1 + (job.lp_bytes or 0), tonumber(job.held_log)
+  if bytes <= held then return end
+  redis.call('HSET', P .. 'job:' .. id, 'held_log', whole(2 * bytes))
+  hold(field(id, 'tenant') or '', 2 * bytes - held)
+end
+
 -- What only the first delta of a claim, or of a job, changes.
 local function begin_output(id, job, job_key)
   if not job.out then redis.call('HSET', job_key, 'out_ms', stamp()) end
@@ -143,15 +155,17 @@ end
 local function apply(id, item, more)
   local job_key = P .. 'job:' .. id
   local got = redis.call('HMGET', job_key, 'state', 'owner', 'attempt', 'n', 'b', 'h', 'crashes', 'losses',
-    'out_ms')
+    'out_ms', 'held_log', 'lp_bytes')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
-    h = got[6] or '', crashes = got[7] or '0', losses = got[8], out = got[9]}
+    h = got[6] or '', crashes = got[7] or '0', losses = got[8], out = got[9],
+    held_log = got[10], lp_bytes = got[11]}
   local verdict, logged = check(id, job, item, more)
   if verdict then return verdict end
   if not logged then
     local failure
     if more.scores then failure = log_slice(id, more) else failure = log_delta(id, job, job_key, item, more) end
     if failure then return failure end
+    count_log(id, job, item, more)
     if more.cached then redis.call('HSETNX', job_key, 'cached_tokens', more.cached) end
   end
   if more.state then

@@ -4,6 +4,7 @@
 --   has ended stays as it is.
 -- Idempotent.
 --@include lib/common.lua
+--@include lib/held.lua
 --@include lib/batches.lua
 local key = P .. 'batch:' .. ARGV[3]
 local batch = redis.call('HMGET', key, 'tenant', 'status', 'fence')

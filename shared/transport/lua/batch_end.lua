@@ -6,6 +6,7 @@
 -- A batch that is being cancelled ends cancelled, whatever its owner wanted.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
+--@include lib/held.lua
 --@include lib/files.lua
 --@include lib/batches.lua
 local id, status = ARGV[3], ARGV[5]

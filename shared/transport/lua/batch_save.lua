@@ -7,6 +7,7 @@
 --   for those with a longer retain_ms.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
+--@include lib/held.lua
 --@include lib/batches.lua
 local BEFORE = {in_progress = 'validating', finalizing = 'in_progress'}
 local SAVED_JOB_MS = 60000
@@ -31,6 +32,12 @@ for i = last_field + 1, #ARGV do
   local job = redis.call('HMGET', P .. 'job:' .. ARGV[i], 'state', 'retain_ms')
   local wants_to_stay = not not job[2]
   if job[1] and not wants_to_stay then bury_record(ARGV[i], SAVED_JOB_MS) end
+  if job[1] and not wants_to_stay then
+    local ended = read_job(ARGV[i], 'tenant', 'held', 'kept_until_ms')
+    local gone_ms = ended.held
+      and keep_held_for(ended.tenant, tonumber(ended.held), ended.kept_until_ms, SAVED_JOB_MS)
+    if gone_ms then redis.call('HSET', P .. 'job:' .. ARGV[i], 'kept_until_ms', gone_ms) end
+  end
   for _, name in ipairs(wants_to_stay and {} or {'job:', 'log:'}) do
     if redis.call('PTTL', P .. name .. ARGV[i]) > SAVED_JOB_MS then
       redis.call('PEXPIRE', P .. name .. ARGV[i], SAVED_JOB_MS)

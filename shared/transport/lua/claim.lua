@@ -4,6 +4,7 @@
 -- Repeating it is safe: each claim fences the one before.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua

@@ -9,6 +9,7 @@
 -- engine that hung makes suspects of its jobs at once.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua

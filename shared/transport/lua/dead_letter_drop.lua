@@ -2,6 +2,7 @@
 -- ARGV: 3 id of the job
 -- Returns 1, or 0 where there is none (any more). Idempotent.
 --@include lib/common.lua
+--@include lib/held.lua
 --@include lib/dead_letter.lua
 local entry = redis.call('HGET', P .. 'dead:' .. ARGV[3], 'entry')
 if not entry then return 0 end

@@ -5,15 +5,26 @@
 -- A job submitted by a frontend (without "#<n>") may be left by any reader of that frontend.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 local id, reader = ARGV[3], ARGV[4]
 local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_ms', 'retain_ms')
+-- The log alone: the record says for longer that the job has ended.
+local function shorten_log(ms)
+  redis.call('PEXPIRE', P .. 'log:' .. id, ms)
+  local ended = read_job(id, 'tenant', 'n', 'b', 'lp_bytes', 'held', 'kept_until_ms')
+  local bytes = log_bytes_of(ended)
+  if ended.held and keep_held_for(ended.tenant, bytes, ended.kept_until_ms, tonumber(ms)) then
+    redis.call('HSET', P .. 'job:' .. id, 'held', whole(tonumber(ended.held) - bytes))
+  end
+end
+
 if not job[1] or (job[2] ~= reader and job[2] ~= frontend_of(reader)) then return {'NOOP'} end
 if TERMINAL[job[1]] then
   if not job[5] and redis.call('PTTL', P .. 'log:' .. id) > tonumber(ARGV[5]) then
-    redis.call('PEXPIRE', P .. 'log:' .. id, ARGV[5])
+    shorten_log(ARGV[5])
   end
   return {'NOOP'}
 end

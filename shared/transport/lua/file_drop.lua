@@ -3,6 +3,7 @@
 -- Returns {'OK'}, {'GONE'}, or {'USED'}: a batch that has not ended reads it.
 -- Idempotent: a repeat answers GONE.
 --@include lib/common.lua
+--@include lib/held.lua
 --@include lib/files.lua
 local file = redis.call('HMGET', P .. 'file:' .. ARGV[3], 'tenant', 'uses')
 if file[1] ~= ARGV[4] then return {'GONE'} end

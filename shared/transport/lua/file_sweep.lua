@@ -3,6 +3,7 @@
 -- Returns names of blobs that nothing refers to. They are returned again until a caller passes them as
 --   removed, which includes names that did not exist.
 --@include lib/common.lua
+--@include lib/held.lua
 --@include lib/files.lua
 for i = 4, #ARGV do redis.call('ZREM', P .. 'blobs_gone', ARGV[i]) end
 local lost = false

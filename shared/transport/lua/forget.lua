@@ -2,13 +2,16 @@
 -- ARGV: 3 id
 -- Returns {'OK'}, {'LIVE', state} (left as it is) or {'GONE'}. Idempotent.
 --@include lib/common.lua
+--@include lib/held.lua
 local id = ARGV[3]
 local job_key = P .. 'job:' .. id
 local state = redis.call('HGET', job_key, 'state')
 if not state then return {'GONE'} end
 if not TERMINAL[state] then return {'LIVE', state} end
+local job = read_job(id, 'tenant', 'held', 'kept_until_ms')
 redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id, P .. 'prompt:' .. id)
 redis.call('ZREM', P .. 'prompts', id)
 redis.call('ZREM', P .. 'ended:' .. state, id)
+if job.held then release_held(job.tenant, tonumber(job.held), job.kept_until_ms) end
 bury_record(id, 0)
 return {'OK'}

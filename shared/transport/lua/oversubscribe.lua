@@ -10,6 +10,7 @@
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua

@@ -10,11 +10,12 @@
 -- the time must be continuous for: it is what the server's clock shows again.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 --@include lib/history.lua
-local PAGE = 100
+local PAGE, TENANTS = 100, 16
 local ended = 0
 local seen = pulse(ARGV[3])
 local due = redis.call('ZRANGEBYSCORE', P .. 'live', '-inf', whole(now_ms()), 'LIMIT', 0, PAGE)
@@ -72,6 +73,34 @@ if redis.call('EXISTS', P .. 'live') == 0 then
     redis.call('HDEL', P .. 'work:' .. model, '0', '1', '2', '3', '4', '5', '6', '7')
     redis.call('DEL', P .. 'queued:model:' .. model)
   end
+  -- What the lost jobs held is gone with them; the rest is kept.
+  for _, tenant in ipairs(was_wrong and redis.call('HKEYS', P .. 'held') or {}) do
+    local bytes, kept = 0, redis.call('HGETALL', P .. 'kept:' .. tenant)
+    for k = 2, #kept, 2 do bytes = bytes + tonumber(kept[k]) end
+    redis.call('HSET', P .. 'held', tenant, whole(bytes))
+    if bytes == 0 then redis.call('HDEL', P .. 'held', tenant) end
+  end
+end
+
+-- What the server uses, as of now; admission adds what has come since.
+local function sample_store()
+  local info = redis.pcall('INFO', 'memory')
+  if type(info) ~= 'string' then return end  -- the access list forbids it: only maxmemory itself holds
+  local function number(name) return tonumber(string.match(info, name .. ':(%d+)') or '0') end
+  redis.call('HSET', P .. 'stat', 'store_limit', whole(number('maxmemory')), 'store_grown', 0,
+    'store_used', whole(math.max(0, number('used_memory') - number('mem_not_counted_for_evict'))))
+end
+
+sample_store()
+for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', P .. 'kept', '-inf', whole(server_ms()), 'LIMIT', 0, TENANTS)) do
+  local bytes, times, first_ms = expired_of(tenant)
+  if #times > 0 then redis.call('HDEL', P .. 'kept:' .. tenant, unpack(times)) end
+  if first_ms then
+    redis.call('ZADD', P .. 'kept', whole(first_ms), tenant)
+  else
+    redis.call('ZREM', P .. 'kept', tenant)
+  end
+  hold(tenant, 0 - bytes)
 end
 note_queue()
 return {seen, ended}

@@ -15,6 +15,7 @@
 -- worker whose device has failed takes none before the device has worked for others.
 --@include lib/common.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua

@@ -12,12 +12,13 @@
 -- The log comes from the worker's next appends, which meet a gap. XADD is the first write, so above
 -- maxmemory nothing is put back.
 --@include lib/common.lua
+--@include lib/held.lua
 local wid, id, attempt = ARGV[3], ARGV[4], ARGV[5]
 local job_key = P .. 'job:' .. id
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return 'nolease' end
 
 -- The entry is pending for this worker also where it was never delivered; pull.lua leaves it so.
-local function hold(queue, entry)
+local function claim_entry(queue, entry)
   redis.pcall('XGROUP', 'CREATE', queue, GROUP, '0')
   redis.call('XCLAIM', queue, GROUP, wid, 0, entry, 'FORCE', 'JUSTID')
 end
@@ -35,7 +36,7 @@ local function take_back(job)
   if TERMINAL[job.state] then return 'over' end
   if job.owner == wid and job.attempt == attempt then return 'restored' end
   if tonumber(job.attempt) >= tonumber(attempt) then return 'fenced' end
-  hold(job.q, job.qid)
+  claim_entry(job.q, job.qid)
   redis.call('ZREM', P .. 'unbegun', id)
   if job.state == 'queued' then count_job(id, 'queued', 'running') end
   if (job.owner or '') ~= '' and job.owner ~= wid then
@@ -48,7 +49,7 @@ end
 -- What is written anew, or belongs to what was lost with the job.
 local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
   qid = true, ps = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
-  idem_body = true}
+  idem_body = true, lp_bytes = true}
 
 local function put_back()
   local fields, kept = {}, {}
@@ -79,8 +80,9 @@ local function put_back()
   end
   redis.call('ZADD', P .. 'live', deadline_ms, id)
   expire_at_least(P .. 'live', life_ms)
-  hold(fields.q, entry)
+  claim_entry(fields.q, entry)
   count_job(id, nil, 'running')
+  hold(fields.tenant, tonumber(fields.held or '0') + tonumber(fields.held_log or '0'), life_ms)
   expire_at_least(P .. 'tenant:' .. fields.tenant, life_ms)
   return own()
 end

@@ -7,6 +7,7 @@
 --   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
 --   tokens_per_minute.
+--   token_bytes: of a token of the output in the log.
 --   tok_s: what is computed in a second while work waits, prompts and outputs ('' unknown).
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
 --   prompt_digest: of what the prompt was prepared with ('' unknown).
@@ -23,6 +24,7 @@
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 --@include lib/allowance.lua
+--@include lib/held.lua
 --@include lib/dead_letter.lua
 local LAST_LANE, UNKNOWN_OUTPUT = 7, 256
 local params = {}
@@ -150,6 +152,15 @@ end
 if queue_timeout_ms and params.tok_s ~= '' and not is_again and ahead * 1000 > tonumber(params.tok_s) * queue_timeout_ms then
   return full('queue_timeout')
 end
+local fixed_bytes = JOB_BYTES + #params.request + #params.facts
+local log_bytes = math.min(tonumber(params.max_output), expected * num_choices) * tonumber(params.token_bytes)
+local is_in_reserve = false
+if not is_again then
+  local why
+  why, is_in_reserve = refused_by_store(tenant, fixed_bytes + log_bytes, params.max_tenant_share,
+    params.retain_ms == '')
+  if why then return full(why) end
+end
 for _, rate in ipairs(rates) do
   local ms = allowed_in_ms(tenant, rate[1], rate[2], rate[3])
   if ms > 0 then return full(rate[1] .. '_per_minute', ms) end
@@ -166,10 +177,11 @@ redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', mod
   'kind', params.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', params.prompt_tokens,
   'q', queue, 'qid', entry, 'lane', params.lane, 'work', whole(own_work), 'sub_ms', whole(now),
   'deadline_ms', deadline_ms, 'fe', reader, 'og', params.grace, 'crid', params.crid,
-  'sampling', params.sampling)
+  'sampling', params.sampling, 'held', whole(fixed_bytes), 'held_log', whole(log_bytes))
 for _, name in ipairs({'retain_ms', 'choices', 'idem', 'prompt_digest'}) do
   if params[name] ~= '' then redis.call('HSET', job_key, name, params[name]) end
 end
+if is_in_reserve then redis.call('HSET', job_key, 'brief', 1) end
 if params.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', whole(reserved)) end
 redis.call('PEXPIRE', job_key, whole(life_ms))
 redis.call('SET', P .. 'req:' .. id, params.request, 'PX', whole(life_ms))
@@ -188,6 +200,7 @@ if queue_timeout_ms then
 end
 count_job(id, nil, 'queued', {tenant = tenant, prompt_tokens = params.prompt_tokens, lane = params.lane,
   q = queue, work = whole(own_work), model = model, deadline_ms = deadline_ms})
+hold(tenant, fixed_bytes + log_bytes, life_ms)
 redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
 local left = {}

@@ -128,6 +128,7 @@ class BatchLimits:
     max_tenant_open: int
     max_tenant_records: int
     keep_ms: int
+    max_share_per_tenant: float | None = None  # of the bytes of the store that are its own or free
 
 
 class BatchesFull(Exception):
@@ -136,6 +137,14 @@ class BatchesFull(Exception):
     def __init__(self, scope: str) -> None:
         super().__init__(f"too many open batches ({scope})")
         self.scope = scope
+
+
+class BatchOpen(Exception):
+    """The batch has not ended."""
+
+    def __init__(self, status: BatchStatus) -> None:
+        super().__init__(f"the batch has not ended ({status})")
+        self.status = status
 
 
 class NoInput(Exception):
@@ -200,6 +209,11 @@ class BatchStore(Protocol):
 
     async def cancel(self, batch_id: str, tenant: str) -> bool:
         """Requests the end of a batch that has not ended. Returns whether the tenant has it."""
+        ...
+
+    async def drop(self, batch_id: str, tenant: str) -> bool:
+        """Deletes the record of a batch; its files stay. Returns whether the tenant had it. Raises
+        BatchOpen where it has not ended."""
         ...
 
     async def claim(

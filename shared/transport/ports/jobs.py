@@ -36,14 +36,18 @@ class Allowance:
     full_in_ms: int  # until all of it is left again, where nothing else is used
 
 
+STORE_SCOPES = frozenset(("store", "tenant_store"))
+
+
 class QueueFull(TransportError):
     """Admission refused a job; nothing was written.
 
     `scope` names the limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
-    (Redis is full), "deadline" (it would wait past its own), "queue_timeout" (it would not be
+    (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that leave
+    nothing behind), "deadline" (it would wait past its own), "queue_timeout" (it would not be
     begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
-    (waiting or running), "requests_per_minute" and "tokens_per_minute". `allowances`: of the job's
-    tenant, as in Submission.
+    (waiting or running), "tenant_store" (its share of Redis' memory), "requests_per_minute" and
+    "tokens_per_minute". `allowances`: of the job's tenant, as in Submission.
     """
 
     def __init__(
@@ -126,7 +130,8 @@ class AdmissionLimits:
     max_queued_jobs: int = 1000
     max_queued_tokens: int = 2_000_000  # prompt tokens of queued jobs
     # of the job's tenant
-    max_queue_share_per_tenant: float | None = None  # of the places that are its own or free
+    # of the places in the queue, and of the bytes of the store, that are its own or free
+    max_queue_share_per_tenant: float | None = None
     max_queued_jobs_per_tenant: int | None = None
     max_queued_tokens_per_tenant: int | None = None  # prompt tokens of queued jobs
     max_jobs_per_tenant: int | None = None  # queued and running

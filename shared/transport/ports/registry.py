@@ -61,6 +61,11 @@ class QueueStats:
     # where all have the same timeout. Measured, so not compared.
     queue_age_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     dead_letters: int = 0
+    # Bytes that Redis uses, and may use (maxmemory); both 0 where it has no limit or hides it.
+    store_used: int = field(default=0, compare=False)
+    store_limit: int = field(default=0, compare=False)
+    # Of the tenants that hold most of them, the most first: estimated bytes.
+    held_by_tenant: Mapping[str, int] = field(default_factory=dict)
 
 
 class WorkerRegistry(Protocol):

@@ -1,6 +1,8 @@
--- The index of files whose bytes lie on a disk that the frontends share. A file that goes leaves the
+-- Needs lib/held.lua. The index of files whose bytes lie on a disk that the frontends share. A file that goes leaves the
 -- names of its parts in `blobs_gone` until a frontend has removed them from that disk.
 local FILE_LEFTOVER_MS = 604800000   -- how long the keys outlive a file, so that a sweep finds it
+
+local FILE_BYTES = 800   -- of a record in the store, beside its name and its list of parts
 
 local function count_bytes(tenant, step)
   redis.call('HINCRBY', P .. 'files_bytes', 'total', step)
@@ -18,7 +20,12 @@ local function keep_file(id, tenant, expires_ms)
   for _, name in ipairs({'file:' .. id, 'files', 'files:' .. tenant, 'files_bytes'}) do
     expire_at_least(P .. name, life_ms)
   end
+  local held = redis.call('HMGET', key, 'held', 'kept_until_ms')
+  local gone_ms = held[1] and keep_held_for(tenant, tonumber(held[1]), held[2] or nil, until_ms - server_ms() + FILE_LEFTOVER_MS)
+  if gone_ms then redis.call('HSET', key, 'kept_until_ms', gone_ms) end
 end
+
+local function file_bytes(name, parts) return FILE_BYTES + #name + #parts end
 
 -- `file` has tenant, purpose, name, bytes, parts (JSON) and life_ms. The caller has checked that there
 -- is none of this id.
@@ -29,7 +36,11 @@ local function put_file(id, file)
     'created_ms', whole(now), 'uses', 0)
   redis.call('ZADD', P .. 'files:' .. file.tenant, whole(now), id)
   count_bytes(file.tenant, file.bytes)
-  keep_file(id, file.tenant, now + tonumber(file.life_ms))
+  local bytes, life_ms = file_bytes(file.name, file.parts), tonumber(file.life_ms)
+  hold(file.tenant, bytes, life_ms)
+  redis.call('HSET', P .. 'file:' .. id, 'held', bytes,
+    'kept_until_ms', keep_held(file.tenant, bytes, life_ms + FILE_LEFTOVER_MS))
+  keep_file(id, file.tenant, now + life_ms)
 end
 
 local function forget_blobs(names)
@@ -46,11 +57,12 @@ end
 
 local function drop_file(id)
   local key = P .. 'file:' .. id
-  local file = redis.call('HMGET', key, 'tenant', 'bytes', 'parts')
+  local file = redis.call('HMGET', key, 'tenant', 'bytes', 'parts', 'held', 'kept_until_ms')
   redis.call('ZREM', P .. 'files', id)
   redis.call('DEL', key)
   if not file[1] then return end
   redis.call('ZREM', P .. 'files:' .. file[1], id)
   count_bytes(file[1], whole(0 - tonumber(file[2])))
+  if file[4] then release_held(file[1], tonumber(file[4]), file[5]) end
   forget_blobs(names_of(file[3]))
 end

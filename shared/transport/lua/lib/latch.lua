@@ -45,6 +45,15 @@ local function keep_prompt(id)
   redis.call('PEXPIRE', prompts, RETAIN_MS)
 end
 
+-- The job's log has its true size now, and with its record it is kept for so long.
+local function keep_ended_job(id, job, retain_ms)
+  if not job.held then return end  -- of an older release
+  local bytes = ENDED_JOB_BYTES + redis.call('STRLEN', P .. 'facts:' .. id) + log_bytes_of(job)
+  hold(job.tenant, bytes - tonumber(job.held) - tonumber(job.held_log or '0'))
+  redis.call('HSET', P .. 'job:' .. id, 'held', whole(bytes), 'held_log', 0,
+    'kept_until_ms', keep_held(job.tenant, bytes, tonumber(retain_ms)))
+end
+
 -- What was expected of the job and reserved for it, put right by what it took.
 local function settle(job, ending_state)
   if job.reserved then
@@ -64,11 +73,11 @@ local function latch(id, ending)
   local job_key, log_key = P .. 'job:' .. id, P .. 'log:' .. id
   local job = read_job(id, 'state', 'n', 'b', 'q', 'qid', 'owner', 'prompt_tokens', 'cached_tokens',
     'retain_ms', 'tenant', 'reserved', 'attempt', 'model', 'choices', 'idem',
-    'queue_deadline_ms')
+    'queue_deadline_ms', 'held', 'held_log', 'lp_bytes', 'brief')
   job.n, job.prompt_tokens = job.n or '0', job.prompt_tokens or '0'
   local old, n, b, queue, entry = job.state, job.n, job.b or '0', job.q, job.qid
   local owner, prompt, cached = job.owner or '', job.prompt_tokens, ending.cached or job.cached_tokens or '0'
-  local retain_ms = job.retain_ms or RETAIN_MS
+  local retain_ms = job.retain_ms or (job.brief and math.min(BRIEF_MS, RETAIN_MS)) or RETAIN_MS
   local message = ending.message
   if not message or message == '' then message = MESSAGES[ending.reason] or '' end
   local stop_reason = ending.stop_reason or ''
@@ -97,6 +106,7 @@ local function latch(id, ending)
   redis.call('PEXPIRE', job_key, retain_ms)
   redis.call('PEXPIRE', P .. 'facts:' .. id, retain_ms)
   if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
+  keep_ended_job(id, job, retain_ms)
   bury_record(id, retain_ms)
   local index = P .. 'ended:' .. ending.state
   redis.call('ZADD', index, whole(ended_ms), id)

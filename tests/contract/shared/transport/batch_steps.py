@@ -12,7 +12,13 @@ LIMITS = BatchLimits(max_open=100, max_tenant_open=50, max_tenant_records=1000, 
 FILE_LIMITS = FileLimits(1000, 1_000_000, 1000, 1_000_000)
 
 
-async def new_input(transport: RedisTransport, tenant: str = "default", **changes: Any) -> str:
+async def new_input(
+    transport: RedisTransport,
+    tenant: str = "default",
+    *,
+    limits: FileLimits = FILE_LIMITS,
+    **changes: Any,
+) -> str:
     """The id of a file that a batch can read."""
     file_id = new_file_id()
     fields: dict[str, Any] = {
@@ -22,7 +28,7 @@ async def new_input(transport: RedisTransport, tenant: str = "default", **change
         "parts": (FilePart(file_id, 10, "ab"),),
         "life_ms": 86_400_000,
     }
-    await transport.files.put(NewFile(file_id=file_id, **(fields | changes)), FILE_LIMITS)
+    await transport.files.put(NewFile(file_id=file_id, **(fields | changes)), limits)
     return file_id
 
 

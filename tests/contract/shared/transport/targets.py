@@ -6,8 +6,9 @@ Times and stream ids are the server's own, so they are left out of everything th
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -32,7 +33,7 @@ POLICY = StorePolicy(grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, delivered_retain
 SYNC = b"sync"
 
 HASHES = frozenset(
-    {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem"}
+    {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem", "held"}
 )
 _TIMES = frozenset(
     {"orphan_ms", "qid", "entry", "epoch", "claims"}
@@ -183,7 +184,9 @@ class Target:
             pipe.xrange(self.keys.log(job_id))
         replies = await pipe.execute()
         hashes, logs = replies[::2], replies[1::2]
-        return [_timeless(_words(fields)) for fields in hashes], logs
+        return [_timeless(_words(fields)) for fields in hashes], [
+            _timeless_log(log) for log in logs
+        ]
 
     async def position(self, job_id: str) -> int | None:
         record = await self.store.get(job_id)
@@ -203,6 +206,8 @@ class Target:
             kind = key.removeprefix(prefix).partition(":")[0]
             if kind in HASHES:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
+            elif kind == "kept" and key != f"{prefix}kept":  # by times
+                found[key] = sum(map(int, await self.redis.hvals(key)))
             elif kind in ("req", "prompt", "probe", "f", "blob", "tombstone"):
                 found[key] = await self.redis.get(key)
             elif kind in (
@@ -214,13 +219,14 @@ class Target:
                 "models_seen",
                 "models_kept",
                 "prompts",
+                "kept",
             ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):
                 found[key] = [fields for _, fields in await self.redis.xrange(key)]
             else:
                 assert kind == "log", key
-                found[key] = await self.redis.xrange(key)
+                found[key] = _timeless_log(await self.redis.xrange(key))
         pending = {queue: await self._pending(queue) for queue in self._streams}
         return found, pending
 
@@ -236,7 +242,7 @@ class Target:
                 continue
             if message["channel"] == channel:
                 return frames
-            frames.append((message["channel"], message["data"]))
+            frames.append((message["channel"], _FINISHED_MS.sub(rb"\1", message["data"])))
 
     async def lives_ms(self) -> dict[str, int]:
         keys = await self._all_keys()
@@ -341,9 +347,21 @@ def _words(fields: dict[bytes, bytes]) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in fields.items()}
 
 
+# A finished job's last frame ends with the time.
+_FINISHED_MS = re.compile(rb"^(E\|\d+\|finished\|.*\|)\d+$", re.DOTALL)
+
+
+def _timeless_log(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> Any:
+    return [
+        (at, {name: value for name, value in fields.items() if name != b"end_ms"})
+        for at, fields in entries
+    ]
+
+
 def _timeless(fields: dict[str, str]) -> dict[str, str]:
     """Times are kept as present or not."""
     return {
         name: "" if name in _TIMES or name.endswith("_ms") else value
         for name, value in fields.items()
+        if not name.startswith("store_")  # the fake server has no memory of its own
     }

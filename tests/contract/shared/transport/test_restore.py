@@ -58,7 +58,7 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
     again = Stream(delivery)
     assert (await steps.say("w1", again, [5, 6], "ef", end=FINISHED)).status is AppendStatus.OK
     after = await steps.hash(job_id)
-    told_anew = {"qid", "claim_ms", "deadline_ms", "first_ms", "cached_tokens"}
+    told_anew = {"qid", "claim_ms", "deadline_ms", "first_ms", "cached_tokens", "held", "held_log"}
     for name in before.keys() - told_anew - {"n", "b", "h", "state"}:
         assert after[name] == before[name], name
     record = await steps.store.get(job_id)

@@ -1,0 +1,203 @@
+"""The bytes that each tenant has in the store: counted where they are written, and shared out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.launcher.redis_server import PrivateServer
+from shared.messages import OnDisconnect, SamplingParams
+from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from tests.contract.shared.transport.batch_steps import FILE_LIMITS, new_batch, new_input
+from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
+from tests.support.redis_server import assert_every_key_expires
+
+SHARED = AdmissionLimits(max_queue_share_per_tenant=0.75)
+FILES_SHARED = replace(FILE_LIMITS, max_share_per_tenant=0.75)
+MEGABYTE = 2**20
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def own() -> AsyncIterator[Steps]:
+    """On a server of its own, whose memory a test sets."""
+    server = PrivateServer()
+    opened = await open_transport(server.start())
+    yield Steps(opened)
+    await opened.aclose()
+    server.stop()
+
+
+async def held(steps: Steps, tenant: str = "default") -> int:
+    return int(await steps.redis.hget(steps.keys.held, tenant) or 0)
+
+
+async def counted(steps: Steps, *job_ids: str) -> int:
+    """Returns what the jobs' records say that they hold."""
+    fields = [await steps.hash(job_id) for job_id in job_ids]
+    return sum(int(job["held"]) + int(job["held_log"]) for job in fields)
+
+
+async def pass_time(steps: Steps, tenant: str = "default") -> None:
+    """All that is kept of a tenant expires."""
+    kept = f"{steps.keys.prefix}kept:{tenant}"
+    for field, size in (await steps.redis.hgetall(kept)).items():
+        await steps.redis.hdel(kept, field)
+        await steps.redis.hincrby(kept, int(field) - 100 * 24 * HOUR_MS, int(size))
+    await steps.redis.zadd(f"{steps.keys.prefix}kept", {tenant: 1})
+
+
+async def running(steps: Steps, **job: Any) -> Stream:
+    await steps.worker("w1")
+    await steps.submit(**job)
+    (delivery,) = await steps.pull("w1")
+    return Stream(delivery)
+
+
+async def set_memory(steps: Steps, *, limit: int, used: int) -> None:
+    """As the server would say of itself at the last look."""
+    fields = {"store_limit": limit, "store_used": used, "store_grown": 0}
+    await steps.redis.hset(steps.keys.stat, mapping=fields)
+
+
+async def refusal(steps: Steps, limits: AdmissionLimits = SHARED, **job: Any) -> str:
+    with pytest.raises(QueueFull) as caught:
+        await steps.store.submit(make_job(**job), limits, "")
+    return caught.value.scope
+
+
+async def test_a_job_holds_its_bytes_until_its_record_expires(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = await running(steps, request_record="x" * 5000)
+    before = await held(steps)
+    assert before == await counted(steps, stream.job_id)
+    assert before > 5000 + 64 * 34
+    await steps.say("w1", stream, [5], "a" * 700, end=FINISHED)
+    after = await held(steps)
+    assert after == await counted(steps, stream.job_id)
+    assert 5700 < after < before + 1000  # the output has ended, and is not expected any more
+    await steps.store.reap()
+    assert await held(steps) == after
+    await pass_time(steps)
+    await steps.store.reap()
+    assert await held(steps) == 0
+    await assert_every_key_expires(steps.redis, steps.keys.namespace)
+
+
+async def test_a_log_that_grows_past_what_was_expected_counts(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running(sampling=SamplingParams(max_tokens=4, seed=7)))
+    before = await held(steps)
+    await steps.say("w1", stream, [5], "é" * 50_000)
+    assert await held(steps) >= before + 90_000
+    assert await held(steps) == await counted(steps, stream.job_id)
+
+
+async def test_log_probabilities_are_expected_to_take_their_bytes(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await steps.submit(tenant="plain")
+    await steps.submit(tenant="logs", sampling=SamplingParams(max_tokens=64, seed=7, logprobs=20))
+    assert await held(steps, "logs") >= await held(steps, "plain") + 64 * 20 * 30
+
+
+async def test_what_is_forgotten_or_read_to_its_end_is_not_held(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.GRACE))
+    await steps.say("w1", stream, [5], "a" * 50_000, end=FINISHED)
+    whole = await held(steps)
+    await steps.store.detach(stream.job_id, "fe1#1")
+    assert await held(steps) == whole
+    times = await steps.redis.hgetall(f"{steps.keys.prefix}kept:default")
+    assert len(times) == 2  # the log goes first
+    first = min(times, key=int)
+    assert int(times[first]) > 50_000
+    assert await steps.store.forget(stream.job_id)
+    assert await held(steps) == int(times[first])  # until the log would have expired
+    await pass_time(steps)
+    await steps.store.reap()
+    assert await held(steps) == 0
+
+
+async def test_a_renewed_response_is_held_for_longer(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = await running(steps, request_record="{}", retain_ms=HOUR_MS)
+    await steps.say("w1", stream, [5], "a", end=FINISHED)
+    before = (await steps.hash(stream.job_id))["kept_until_ms"]
+    await steps.redis.hset(steps.keys.job(stream.job_id), "retain_ms", 30 * HOUR_MS)
+    await steps.store.renew([stream.job_id])
+    after = (await steps.hash(stream.job_id))["kept_until_ms"]
+    assert int(after) > int(before) + 20 * HOUR_MS
+    assert await held(steps) == await counted(steps, stream.job_id)
+
+
+async def test_batches_and_files_hold_their_records(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    file_id = await new_input(transport, "t")
+    of_file = await held(steps, "t")
+    assert of_file > 0
+    batch = await new_batch(transport, file_id, tenant="t", metadata={"a": "b" * 500})
+    assert await held(steps, "t") > of_file + 500
+    await transport.batches.cancel(batch.batch_id, "t")
+    assert await transport.batches.drop(batch.batch_id, "t")
+    assert not await transport.batches.drop(batch.batch_id, "t")
+    assert await held(steps, "t") == of_file
+    await transport.files.drop(file_id, "t")
+    assert await held(steps, "t") == 0
+
+
+async def test_a_tenant_has_at_most_its_share_of_what_is_its_own_or_free(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await set_memory(steps, limit=10 * MEGABYTE, used=0)
+    record = "x" * 100_000
+    greedy: dict[str, Any] = {"request_record": record, "retain_ms": HOUR_MS, "tenant": "greedy"}
+    with suppress(QueueFull):
+        for _ in range(200):
+            await steps.submit(limits=SHARED, **greedy)
+    assert await refusal(steps, **greedy) == "tenant_store"
+    assert 0.7 <= await held(steps, "greedy") / (10 * MEGABYTE) <= 0.76
+    for tenant in ("b", "c"):
+        await steps.submit(limits=SHARED, request_record=record, retain_ms=HOUR_MS, tenant=tenant)
+    # Its batches and files are of the same share.
+    with pytest.raises(QueueFull, match="tenant_store"):
+        await new_input(transport, "greedy", limits=FILES_SHARED)
+
+
+async def test_the_reserve_is_for_small_jobs_that_leave_nothing_behind(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    await set_memory(steps, limit=100 * MEGABYTE, used=95 * MEGABYTE)
+    assert await refusal(steps, retain_ms=HOUR_MS) == "store"
+    assert await refusal(steps, prompt_token_ids=tuple(range(30_000))) == "store"
+    with pytest.raises(QueueFull, match="store"):
+        await new_input(transport, "t", limits=FILES_SHARED)
+    await steps.worker("w1")
+    job = await steps.submit(limits=SHARED)
+    (delivery,) = await steps.pull("w1")
+    await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+    assert await steps.redis.pttl(steps.keys.job(job.job_id)) <= 60_000
+    # One that holds more than the reserve's size has its own share, not the reserve.
+    await steps.redis.hset(steps.keys.held, "greedy", 11 * MEGABYTE)
+    assert await refusal(steps, tenant="greedy") == "tenant_store"
+
+
+async def test_the_servers_own_memory_is_what_counts(own: Steps) -> None:
+    await own.worker("w1")
+    await own.redis.setrange("ballast", 60 * MEGABYTE, b"x")  # allocated by the server
+    await own.redis.config_set("maxmemory", 64 * MEGABYTE)
+    await own.store.reap()
+    stats = await own.registry.queue_stats()
+    assert stats.store_limit == 64 * MEGABYTE
+    assert 60 * MEGABYTE < stats.store_used < 64 * MEGABYTE
+    assert await refusal(own, retain_ms=HOUR_MS) == "store"
+    await own.submit(limits=SHARED)
+    assert (await own.registry.queue_stats()).held_by_tenant["default"] == await held(own)
