@@ -255,6 +255,19 @@ def overloaded(
     )
 
 
+def share_exceeded(what: str, retry_after_s: float) -> UnavailableError:
+    """Returns the error of a tenant that has its share of something of this frontend; `what`: its
+    name in the plural."""
+    return UnavailableError(
+        429,
+        f"Your share of this server's {what} is used up. Wait until some of your requests have "
+        "ended, or send fewer at once.",
+        kind="rate_limit_error",
+        code="tenant_share_exceeded",
+        retry_after_s=retry_after_s,
+    )
+
+
 def store_unreachable(error: TransportError) -> UnavailableError:
     """Returns an error that does not name the reason, which is in the log."""
     del error

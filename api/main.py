@@ -35,11 +35,12 @@ from api.http.middleware import (
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
+from api.http.shares import PayerMiddleware, Pot
 from api.http.traces import TracesMiddleware
 from api.jobs import durable_routes
 from api.jobs import routes as jobs
 from api.metrics import Metrics
-from api.services import Services, Transport
+from api.services import Services, Transport, socket_pot
 from api.settings import ApiSettings
 from api.system import health, models
 from api.system import metrics as system_metrics
@@ -66,7 +67,9 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     while the server is away, too. Raises KeysInvalid for keys that cannot be used.
     """
     metrics = Metrics(settings.metrics_names)
-    open_requests = OpenRequests(settings.max_open_requests)
+    share = settings.max_queue_share_per_tenant
+    open_requests = OpenRequests(settings.max_open_requests, share)
+    sockets = socket_pot(settings)
     ring = KeyRing(settings)
 
     @asynccontextmanager
@@ -75,7 +78,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
             in_use = transport
             if in_use is None:
                 in_use = await stack.enter_async_context(_own_transport(settings, open_requests))
-            services = Services(settings, in_use, metrics, open_requests, ring)
+            services = Services(settings, in_use, metrics, open_requests, sockets, ring)
             app.state.services = services  # for tests and the end of the process
             app.state.parts = services.parts()
             stack.push_async_callback(services.aclose)
@@ -114,20 +117,23 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     )
     routers = [*(room.router for room in rooms), openapi_router(), pages_router()]
     handle_framework_errors(app, routers)
-    _add_middleware(app, settings, metrics, ring)
+    _add_middleware(app, settings, metrics, ring, sockets)
     for router in routers:
         app.include_router(router)
     customize_openapi(app)
     return app
 
 
-def _add_middleware(app: FastAPI, settings: ApiSettings, metrics: Metrics, ring: KeyRing) -> None:
+def _add_middleware(
+    app: FastAPI, settings: ApiSettings, metrics: Metrics, ring: KeyRing, sockets: Pot
+) -> None:
     # The last one added stands outermost.
     app.add_middleware(
         BodyLimitMiddleware,
         max_bytes=settings.max_body_bytes,
         larger={("POST", files.PATH): settings.max_file_bytes + FORM_BYTES},
     )
+    app.add_middleware(PayerMiddleware, has_tenants=lambda: not ring.is_open)
     app.add_middleware(
         AccessMiddleware,
         ring=ring,
@@ -146,9 +152,7 @@ def _add_middleware(app: FastAPI, settings: ApiSettings, metrics: Metrics, ring:
         TracesMiddleware, tracing=lambda scope: part_in(scope, Tracing), paths=KINDS_BY_PATH
     )
     app.add_middleware(TrailingSlashMiddleware)
-    app.add_middleware(
-        ResponseSockets, limit=settings.max_open_requests, max_bytes=settings.max_body_bytes
-    )
+    app.add_middleware(ResponseSockets, pot=sockets, max_bytes=settings.max_body_bytes)
 
 
 def _batch_runner(services: Services) -> BatchRunner:

@@ -112,6 +112,19 @@ METRICS = MetricTable(
             (),
             "Cancels that the store has not confirmed yet.",
         ),
+        MetricRow(
+            "penstock:pot_used",
+            "gauge",
+            ("pot",),
+            "What tenants hold of what they share of this frontend: places or bytes.",
+        ),
+        MetricRow("penstock:pot_limit", "gauge", ("pot",), "The limit of it for all tenants."),
+        MetricRow(
+            "penstock:pot_refused_total",
+            "counter",
+            ("pot",),
+            "Requests refused by it, for the tenant's share (429) or for all (503).",
+        ),
         MetricRow("penstock:redis_latency_seconds", "gauge", (), "Last round trip to the store."),
         MetricRow(
             "penstock:redis_up", "gauge", (), "1 when the last look into the store succeeded."

@@ -23,6 +23,8 @@ from api.generation.models import GenerationService, JobDefaults, ModelCatalog
 from api.generation.thread_pool import TextPool
 from api.housekeeping import Housekeeping
 from api.http.open_requests import OpenRequests
+from api.http.shares import Pot
+from api.http.sse import json_bytes
 from api.http.time_slices import TimeSlices
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
@@ -82,6 +84,7 @@ class Services:
         transport: Transport,
         metrics: Metrics,
         open_requests: OpenRequests,
+        sockets: Pot,
         ring: KeyRing,
     ) -> None:
         store = transport.store
@@ -97,7 +100,8 @@ class Services:
         self.metrics = metrics
         self.open_requests = open_requests
         self.slices = TimeSlices()
-        self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes)
+        share = settings.max_queue_share_per_tenant
+        self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes, share)
         self.rendering = RenderingProcesses()
         self.catalog = ModelCatalog(
             transport.registry,
@@ -116,6 +120,7 @@ class Services:
             FileStorage(settings.files_dir, settings.namespace),
             file_policy(settings),
             open_requests,
+            share,
         )
         self.disconnects = DisconnectTracker(store)
         self.relay = EventRelay(store, transport.bus, outage_s=settings.outage_s)
@@ -131,7 +136,8 @@ class Services:
         )
         self.jobs = self._new_jobs()
         retain_ms = round(settings.response_ttl_s * 1000)
-        self.responses = ResponseStore(store, self.catalog, self.slices, retain_ms)
+        bodies = body_pot(settings)
+        self.responses = ResponseStore(store, self.catalog, self.slices, retain_ms, bodies)
         self.batch_service = BatchService(
             self.batches,
             self.files.storage,
@@ -145,6 +151,8 @@ class Services:
             settings.body_timeout_s,
             refuse_unused=settings.refuse_unused_parameters,
             max_bytes=settings.max_body_bytes,
+            bodies=bodies,
+            refusal_of=self.admission.refusal_of,
         )
         self.feed = DeploymentFeed(
             DeploymentReader(
@@ -160,6 +168,18 @@ class Services:
             self.slices,
             open_requests,
             settings.keepalive_s,
+            share,
+        )
+        self.pots = (
+            open_requests.pot,
+            sockets,
+            self.feed.watchers,
+            self.feed.views,
+            self.files.uploads,
+            self.reader.bodies,
+            self.jobs.answers,
+            self.pool.small,
+            self.pool.large,
         )
         self._deployment = transport.deployment
         self._bus = transport.bus
@@ -178,6 +198,7 @@ class Services:
             slices=self.slices,
             metrics=self.metrics,
             keepalive_s=self.settings.keepalive_s,
+            answers=answer_pot(self.settings),
         )
 
     def _new_housekeeping(self, accepted: AcceptedJobs, ring: KeyRing) -> Housekeeping:
@@ -206,6 +227,7 @@ class Services:
             "started_at": self._started_at,
             "streams": len(self.open_requests),
             "dashboards": self.feed.num_watchers,
+            "pots": json_bytes([pot.report() for pot in self.pots]).decode(),
         }
         await self._deployment.report(ProcessKind.FRONTEND, self.frontend_id, stats)
 
@@ -217,6 +239,7 @@ class Services:
             self.disconnects,
             self.relay.counts,
             lambda: self.metrics.cancels_by_request,
+            self.pots,
         )
 
     async def start(self) -> None:
@@ -299,6 +322,41 @@ def admission_limits(settings: ApiSettings) -> AdmissionLimits:
         max_jobs_per_tenant=settings.max_jobs_per_tenant,
         requests_per_minute=settings.requests_per_minute,
         tokens_per_minute=settings.tokens_per_minute,
+    )
+
+
+def socket_pot(settings: ApiSettings) -> Pot:
+    """Returns what bounds the open WebSockets."""
+    return Pot(
+        "websockets",
+        settings.max_open_requests,
+        settings.max_queue_share_per_tenant,
+        what="open WebSockets",
+        full="Too many open WebSockets. Try again later.",
+    )
+
+
+def body_pot(settings: ApiSettings) -> Pot:
+    """Returns what bounds the bytes of request bodies on their way."""
+    return Pot(
+        "body_bytes",
+        # One may always come, compressed and decoded.
+        max(settings.max_open_body_bytes, 2 * settings.max_body_bytes),
+        settings.max_queue_share_per_tenant,
+        what="request bodies on their way",
+        full="Too many request bodies are on their way. Try again later.",
+    )
+
+
+def answer_pot(settings: ApiSettings) -> Pot:
+    """Returns what bounds the bytes of whole answers that are not sent yet."""
+    return Pot(
+        "answer_bytes",
+        settings.max_open_answer_bytes,
+        settings.max_queue_share_per_tenant,
+        what="answers that wait until they are whole and read",
+        full="Too many whole answers wait to be read. Try again later, or request a stream.",
+        always=1,
     )
 
 

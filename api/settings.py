@@ -35,6 +35,13 @@ class ApiSettings(SharedSettings):
         le=256 * 2**20,
         description="Bytes of a request body; more is a 413.",
     )
+    max_open_body_bytes: int = Field(
+        default=256 * 2**20,
+        ge=4096,
+        le=2**40,
+        description="Bytes of request bodies on their way to this frontend, until they are parsed; "
+        "more are 503, of one tenant beyond its share 429.",
+    )
     body_timeout_s: float = Field(
         default=60.0, gt=0, le=3600, description="Seconds in which a request body must arrive."
     )
@@ -57,6 +64,13 @@ class ApiSettings(SharedSettings):
         "probabilities of its request; more is a 400. A frontend holds them until "
         "they are sent.",
     )
+    max_open_answer_bytes: int = Field(
+        default=512 * 2**20,
+        ge=4096,
+        le=2**40,
+        description="Bytes of whole (not streamed) responses of more than 64 KiB that this "
+        "frontend holds until they are sent; more are 503, of one tenant beyond its share 429.",
+    )
     max_queued_jobs: int = Field(
         default=1000, ge=1, le=10_000_000, description="Jobs waiting in the queue; more are 503."
     )
@@ -72,7 +86,8 @@ class ApiSettings(SharedSettings):
         le=1,
         description="Share of the places in the queue that are its own or free that one tenant may "
         "have, of jobs and of prompt tokens alike; more are 429. The last tenth of the queue is "
-        "reserved for tenants that have nothing or little waiting (1/200 of it). 1: neither bound.",
+        "reserved for tenants that have nothing or little waiting (1/200 of it). The same holds "
+        "for what tenants share of a frontend: docs/guides/production.md. 1: neither bound.",
     )
     max_queued_jobs_per_tenant: int | None = Field(
         default=None,

@@ -121,6 +121,10 @@ class Keys:
     def ended(self, state: str) -> str:
         return f"{self.prefix}ended:{state}"
 
+    def ended_of(self, tenant: str) -> str:
+        """Returns the index of one tenant's ended jobs, of every state."""
+        return f"{self.prefix}ended:tenant:{tenant}"
+
     def file(self, file_id: str) -> str:
         return f"{self.prefix}file:{file_id}"
 

@@ -42,6 +42,7 @@ from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
 from api.generation.validation import parse_json, parse_request
 from api.http.caller import Caller
+from api.http.shares import Payer, payer
 from api.http.traces import trace_end, trace_generation
 from api.ids import public_id
 from api.jobs.delta_parts import split_long
@@ -242,6 +243,7 @@ class RowTask:
         while True:
             try:
                 async with context.run.preparing:
+                    payer.set(Payer(context.tenant))
                     request_bytes.set(len(self._row.body))  # `prepare` adds earlier turns to it
                     request = await self._parse()
                     return await context.endpoint.prepare(caller, request)

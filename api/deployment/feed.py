@@ -19,8 +19,9 @@ from starlette.types import Receive, Scope, Send
 from api.dependencies import provided
 from api.deployment.reader import DeploymentReader
 from api.deployment.view import Content, View, ViewKey
-from api.errors import going_down, overloaded
+from api.errors import going_down
 from api.http.open_requests import OpenRequest, OpenRequests
+from api.http.shares import SHARE, Charge, Pot
 from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE, EventWriter
 from api.http.time_slices import TimeSlices
 from shared.outages import STORE, RateLimitedOutageLog
@@ -50,13 +51,31 @@ class DeploymentFeed:
         slices: TimeSlices,
         open_requests: OpenRequests,
         keepalive_s: float,
+        share: float = SHARE,
     ) -> None:
-        self.num_watchers = 0
+        full = "Too many dashboards are open. Try again later."
+        self.watchers = Pot(
+            "dashboards",
+            MAX_WATCHERS,
+            share,
+            what="open dashboards",
+            full=full,
+            retry_after_s=RETRY_AFTER_S,
+        )
+        self.views = Pot(
+            "dashboard_views",
+            MAX_VIEWS,
+            share,
+            what="different views of dashboards",
+            full=full,
+            retry_after_s=RETRY_AFTER_S,
+        )
         self._reader = reader
         self._slices = slices
         self._open_requests = open_requests
         self._keepalive_s = keepalive_s
-        self._views: dict[ViewKey, tuple[View, int]] = {}  # with the number of those who look
+        # With the number of those who look, and the charge of the first of them.
+        self._views: dict[ViewKey, tuple[View, int, Charge]] = {}
         self._wake = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._outage = RateLimitedOutageLog(
@@ -66,28 +85,31 @@ class DeploymentFeed:
             of=STORE,
         )
 
+    @property
+    def num_watchers(self) -> int:
+        return self.watchers.num_takers
+
     @contextlib.contextmanager
     def watch(self, key: ViewKey) -> Iterator[View]:
-        """Keeps a view up to date while it is open. Raises UnavailableError (503)."""
+        """Keeps a view up to date while it is open. Raises UnavailableError (429, 503)."""
         if self._open_requests.is_closing:
             raise going_down(self._open_requests.closed or "")
-        view, num_watchers = self._views.get(key, (View(), 0))
-        has_room = num_watchers or len(self._views) < MAX_VIEWS
-        if self.num_watchers >= MAX_WATCHERS or not has_room:
-            raise overloaded("Too many dashboards are open. Try again later.", RETRY_AFTER_S)
-        self._views[key] = (view, num_watchers + 1)
-        self.num_watchers += 1
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._run(), name="deployment-feed")
-        if not view.version:
-            self._wake.set()
-        try:
-            yield view
-        finally:
-            self.num_watchers -= 1
-            view, num_watchers = self._views.pop(key)
-            if num_watchers > 1:
-                self._views[key] = (view, num_watchers - 1)
+        with self.watchers.take():
+            known = self._views.get(key)
+            view, num_watchers, charge = known or (View(), 0, self.views.take())
+            self._views[key] = (view, num_watchers + 1, charge)
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._run(), name="deployment-feed")
+            if not view.version:
+                self._wake.set()
+            try:
+                yield view
+            finally:
+                view, num_watchers, charge = self._views.pop(key)
+                if num_watchers > 1:
+                    self._views[key] = (view, num_watchers - 1, charge)
+                else:
+                    charge.give()
 
     async def stream(self, view: View, send: Send) -> None:
         """Sends the view and its changes, for at most WATCH_S."""
@@ -125,7 +147,7 @@ class DeploymentFeed:
         try:
             async with asyncio.timeout(MAX_ROUND_S):
                 self._reader.begin_round()
-                for key, (view, _) in list(self._views.items()):
+                for key, (view, *_) in list(self._views.items()):
                     await view.update(await self._reader.content(key), self._slices)
             self._outage.succeeded()
             return
@@ -134,7 +156,7 @@ class DeploymentFeed:
         except Exception:
             log.exception("a round of the dashboards failed")
         service = Content({"service": self._reader.service(is_read=False)})
-        for view, _ in list(self._views.values()):
+        for view, *_ in list(self._views.values()):
             await view.update(service, self._slices)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from api.auth.keys import LIMITS, KeyRing
 from api.batches.protocol import BatchObject
@@ -17,7 +19,7 @@ from api.system.health import HealthMonitor, worker_object
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
 from shared.transport.ports.batches import BatchStore
-from shared.transport.ports.deployment import Deployment, ProcessKind, TenantLoad
+from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
 from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, JobStore, Requeued
 from shared.transport.ports.registry import WorkerStatus
 
@@ -28,6 +30,8 @@ MAX_TENANTS = 50
 MAX_TENANTS_READ = 1000
 MAX_WORKERS = 100
 MAX_FRONTENDS = 100
+MAX_POTS = 100  # the fullest
+POTS = "pots"  # the member of a frontend's report that has them, as JSON
 SLOW_S = 2.0  # for which what changes seldom is not read again
 
 Limits = Callable[[str], AdmissionLimits]
@@ -78,6 +82,7 @@ class DeploymentReader:
         self._history = HistoryRing(deployment)
         self._read: dict[tuple[str, Any], tuple[float, Rows]] = {}
         self._oldest_s = 0.0
+        self._reports: tuple[float, Sequence[ProcessReport]] | None = None  # with when
 
     def begin_round(self) -> None:
         """Forgets what is read anew in this round."""
@@ -118,6 +123,7 @@ class DeploymentReader:
             "batches": ((scope, key.tenant), lambda: self._batch_rows(scope, key.tenant)),
             "tenants": (scope, lambda: self._tenant_rows(scope)),
             "frontends": (None, self._frontend_rows),
+            "pots": (scope is None, lambda: self._pot_rows(scope)),
             "history": (None, self._history.rows),
         }
         for name, (of, read) in slow.items():
@@ -182,19 +188,45 @@ class DeploymentReader:
         }
 
     async def _frontend_rows(self) -> Rows:
-        found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
         return [
             (
                 report.process_id,
                 {
                     "id": report.process_id,
                     "report_age_ms": round(report.age_s * 1000),
-                    **report.stats,
+                    **{name: value for name, value in report.stats.items() if name != POTS},
                     **{name: int(report.stats[name]) for name in _COUNTS & report.stats.keys()},
                 },
             )
-            for report in found
+            for report in await self._frontends()
         ]
+
+    async def _pot_rows(self, scope: str | None) -> Rows:
+        """Returns who holds what of each frontend, fullest first; only to who sees all tenants."""
+        if scope is not None:
+            return []
+        rows = [
+            {"id": f"{report.process_id}/{pot['pot']}", "frontend": report.process_id, **pot}
+            for report in await self._frontends()
+            for pot in _pots(report.stats.get(POTS, ""))
+        ]
+        rows.sort(key=lambda row: row["used"] / row["limit"], reverse=True)
+        return [(row["id"], row) for row in rows[:MAX_POTS]]
+
+    async def _frontends(self) -> Sequence[ProcessReport]:
+        kept = self._reports
+        if kept is None or kept[0] < self._oldest_s:
+            found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
+            kept = self._reports = (time.monotonic(), found)
+        return kept[1]
+
+
+def _pots(text: str) -> list[dict[str, Any]]:
+    """Returns the pots of a frontend's report; none where another release wrote something else."""
+    try:
+        return msgspec.json.decode(text, type=list[dict[str, Any]])
+    except msgspec.MsgspecError:
+        return []
 
 
 def _loading(worker: LoadingWorker) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from api.errors import (
     ApiError,
     ClientError,
     UnavailableError,
-    overloaded,
 )
 from api.files.storage import BlobsUnavailable, BlobWriter, FileStorage
 from api.files.upload import Upload, UploadLimits, receive_upload, too_large
 from api.http.open_requests import OpenRequests
+from api.http.shares import SHARE, Pot
 from shared.messages import InvalidParameter
 from shared.transport.ports.files import (
     FileIndex,
@@ -64,13 +64,21 @@ class FileService:
         storage: FileStorage,
         policy: FilePolicy,
         open_requests: OpenRequests,
+        share: float = SHARE,
     ) -> None:
         self.storage = storage
         self.index = index
         self._policy = policy
         self._open_requests = open_requests
         self._checking: asyncio.Task[None] | None = None
-        self._num_uploads = 0
+        self.uploads = Pot(
+            "uploads",
+            MAX_UPLOADS,
+            share,
+            what="concurrent uploads",
+            full="Too many concurrent uploads.",
+            retry_after_s=RETRY_AFTER_S,
+        )
         self._removed: list[str] = []
         self._unconfirmed: dict[str, str] = {}  # files that may have no record -> their tenants
         self._orphans_s = -ORPHANS_EVERY_S
@@ -85,11 +93,8 @@ class FileService:
 
     async def receive(self, request: Request, tenant: str) -> FileRecord:
         """Stores the upload of a request. Raises ApiError, InvalidParameter, TransportError."""
-        if self._num_uploads >= MAX_UPLOADS:
-            raise overloaded("Too many concurrent uploads.", RETRY_AFTER_S)
-        self._num_uploads += 1
         try:
-            with self._open_requests.enter() as opened:
+            with self.uploads.take(), self._open_requests.enter() as opened:
                 await self._check_quota(request, tenant)
                 file_id = new_file_id()
                 writer = await self.storage.create(file_id, whole=True)
@@ -105,8 +110,6 @@ class FileService:
         except OSError as error:
             log.error("upload failed", extra={"reason": str(error)})
             raise unavailable_files("The file could not be written.") from error
-        finally:
-            self._num_uploads -= 1
 
     async def get(self, file_id: str, tenant: str) -> FileRecord:
         """Returns a file of the tenant. Raises ClientError (404)."""

@@ -17,7 +17,8 @@ from typing import Annotated
 from api.dependencies import provided
 from api.errors import UnavailableError, model_not_found, unavailable
 from api.generation.sampling import ContextBudget
-from api.generation.thread_pool import TextPool, request_bytes
+from api.generation.thread_pool import TextPool, client_gone, request_bytes
+from api.http.shares import payer
 from shared.messages import Durability, InvalidParameter
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
@@ -246,10 +247,14 @@ class ModelCatalog:
                 if blob is not None:
                     blobs[digest] = blob
             counted = request_bytes.set(sum(map(len, blobs.values())))  # no small work
+            paid = payer.set(None)  # it is everybody's, and ends though a client has gone
+            awaited = client_gone.set(None)
             try:
                 text = await self._pool.run(self._load, card, blobs)
-            finally:
-                request_bytes.reset(counted)  # a request may be what needs it
+            finally:  # a request may be what needs it
+                client_gone.reset(awaited)
+                payer.reset(paid)
+                request_bytes.reset(counted)
             self._texts[key] = text
             log.info("the tokenizer and the chat template are loaded", extra={"model": card.name})
         self._texts.move_to_end(key)

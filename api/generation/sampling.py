@@ -13,6 +13,7 @@ from api.generation.ignored_parameters import request_ignored
 from api.generation.protocol import SamplingFields
 from shared.messages import (
     MAX_TOP_LOGPROBS,
+    Delta,
     Failed,
     Finished,
     InvalidParameter,
@@ -273,6 +274,14 @@ def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
     """Returns the bytes that `prompt_logprobs` of `num_tokens` tokens, with `num_top` alternatives
     each, take in an answer; 0 where the request has none (None)."""
     return 0 if num_top is None else num_tokens * (1 + num_top) * PROMPT_ENTRY_BYTES
+
+
+def delta_bytes(delta: Delta) -> int:
+    """Returns about how many bytes of an answer a delta is."""
+    num_bytes = len(delta.text) + TOKEN_ID_BYTES * len(delta.token_ids)
+    if delta.logprobs:
+        num_bytes += len(delta.logprobs) * (1 + len(delta.logprobs[0].top)) * CHAT_ENTRY_BYTES
+    return num_bytes
 
 
 def is_small_response(job: Job, end: Finished | Failed) -> bool:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
+
 from api.errors import overloaded, unavailable
+from api.http.shares import SHARE, Pot, payer
+from shared.tasks import cancel_and_wait
 from shared.text.base import RenderingUnavailable
 
 log = logging.getLogger(__name__)
@@ -22,81 +27,122 @@ Result = TypeVar("Result")
 RETRY_AFTER_S = 1.0
 MIN_BYTES = 4096  # counted of the smallest request: it has an open connection and a task
 MAX_WAIT_S = 30.0  # that work waits for a thread
+WATCH_AFTER_S = 0.1  # of waiting, from when a client that has gone is noticed
 
 # Bytes of the request that the running task answers; 0: of none, or of one without a body.
 request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
-
-
-@dataclass(slots=True)
-class _Taken:
-    """What waits and what is at work in one lane of the threads."""
-
-    num: int = 0
-    num_bytes: int = 0
+# Returns when the client of the running task has gone; None: nobody waits for an answer.
+client_gone: ContextVar[Callable[[], Coroutine[Any, Any, None]] | None] = ContextVar(
+    "client_gone", default=None
+)
 
 
 class TextPool:
-    """At most `threads` at work. What waits is bounded in bytes (`max_waiting_bytes` of requests in
-    each lane) and in time (MAX_WAIT_S); more is refused. One request may always wait, however
-    large.
+    """At most `threads` at work, by turns of the tenants. What waits is bounded in bytes
+    (`max_waiting_bytes` of requests in each lane, of a tenant its `share`) and in time
+    (MAX_WAIT_S); more is refused. One request may always wait, however large. Work that waits for a
+    client that has gone is dropped.
 
     Small requests have a lane and a thread apart (TextThreads): they neither wait for large ones
     nor are refused because of them.
     """
 
-    def __init__(self, threads: int, max_waiting_bytes: int) -> None:
+    def __init__(self, threads: int, max_waiting_bytes: int, share: float = SHARE) -> None:
         self._text_threads = TextThreads(threads)
         self._threads = threads
-        self._max_waiting_bytes = max_waiting_bytes
-        self._small, self._large = _Taken(), _Taken()
+        self.small, self.large = (
+            Pot(
+                f"{lane}_text_bytes",
+                max_waiting_bytes,
+                share,
+                what="waiting prompts",
+                full="Too many prompts are being read at once.",
+                retry_after_s=RETRY_AFTER_S,
+                always=threads + 1,
+            )
+            for lane in ("small", "large")
+        )
 
     def __len__(self) -> int:
         """Returns how many calls wait or run."""
-        return self._num_taken
+        return self.small.num_takers + self.large.num_takers
 
     @property
     def num_busy(self) -> int:
         """Threads that are at work now, also for callers that have left."""
         return self._text_threads.num_busy
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether more work is there than threads."""
+        return len(self) > self._threads
+
+    def check(self, num_bytes: int) -> None:
+        """Looks whether a request of so many bytes may wait now, before they are read. Raises
+        UnavailableError as `run`."""
+        num_bytes = max(MIN_BYTES, num_bytes)
+        self._lane(num_bytes).check(num_bytes, payer.get())
+
+    def _lane(self, num_bytes: int) -> Pot:
+        return self.small if num_bytes <= SMALL_BYTES else self.large
+
     async def run(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Raises UnavailableError (503) when too much waits, no thread is free in time or no
-        process can render a chat template, and whatever else `work` raises."""
+        """Raises UnavailableError when too much waits (503; 429 where it is the tenant's), no
+        thread is free in time or no process can render a chat template (503), ClientDisconnect
+        when the client leaves meanwhile, and whatever else `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
-        lane = self._small if num_bytes <= SMALL_BYTES else self._large
-        is_full = lane.num_bytes + num_bytes > self._max_waiting_bytes
-        if is_full and lane.num > self._threads:
-            raise overloaded("Too many prompts are being read at once.", RETRY_AFTER_S)
-        lane.num += 1
-        lane.num_bytes += num_bytes
-        begun = self._text_threads.submit(num_bytes, work, *args)
-        future = asyncio.wrap_future(begun)
+        charge = self._lane(num_bytes).take(num_bytes)
+        task = self._text_threads.submit(payer.get(), num_bytes, work, *args)
+        future = asyncio.wrap_future(task.future)
 
         def given_back(done: asyncio.Future[Any]) -> None:
-            lane.num -= 1
-            lane.num_bytes -= num_bytes
+            charge.give()
             if not done.cancelled():
                 done.exception()  # its caller has it; one that left does not want it
 
         # Counted until the thread is free again, also when the caller has left meanwhile.
         future.add_done_callback(given_back)
-        done, _ = await asyncio.wait([future], timeout=MAX_WAIT_S)
-        if not done and begun.cancel():  # False: a thread is at it
-            raise overloaded("No thread was free in time to read this prompt.", RETRY_AFTER_S)
         try:
+            await self._wait(task, future)
             return await asyncio.shield(future)
         except RenderingUnavailable as error:
             log.error("chat template not rendered", extra={"reason": str(error)})
             message = "The prompt could not be rendered now. Try again soon."
             raise unavailable(message, RETRY_AFTER_S) from None
+        finally:
+            if not future.done():
+                self._text_threads.drop(task)
+
+    async def _wait(self, task: TextTask, future: asyncio.Future[Any]) -> None:
+        """Returns when the work is done. Raises UnavailableError and ClientDisconnect."""
+        done, _ = await asyncio.wait([future], timeout=min(WATCH_AFTER_S, MAX_WAIT_S))
+        if done:
+            return
+        awaited: set[asyncio.Future[Any]] = {future}
+        gone = client_gone.get()
+        leaving = None if gone is None else asyncio.create_task(gone())
+        if leaving is not None:
+            awaited.add(leaving)
+        try:
+            left_s: float | None = max(0.0, MAX_WAIT_S - WATCH_AFTER_S)
+            while not future.done():
+                await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if future.done():
+                    return
+                if leaving is not None and leaving.done():
+                    raise ClientDisconnect
+                if left_s is not None and self._text_threads.drop(task):
+                    raise overloaded(
+                        "No thread was free in time to read this prompt.", RETRY_AFTER_S
+                    )
+                left_s = None  # a thread is at it
+        finally:
+            if leaving is not None:
+                await cancel_and_wait(leaving)
 
     def close(self) -> None:
         """Drops waiting calls. Threads end after their current call and are not waited for."""
         self._text_threads.close()
-
-    @property
-    def _num_taken(self) -> int:
-        return self._small.num + self._large.num
 
 
 # TextThreads: the threads of a TextPool, with a lane for small work.
@@ -105,19 +151,49 @@ class TextPool:
 # the interpreter exits. These are daemon threads: a frontend ends while one is still at work.
 
 SMALL_BYTES = 64 * 1024  # of a request; its text takes some ten milliseconds
+MAX_IDLE_ACCOUNTS = 1024
+
+
+@dataclass(eq=False, slots=True)
+class TextTask:
+    """Work that waits or runs, and the lane that it is in."""
+
+    run: Callable[[], None]
+    future: Future[Any]
+    of: object
+    is_small: bool
+    begun_s: float = 0.0  # 0: it waits
+
+
+@dataclass(eq=False, slots=True)
+class _Account:
+    """One tenant's work, and the seconds of threads that it has used."""
+
+    used_s: float
+    small: deque[TextTask] = field(default_factory=deque)
+    large: deque[TextTask] = field(default_factory=deque)
+    running: set[TextTask] = field(default_factory=set)
+
+    def due_s(self, now_s: float) -> float:
+        """Returns what it has used, running work included."""
+        return self.used_s + sum(now_s - task.begun_s for task in self.running)
 
 
 class TextThreads:
-    """`num_threads` threads and two lanes, each in the order of arrival.
+    """`num_threads` threads and two lanes for each tenant, each in the order of arrival.
+
+    The tenant that has used the least of the threads' time has the next turn (start-time fair
+    queueing: one that comes anew starts beside the one served last). Time is measured, not
+    estimated: work that fails, is refused later or is read by nobody counts as any other.
 
     With two threads or more, the first of them takes small work only: it never waits for large
-    work. The others take large work first, so that small work cannot starve it.
+    work. The others take a tenant's large work first, so that small work cannot starve it.
     """
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
-        self._small: deque[tuple[Callable[[], None], Future[Any]]] = deque()
-        self._large: deque[tuple[Callable[[], None], Future[Any]]] = deque()
+        self._accounts: dict[object, _Account] = {}
+        self._served_s = 0.0  # what the tenant whose turn came last had used
         self._changed = threading.Condition()
         self._num_started = 0
         self._num_busy = 0
@@ -128,16 +204,14 @@ class TextThreads:
         """Threads that are at work now."""
         return self._num_busy
 
-    def submit(self, num_bytes: int, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Queues `work`; `num_bytes` (of the request that it is for) choose the lane.
+    def submit(self, of: object, num_bytes: int, work: Callable[..., Any], *args: Any) -> TextTask:
+        """Queues `work` of the tenant `of`; `num_bytes` (of the request) choose the lane.
 
         Raises RuntimeError after `close`.
         """
         future: Future[Any] = Future()
 
         def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
             try:
                 result = work(*args)
             except BaseException as error:  # a panic of native code is not an Exception
@@ -145,24 +219,41 @@ class TextThreads:
             else:
                 future.set_result(result)
 
+        task = TextTask(run, future, of, num_bytes <= SMALL_BYTES)
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the text threads are closed")
-            (self._small if num_bytes <= SMALL_BYTES else self._large).append((run, future))
+            account = self._accounts.get(of)
+            if account is None:
+                account = self._accounts[of] = _Account(self._served_s)
+            elif not (account.small or account.large or account.running):
+                account.used_s = max(account.used_s, self._served_s)
+            (account.small if task.is_small else account.large).append(task)
             self._start()
             self._changed.notify_all()
-        return future
+        return task
+
+    def drop(self, task: TextTask) -> bool:
+        """Cancels work that waits; returns False where a thread is at it or it has been."""
+        with self._changed:
+            account = self._accounts.get(task.of)
+            lane = None if account is None else account.small if task.is_small else account.large
+            if task.begun_s or lane is None or task not in lane:
+                return False
+            lane.remove(task)
+        task.future.cancel()
+        return True
 
     def close(self) -> None:
         """Cancels waiting work. Threads end after what they are at; nothing waits for them."""
         with self._changed:
             self._is_closed = True
-            dropped = [*self._small, *self._large]
-            self._small.clear()
-            self._large.clear()
+            accounts = list(self._accounts.values())
+            dropped = [task for of in accounts for task in (*of.small, *of.large)]
+            self._accounts.clear()
             self._changed.notify_all()
-        for _, future in dropped:
-            future.cancel()
+        for task in dropped:
+            task.future.cancel()
 
     def _start(self) -> None:
         """Starts all threads with the first work."""
@@ -175,21 +266,53 @@ class TextThreads:
             ).start()
 
     def _serve(self, takes_large: bool) -> None:
-        while (run := self._next(takes_large)) is not None:
+        while (task := self._next(takes_large)) is not None:
             try:
-                run()
+                task.run()
             finally:
-                del run  # its arguments, a prompt perhaps, are not kept until the next work
                 with self._changed:
                     self._num_busy -= 1
+                    self._end(task)
+                del task  # its arguments, a prompt perhaps, are not kept until the next work
 
-    def _next(self, takes_large: bool) -> Callable[[], None] | None:
+    def _next(self, takes_large: bool) -> TextTask | None:
         with self._changed:
             while not self._is_closed:
-                lanes = (self._large, self._small) if takes_large else (self._small,)
-                for lane in lanes:
-                    if lane:
-                        self._num_busy += 1
-                        return lane.popleft()[0]
-                self._changed.wait()
+                task = self._turn(takes_large)
+                # False: it was cancelled a moment ago.
+                if task is not None and task.future.set_running_or_notify_cancel():
+                    task.begun_s = time.monotonic()
+                    self._accounts[task.of].running.add(task)
+                    self._num_busy += 1
+                    return task
+                if task is None:
+                    self._changed.wait()
             return None
+
+    def _turn(self, takes_large: bool) -> TextTask | None:
+        """Takes the next work of the tenant that has used the least."""
+        now_s = time.monotonic()
+        waiting = [
+            account
+            for account in self._accounts.values()
+            if account.small or (takes_large and account.large)
+        ]
+        if not waiting:
+            return None
+        account = min(waiting, key=lambda one: one.due_s(now_s))
+        self._served_s = max(self._served_s, account.due_s(now_s))
+        return (account.large if takes_large and account.large else account.small).popleft()
+
+    def _end(self, task: TextTask) -> None:
+        account = self._accounts.get(task.of)
+        if account is None:  # closed
+            return
+        account.running.discard(task)
+        account.used_s += time.monotonic() - task.begun_s
+        idle = [
+            of for of, one in self._accounts.items() if not (one.small or one.large or one.running)
+        ]
+        # Those that are ahead are remembered: else many short visits would be free.
+        for of in idle:
+            if len(idle) > MAX_IDLE_ACCOUNTS or self._accounts[of].used_s <= self._served_s:
+                del self._accounts[of]

@@ -6,7 +6,8 @@ status for an overload; all others have OpenAI's, of `ApiError.body`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from starlette.responses import Response
@@ -48,17 +49,27 @@ async def send_short(send: Send, response: Response) -> None:
 
 
 class LongJsonResponse(Response):
-    """A response of any length, encoded and sent in pieces, without a content-length."""
+    """A response of any length, encoded and sent in pieces, without a content-length.
+
+    `charge`: takes what it is charged with from a pot, until it is sent.
+    """
 
     media_type = MEDIA_TYPE
 
-    def __init__(self, payload: Any, slices: TimeSlices) -> None:
+    def __init__(
+        self,
+        payload: Any,
+        slices: TimeSlices,
+        charge: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         super().__init__()
         self._payload = payload
         self._slices = slices
+        self._charge = charge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send_json(send, self._payload, self._slices)
+        with self._charge():
+            await send_json(send, self._payload, self._slices)
 
 
 async def send_json(send: Send, payload: Any, slices: TimeSlices) -> None:

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from starlette.types import Receive
 
 from api.dependencies import provided
-from api.errors import overloaded, unavailable
+from api.errors import unavailable
+from api.http.shares import SHARE, Pot
 from shared.tasks import cancel_and_wait
 
 RETRY_AFTER_S = 2.0
@@ -47,7 +48,7 @@ class OpenRequest:
         # In a separate task, events resume the work's coroutines only, not those of the framework
         # and the middleware, which wait for it.
         working = asyncio.create_task(work())
-        leaving = asyncio.create_task(_disconnect(receive))
+        leaving = asyncio.create_task(disconnect(receive))
         self._working = working
         if self.is_cut:
             working.cancel()
@@ -65,17 +66,23 @@ class OpenRequest:
         return Ending.LEFT
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnect(receive: Receive) -> None:
     """Waits until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class OpenRequests:
-    """The responses in progress of this frontend, at most `limit`."""
+    """The responses in progress of this frontend, at most `limit`, of a tenant its share."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, share: float = SHARE) -> None:
+        self.pot = Pot(
+            "open_responses",
+            limit,
+            share,
+            what="open responses",
+            full="Too many open requests. Try again later.",
+        )
         self._open: set[OpenRequest] = set()
         self._closed: str | None = None
         self._held: str | None = None
@@ -95,17 +102,17 @@ class OpenRequests:
 
     @contextmanager
     def enter(self) -> Iterator[OpenRequest]:
-        """Counts a response while it is open. Raises UnavailableError (503) if closed or full."""
+        """Counts a response while it is open. Raises UnavailableError if closed or full (503), or
+        when the tenant has its share (429)."""
         if self.closed is not None:
             raise unavailable(self.closed, RETRY_AFTER_S)
-        if len(self._open) >= self._limit:
-            raise overloaded("Too many open requests. Try again later.", RETRY_AFTER_S)
-        request = OpenRequest()
-        self._open.add(request)
-        try:
-            yield request
-        finally:
-            self._open.discard(request)
+        with self.pot.take():
+            request = OpenRequest()
+            self._open.add(request)
+            try:
+                yield request
+            finally:
+                self._open.discard(request)
 
     def close(self, why: str) -> None:
         """Refuses new requests for good; open ones go on."""

@@ -28,6 +28,8 @@ from shared.transport.ports.jobs import (
 log = logging.getLogger(__name__)
 
 SECOND_TRY_AFTER_S = 0.1
+KNOWN_S = 0.5  # for which a queue that was full counts as full
+_OF_EVERY_JOB = frozenset({"tenant", "tenant_jobs", "total", "memory"})  # scopes of a QueueFull
 
 Result = TypeVar("Result")
 
@@ -48,6 +50,7 @@ class Admission:
         self._disconnects = disconnects
         self._accepted = accepted
         self._durable = durable
+        self._refused: dict[str, tuple[float, QueueFull]] = {}  # by tenant, until when it holds
 
     async def submit(self, job: Job, reader_id: str = "", *, confirms: bool = True) -> Submission:
         """Returns when the job is queued. Raises ApiError when it is not.
@@ -73,6 +76,7 @@ class Admission:
                 self._keep(job)
             return submitted
         except QueueFull as error:
+            self._refused[job.tenant] = (time.monotonic() + _holds_s(error), error)
             raise queue_full(error) from error
         except KeyTaken as error:
             # Decided at the last moment: another request was faster than our look at the key.
@@ -81,6 +85,16 @@ class Admission:
             raise idempotency_key_reuse() from error
         except TransportError as error:
             raise await self._not_accepted(job, error) from error
+
+    def refusal_of(self, tenant: str) -> ApiError | None:
+        """Returns the error that a job of the tenant would get now, whatever it is, as far as that
+        is known from its last one; None where the queue has to be asked."""
+        until_s, error = self._refused.get(tenant, (0.0, None))
+        left_s = until_s - time.monotonic()
+        if error is None or left_s <= 0:
+            self._refused.pop(tenant, None)
+            return None
+        return queue_full(QueueFull(error.scope, max(left_s, error.retry_after_s - KNOWN_S)))
 
     async def confirm(self, jobs: Sequence[Job]) -> None:
         """Returns when a request's jobs, submitted without it, are as durable as requested.
@@ -148,6 +162,17 @@ class Admission:
         except TransportError:
             await asyncio.sleep(SECOND_TRY_AFTER_S)
             return await call()
+
+
+def _holds_s(error: QueueFull) -> float:
+    """Returns for how long every job of the tenant gets this refusal; 0: others may not."""
+    if error.scope in _OF_EVERY_JOB:
+        return KNOWN_S
+    requests = next((one for one in error.allowances if one.name == "requests"), None)
+    if error.scope != "requests_per_minute" or requests is None:
+        return 0.0
+    # Until one request of the bucket has filled up.
+    return requests.full_in_ms / 1000 - 60 * (requests.per_minute - 1) / requests.per_minute
 
 
 class NotConfirmed(TransportError):

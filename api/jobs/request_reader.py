@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -15,14 +16,16 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.dependencies import part_in
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.protocol import RequestModel
-from api.generation.thread_pool import TextPool, request_bytes
+from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
 from api.http.body_coding import PLAIN, decoder
 from api.http.caller import caller_in, set_caller, set_headers
+from api.http.open_requests import disconnect
+from api.http.shares import Charge, Pot, payer
 from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
 from shared.transport.ports.jobs import JobStore
 
@@ -43,13 +46,19 @@ class RequestReader:
         *,
         refuse_unused: bool,
         max_bytes: int = 2**25,
+        bodies: Pot,
+        refusal_of: Callable[[str], ApiError | None],
     ) -> None:
-        """`max_bytes`: of a body that was compressed, once it is decoded."""
+        """`max_bytes`: of a body that was compressed, once it is decoded. `bodies`: the bytes of
+        bodies on their way. `refusal_of`: the error that a tenant's job would get in the queue, as
+        far as that is known without asking."""
         self._store = store
         self._pool = pool
         self.timeout_s = timeout_s
         self._refuse_unused = refuse_unused
         self._max_bytes = max_bytes
+        self.bodies = bodies
+        self._refusal_of = refusal_of
 
     async def read(self, request: Request, schema: type[RequestT]) -> RequestT:
         """Returns the body as `schema`.
@@ -57,13 +66,48 @@ class RequestReader:
         The caller of a request with an idempotency key has its job from then on. Raises
         InvalidParameter and ClientError: 400 for anything but a JSON object, 408 for a body that
         does not arrive, 413 for one that is too large once it is decoded, 415 for one in another
-        coding or media type.
+        coding or media type. Raises UnavailableError where the tenant's jobs, or all bodies on
+        their way, are too many (429, 503).
         """
         _require_json(request)
         decode = decoder(request.headers.get("content-encoding", PLAIN))
+        caller, key = caller_in(request.scope), request.headers.get(IDEMPOTENCY_HEADER)
+        # A repeat by its key takes nothing of the queue. While threads are free, the queue decides.
+        if caller.job_id is not None and key is None and self._pool.has_waiting:
+            refusal = self._refusal_of(caller.tenant)
+            if refusal is not None:
+                raise refusal
+        announced = _announced_bytes(request)
+        self._pool.check(announced)
+        self.bodies.check(announced, payer.get())
+        with self.bodies.take(0) as charge:
+            raw = await self._received(request, charge)
+            request_bytes.set(len(raw))
+            client_gone.set(partial(disconnect, request.receive))
+            if decode is not None:
+                charge.grow(self._max_bytes)
+                raw = await self._pool.run(decode, raw, self._max_bytes)
+                charge.add(len(raw) - self._max_bytes)
+            if key is not None and caller.job_id is not None:
+                named = await resolve_job_id(caller, self._store, key, request.url.path, raw)
+                set_caller(request.scope, named)
+            request_bytes.set(len(raw))
+            ignored = request_ignored.get()
+
+            def parse() -> RequestT:
+                return parse_request(parse_json(raw), schema, ignored)
+
+            return parse() if len(raw) <= INLINE_BYTES else await self._pool.run(parse)
+
+    async def _received(self, request: Request, charge: Charge) -> bytes:
+        """Returns the body, of which `charge` has every byte that has come."""
+        pieces: list[bytes] = []
         try:
             async with asyncio.timeout(self.timeout_s):
-                raw = await request.body()
+                async for piece in request.stream():
+                    if piece:
+                        charge.grow(len(piece))
+                        pieces.append(piece)
         except TimeoutError:
             raise ClientError(
                 "The request body did not arrive in time.",
@@ -71,21 +115,7 @@ class RequestReader:
                 code="body_timeout",
                 should_retry=False,
             ) from None
-
-        request_bytes.set(len(raw))
-        if decode is not None:
-            raw = await self._pool.run(decode, raw, self._max_bytes)
-        caller, key = caller_in(request.scope), request.headers.get(IDEMPOTENCY_HEADER)
-        if key is not None and caller.job_id is not None:
-            named = await resolve_job_id(caller, self._store, key, request.url.path, raw)
-            set_caller(request.scope, named)
-        request_bytes.set(len(raw))
-        ignored = request_ignored.get()
-
-        def parse() -> RequestT:
-            return parse_request(parse_json(raw), schema, ignored)
-
-        return parse() if len(raw) <= INLINE_BYTES else await self._pool.run(parse)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @contextmanager
     def naming_ignored(self, scope: Scope) -> Iterator[None]:
@@ -98,6 +128,13 @@ class RequestReader:
         finally:
             if ignored.text is not None:
                 set_headers(scope, {IGNORED_HEADER: ignored.text})
+
+
+def _announced_bytes(request: Request) -> int:
+    """Returns the announced length of the body; 0: it has none. One that is too large has been
+    refused."""
+    announced = request.headers.get("content-length", "")
+    return int(announced[:20]) if announced.isascii() and announced.isdigit() else 0
 
 
 def _require_json(request: Request) -> None:

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from api.dependencies import provided
 from api.http.caller import caller_in
 from api.http.open_requests import OpenRequests
+from api.http.shares import Pot
 from api.http.time_slices import TimeSlices
 from api.jobs.admission import Admission
 from api.jobs.disconnects import DisconnectTracker
@@ -32,7 +33,7 @@ class JobService:
     """The parts of one frontend that jobs go through; made once in `api.services`.
 
     `frontend_id` contains a UUID and is never reused. `keepalive_s`: seconds of silence after which
-    a stream gets a keep-alive comment.
+    a stream gets a keep-alive comment. `answers`: bytes of whole answers that are not sent yet.
     """
 
     frontend_id: str
@@ -44,6 +45,7 @@ class JobService:
     slices: TimeSlices
     metrics: Metrics
     keepalive_s: float
+    answers: Pot
     _reader_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     async def cancel(self, job_id: str) -> bool:

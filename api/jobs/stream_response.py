@@ -20,8 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
 from api.generation.formatter import Formatter, Timing
 from api.generation.logprobs import ScoredPrompt
+from api.generation.sampling import SHORT_BYTES, delta_bytes
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
+from api.http.shares import Charge
 from api.http.sse import EventWriter, Framing
 from api.http.time_slices import PIECE_BYTES
 from api.jobs.delta_parts import is_short, split_long
@@ -245,14 +247,26 @@ class JsonBody:
     def __init__(self, jobs: JobService, formatter: Formatter[Any]) -> None:
         self._slices = jobs.slices
         self._keepalive_s = jobs.keepalive_s
+        self._answers = jobs.answers
         self._formatter = formatter
         self._has_begun = False
 
     async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
         """Sends the object at the job's end. Raises StreamInterrupted and ApiError."""
+        with self._answers.take(0) as charge:
+            await self._run(stream, source, send, charge)
+
+    async def _run(
+        self, stream: EventStream, source: EventSource, send: Send, charge: Charge
+    ) -> None:
+        num_bytes = 0  # collected since the answer was charged for the last time
         while True:
             event = await stream.get(self._keepalive_s)
             if isinstance(event, Delta):
+                num_bytes += delta_bytes(event)
+                if num_bytes > SHORT_BYTES:
+                    charge.grow(num_bytes)
+                    num_bytes = 0
                 source.observe(event)
                 if is_short(event):
                     self._formatter.collect(event)

@@ -5,7 +5,13 @@ import { Feed, rowsOf } from "./feed.js";
 import { JobPage } from "./job_page.js";
 import { jobLink } from "./job_state.js";
 import { jobTable } from "./job_table.js";
-import { batchTable, deadLetterTable, frontendTable, tenantTable } from "./operator_tables.js";
+import {
+  batchTable,
+  deadLetterTable,
+  frontendTable,
+  potTable,
+  tenantTable,
+} from "./operator_tables.js";
 import { ServiceError, cancelJob, requeueJob } from "./service.js";
 import { sparklines } from "./sparklines.js";
 import { count, duration } from "./units.js";
@@ -41,6 +47,7 @@ const tables = {
   batches: [batchTable(byId("batches")), byId("no-batches")],
   tenants: [tenantTable(byId("tenants")), byId("no-tenants")],
   frontends: [frontendTable(byId("frontends")), byId("no-frontends")],
+  pots: [potTable(byId("pots")), byId("no-pots")],
 };
 const curves = sparklines(byId("history"));
 const jobPage = new JobPage({

@@ -1,4 +1,4 @@
-/** Dead letters, batches, tenants and frontends as tables. */
+/** Dead letters, batches, tenants, frontends and what tenants hold of them as tables. */
 
 import { newBadge, setBadge } from "./badge.js";
 import { element, setText } from "./element.js";
@@ -92,6 +92,23 @@ export const tenantTable = (body) =>
       text(({ limits }) => limitOf(limits.tokens_per_minute), "number"),
     ],
     (tenant) => tenant.tenant,
+  );
+
+/** What tenants hold of a pot, the most first; "" is all clients of a service without keys. */
+const held = (holders) =>
+  holders.map(([tenant, amount]) => `${tenant || "everybody"} ${count(amount)}`).join(", ") || "–";
+
+export const potTable = (body) =>
+  new Table(
+    body,
+    [
+      text((pot) => pot.pot.replaceAll("_", " "), "id"),
+      text((pot) => pot.frontend, "id"),
+      text((pot) => bounded(pot.used, pot.limit), "number"),
+      text((pot) => count(pot.refused), "number"),
+      text((pot) => held(pot.holders)),
+    ],
+    (pot) => pot.id,
   );
 
 export const frontendTable = (body) =>

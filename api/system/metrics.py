@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from api.generation.models import ModelCatalog
 from api.http.open_requests import OpenRequests
 from api.http.openapi import KEYED, errors
+from api.http.shares import Pot
 from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import RelayCounts
 from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
@@ -32,6 +33,7 @@ class FrontendCollector(Collector):
     disconnects: DisconnectTracker
     relay: RelayCounts
     cancels_by_request: Callable[[], int]
+    pots: Sequence[Pot]
 
     def collect(self) -> Iterable[Metric]:
         value, values, relay = METRICS.value, METRICS.values, self.relay
@@ -48,6 +50,10 @@ class FrontendCollector(Collector):
         }
         yield values("penstock:cancels_total", cancels)
         yield value("penstock:cancels_pending", self.disconnects.num_pending)
+        pots = self.pots
+        yield values("penstock:pot_used", {pot.name: pot.used for pot in pots})
+        yield values("penstock:pot_limit", {pot.name: pot.limit for pot in pots})
+        yield values("penstock:pot_refused_total", {pot.name: pot.num_refused for pot in pots})
         yield value("penstock:redis_latency_seconds", self.health.redis_latency_s or 0.0)
         yield value("penstock:redis_up", int(self.health.reachable))
 

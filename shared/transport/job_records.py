@@ -58,12 +58,17 @@ class JobListing:
             states = LIVE_STATES if state is None else (state,)
             found = await self._list_live(states, tenant, limit)
         if len(found) < limit and (state is None or state in TERMINAL_STATES):
-            ended: list[JobRecord] = []
-            for one in sorted(TERMINAL_STATES) if state is None else (state,):
-                part: list[JobRecord] = []
-                await self._list_index(self._keys.ended(one), one, tenant, limit, part)
-                ended += part
-            ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
+            wanted = sorted(TERMINAL_STATES) if state is None else [state]
+            if tenant is None:
+                ended = [
+                    record
+                    for one in wanted
+                    for record in await self._list_index(self._keys.ended(one), [one], None, limit)
+                ]
+                ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
+            else:
+                index = self._keys.ended_of(tenant)
+                ended = await self._list_index(index, wanted, tenant, limit)
             live = {record.job_id for record in found}  # one may have ended between two looks
             found += [record for record in ended if record.job_id not in live]
         return found[:limit]
@@ -98,22 +103,20 @@ class JobListing:
             count = min(2 * count, MAX_SCANNED)  # some were out of date: look further
 
     async def _list_index(
-        self,
-        index: str,
-        state: JobState,
-        tenant: str | None,
-        limit: int,
-        found: list[JobRecord],
-    ) -> None:
+        self, index: str, states: Sequence[JobState], tenant: str | None, limit: int
+    ) -> list[JobRecord]:
+        """Returns the newest of an index that are in one of the states."""
+        found: list[JobRecord] = []
         at, page = 0, min(limit, LIST_PAGE)
         while at < MAX_SCANNED and len(found) < limit:
             with translated("list_jobs"):
                 ids: Any = await self._redis.zrevrange(index, at, at + page - 1)
-            found += (await self._hashes(ids, (state,), tenant))[: limit - len(found)]
+            found += (await self._hashes(ids, states, tenant))[: limit - len(found)]
             if len(ids) < page:
-                return
+                break
             at += page
-            page = min(2 * page, LIST_PAGE)  # many are of other tenants: look further
+            page = min(2 * page, LIST_PAGE)  # some have gone, or are in another state: look further
+        return found
 
     async def _hashes(
         self, ids: Sequence[bytes], states: Sequence[JobState], tenant: str | None

@@ -221,6 +221,16 @@ class RedisJobStore:
             record: Any = await self._redis.get(self._keys.request_record(job_id))
         return None if record is None else record.decode()
 
+    async def stored_bytes(self, job_id: str) -> int:
+        if not is_job_id(job_id):
+            return 0
+        with translated("stored bytes"):
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.strlen(self._keys.request_record(job_id))
+            pipe.memory_usage(self._keys.log(job_id))
+            record_bytes, log_bytes = await pipe.execute()
+        return int(record_bytes) + int(log_bytes or 0)
+
     async def list_jobs(
         self, state: JobState | None, limit: int, tenant: str | None = None
     ) -> Sequence[JobRecord]:

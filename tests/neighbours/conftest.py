@@ -37,7 +37,7 @@ def echo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     at work and in the queue, which a flood has to fill."""
     env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS)}
     env |= {"MAX_NUM_SEQS": "128", "MAX_QUEUED_JOBS": "190"}
-    yield from _launched(tmp_path_factory.mktemp("neighbours"), env)
+    yield from launched(tmp_path_factory.mktemp("neighbours"), env)
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +49,18 @@ def joined_service(
     redis_url, namespace = shared_server(pytestconfig).url, new_namespace()
     env = {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_MS), "QUEUE_TIMEOUT_S": "1"}
     env |= {"REDIS_URL": redis_url, "NAMESPACE": namespace}
-    for service in _launched(tmp_path_factory.mktemp("neighbours"), env):
+    for service in launched(tmp_path_factory.mktemp("neighbours"), env):
         yield service, redis_url, namespace
 
 
 @pytest.fixture(scope="module")
 def demo_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """Everything at its default but for the keys: the demo model, which compiles grammars."""
-    yield from _launched(tmp_path_factory.mktemp("neighbours"), {})
+    yield from launched(tmp_path_factory.mktemp("neighbours"), {})
 
 
-def _launched(directory: Path, env: dict[str, str]) -> Iterator[Shared]:
+def launched(directory: Path, env: dict[str, str]) -> Iterator[Shared]:
+    """Yields the service with two tenants; checks all histories when it has ended."""
     history = directory / "history"
     history.mkdir()
     (directory / "keys").write_text(

@@ -26,7 +26,12 @@ from api.dialects.responses.protocol import (
 )
 from api.dialects.responses.request import count_input_tokens, prepare_response
 from api.dialects.responses.socket import CONTINUES
-from api.dialects.responses.store import ResponsesDep, response_not_found
+from api.dialects.responses.store import (
+    ResponsesDep,
+    ResponseStore,
+    StoredResponse,
+    response_not_found,
+)
 from api.errors import ClientError, unsupported
 from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
@@ -34,6 +39,7 @@ from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
+from api.http.shares import payer
 from api.http.time_slices import SlicesDep
 from api.http.traces import span_in, trace_generation
 from api.jobs.request_reader import JsonRoute
@@ -122,8 +128,7 @@ async def get_response(
         raise InvalidParameter("starting_after", "only allowed when 'stream' is true")
     stored = await responses.find(caller.tenant, name)
     if not query.stream:
-        read = await responses.read(stored)
-        return LongJsonResponse(read.payload, jobs.slices)
+        return await _whole(stored, jobs, responses)
     formatter = await responses.open(stored, query.starting_after)
     # Read from the start of the log: an event's number is known by counting alone.
     body = EventStreamBody(jobs, SentEvents(formatter, counts=False))
@@ -144,8 +149,7 @@ async def cancel_response(
             param="response_id",
         )
     await jobs.cancel(stored.job_id)
-    read = await responses.read(stored)
-    return LongJsonResponse(read.payload, jobs.slices)
+    return await _whole(stored, jobs, responses)
 
 
 @router.delete("/v1/responses/{name}", response_model=ResponseDeleted, responses=errors(NAMED))
@@ -174,6 +178,14 @@ async def list_input_items(
     stored = await responses.find(caller.tenant, name)
     items = items_of_page(stored.request.input, query.order, query.after, query.limit)
     return LongJsonResponse(ItemList.of(items, query.limit), slices)
+
+
+async def _whole(stored: StoredResponse, jobs: JobService, responses: ResponseStore) -> Response:
+    """Returns the response object, which counts as a whole answer from before it is read."""
+    num_bytes = await jobs.store.stored_bytes(stored.job_id)
+    jobs.answers.check(num_bytes, payer.get())
+    read = await responses.read(stored)
+    return LongJsonResponse(read.payload, jobs.slices, lambda: jobs.answers.take(num_bytes))
 
 
 def _check_is_id(name: str) -> None:

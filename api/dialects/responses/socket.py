@@ -18,8 +18,9 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.dialects.responses.socket_events import Event, Payload, parsed_events
-from api.errors import MAX_ECHO_CHARS, ApiError, ClientError, overloaded
+from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
 from api.http.json_response import error_response
+from api.http.shares import Pot
 from api.ids import public_id
 from shared.keys import new_job_id
 from shared.tasks import cancel_and_wait
@@ -41,13 +42,12 @@ _ENDS = ("response.completed", "response.incomplete")
 
 
 class ResponseSockets:
-    """Pure ASGI, outermost. Serves at most `limit` sockets, and messages of `max_bytes`."""
+    """Pure ASGI, outermost. Serves sockets while `pot` has room, and messages of `max_bytes`."""
 
-    def __init__(self, app: ASGIApp, limit: int, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, pot: Pot, max_bytes: int) -> None:
         self._app = app
-        self._limit = limit
+        self._pot = pot
         self._max_bytes = max_bytes
-        self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
@@ -58,18 +58,18 @@ class ResponseSockets:
         if refusal is not None:
             await _refuse(refusal, send)
             return
-        self._num_open += 1
         try:
+            charge = self._pot.take()  # of the payer that the look at the key has set
+        except ApiError as error:
+            request = _request(scope, "GET", PATH, b"")
+            await _refuse(await _messages_of(error_response(error, request), request), send)
+            return
+        with charge:
             await send({"type": "websocket.accept"})
             await ResponseSocket(self._app, scope, send, self._max_bytes).serve(receive)
-        finally:
-            self._num_open -= 1
 
     async def _refusal(self, scope: Scope) -> Sequence[Message] | None:
         """Returns the response to a handshake that is refused: by its host, origin or key."""
-        if self._num_open >= self._limit:
-            error = overloaded("Too many open WebSockets. Try again later.", 1.0)
-            return await _messages_of(error_response(error, scope), scope)
         request = _request(scope, "GET", "/v1/models", b"")
         messages = await _messages_of(self._app, request)
         return None if messages[0]["status"] < 400 else messages

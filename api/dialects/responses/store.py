@@ -16,6 +16,7 @@ from api.dialects.responses.record import StoredRequest, decode_request
 from api.errors import MAX_ECHO_CHARS, ClientError
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
+from api.http.shares import Charge, Pot
 from api.http.time_slices import TimeSlices
 from api.ids import parse_job_id
 from api.jobs.delta_parts import split_long
@@ -29,6 +30,8 @@ PAGE_EVENTS = 1024
 PARAM = "previous_response_id"
 MAX_TURNS = 256
 MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
+# Of what is read for them from the store: tools, instructions and log probabilities included.
+MAX_READ_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,17 @@ class ResponseStore:
     """Reads stored responses: each is a job with a record and a log."""
 
     def __init__(
-        self, jobs: JobStore, models: ModelCatalog, slices: TimeSlices, retain_ms: int
+        self,
+        jobs: JobStore,
+        models: ModelCatalog,
+        slices: TimeSlices,
+        retain_ms: int,
+        reading: Pot,
     ) -> None:
-        """`retain_ms`: how long a response is kept after its end."""
+        """`retain_ms`: how long a response is kept after its end. `reading`: bytes of earlier
+        turns that are being read."""
         self.retain_ms = retain_ms
+        self._reading = reading
         self._jobs = jobs
         self._models = models
         self._slices = slices
@@ -114,11 +124,17 @@ class ResponseStore:
     async def earlier_items(self, tenant: str, name: str | None) -> list[Item]:
         """Returns the items of all turns up to the response `name`, its own output last.
 
-        Without a name there are none. Renews the retention of every response of the chain, so that
-        a conversation lives while it goes on. Raises ClientError (400) when a response of it is
-        gone, has not ended or has failed, InvalidParameter when there are too many, and
+        Without a name there are none. The size of each response is looked at before it is read, and
+        counts as a body on its way until the items are returned. Renews the retention of every
+        response of the chain, so that a conversation lives while it goes on. Raises ClientError
+        (400) when a response of it is gone, has not ended or has failed, InvalidParameter when
+        there are too many, UnavailableError where the tenant reads too much at once, and
         TransportError.
         """
+        with self._reading.take(0) as charge:
+            return await self._earlier_items(tenant, name, charge)
+
+    async def _earlier_items(self, tenant: str, name: str | None, charge: Charge) -> list[Item]:
         turns: list[list[Item]] = []
         job_ids: list[str] = []
         num_bytes = 0
@@ -126,6 +142,11 @@ class ResponseStore:
             if len(turns) == MAX_TURNS:
                 raise InvalidParameter(
                     PARAM, f"the conversation has more than {MAX_TURNS} responses"
+                )
+            charge.grow(await self._jobs.stored_bytes(parse_job_id(name) or ""))
+            if charge.amount > MAX_READ_BYTES:
+                raise InvalidParameter(
+                    PARAM, f"the conversation has more than {MAX_READ_BYTES} bytes as it is stored"
                 )
             items, job_id, previous = await self._turn(tenant, name)
             num_bytes += len(msgspec.json.encode(items))

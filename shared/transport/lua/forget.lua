@@ -13,5 +13,6 @@ redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id, P .. 'prompt:
 redis.call('ZREM', P .. 'prompts', id)
 redis.call('ZREM', P .. 'ended:' .. state, id)
 if job.held then release_held(job.tenant, tonumber(job.held), job.kept_until_ms) end
+redis.call('ZREM', P .. 'ended:tenant:' .. (job.tenant or ''), id)
 bury_record(id, 0)
 return {'OK'}

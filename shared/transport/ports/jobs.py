@@ -263,13 +263,18 @@ class JobStore(Protocol):
         """Returns the job's `request_record`; None where it has none or has expired."""
         ...
 
+    async def stored_bytes(self, job_id: str) -> int:
+        """Returns about how many bytes the job's `request_record` and its log are; 0: no such
+        job."""
+        ...
+
     async def list_jobs(
         self, state: JobState | None, limit: int, tenant: str | None = None
     ) -> Sequence[JobRecord]:
         """Returns records newest first, of all states and of all tenants where they are None.
 
         Live jobs come first, by deadline, the queued with their positions; then ended ones (the
-        last thousand of each state) by their end. `limit` is capped at 1000.
+        last thousand of each state, or of the tenant) by their end. `limit` is capped at 1000.
         """
         ...
 

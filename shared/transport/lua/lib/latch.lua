@@ -108,11 +108,14 @@ local function latch(id, ending)
   if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
   keep_ended_job(id, job, retain_ms)
   bury_record(id, retain_ms)
-  local index = P .. 'ended:' .. ending.state
-  redis.call('ZADD', index, whole(ended_ms), id)
-  redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))
-  redis.call('ZREMRANGEBYRANK', index, 0, -(ENDED_INDEX_MAX + 1))
-  redis.call('PEXPIRE', index, RETAIN_MS)
+  -- By state, and by tenant: who has no ended jobs reads none of the others'.
+  for _, of in ipairs({ending.state, 'tenant:' .. (job.tenant or '')}) do
+    local index = P .. 'ended:' .. of
+    redis.call('ZADD', index, whole(ended_ms), id)
+    redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))
+    redis.call('ZREMRANGEBYRANK', index, 0, -(ENDED_INDEX_MAX + 1))
+    redis.call('PEXPIRE', index, RETAIN_MS)
+  end
   -- A finished job has no message: its frame ends with the time.
   local last = ending.state == 'finished' and whole(ended_ms) or message
   redis.call(PUBLISH, P .. 'ch:' .. id, table.concat(

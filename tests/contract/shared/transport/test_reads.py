@@ -403,7 +403,7 @@ async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
 async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
     transport: RedisTransport, limit: int, tenant: str | None
 ) -> None:
-    """Ended jobs have an index by state alone: a tenant's own may lie behind many others."""
+    """Live jobs before ended ones, and a tenant's own, however many others have ended since."""
     steps = Steps(transport)
     rare = [(await steps.submit(tenant="rare")).job_id for _ in range(4)]
     others = [(await steps.submit(tenant="many")).job_id for _ in range(20)]
@@ -417,3 +417,34 @@ async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
         assert all(record.tenant == tenant for record in found)
     ended_ms = [record.ended_ms or 0 for record in found]
     assert ended_ms == sorted(ended_ms, reverse=True)
+
+
+async def test_a_tenant_without_ended_jobs_reads_nobody_elses(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    for number in range(30):
+        job = await steps.submit(tenant=f"other {number}")
+        await steps.store.cancel(job.job_id, "cancelled")
+    own = await steps.submit(tenant="own")
+    await steps.store.cancel(own.job_id, "cancelled")
+
+    async def records_read(tenant: str) -> int:
+        before = await steps.redis.info("commandstats")
+        await steps.store.list_jobs(None, 50, tenant)
+        after = await steps.redis.info("commandstats")
+        return int(after["cmdstat_hgetall"]["calls"] - before["cmdstat_hgetall"]["calls"])
+
+    if not transport.is_fake:
+        assert await records_read("none") == 0
+        assert await records_read("own") == 1
+    await steps.store.forget(own.job_id)
+    assert not await steps.redis.exists(steps.keys.ended_of("own")), "it leaves nothing"
+
+
+async def test_stored_bytes_are_those_of_the_record_and_the_log(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running())
+    before = await steps.store.stored_bytes(stream.job_id)
+    await steps.say("w1", stream, [5], "a" * 100_000)
+    await steps.redis.set(steps.keys.request_record(stream.job_id), "r" * 50_000)
+    assert 150_000 <= await steps.store.stored_bytes(stream.job_id) - before < 300_000
+    assert await steps.store.stored_bytes("nothing") == 0

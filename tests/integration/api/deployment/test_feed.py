@@ -190,8 +190,7 @@ def test_while_nobody_looks_nothing_is_read(client: httpx.Client, service: Runni
 def test_too_many_dashboards_are_refused(
     client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deserted(service)
-    monkeypatch.setattr(feed_module, "MAX_WATCHERS", 1)
+    monkeypatch.setattr(deserted(service).watchers, "limit", 1)
     with watching(client):
         refused = client.get(PATH)
         assert refused.status_code == 503

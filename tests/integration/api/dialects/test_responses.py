@@ -399,13 +399,35 @@ def test_a_conversation_has_a_bound(client: OpenAI, monkeypatch: pytest.MonkeyPa
     ids: list[str | None] = [None]
     for _ in range(2):
         ids.append(create(client, max_output_tokens=1, previous_response_id=ids[-1]).id)
-    for name in ("MAX_TURNS", "MAX_BYTES"):
+    for name in ("MAX_TURNS", "MAX_BYTES", "MAX_READ_BYTES"):
         with monkeypatch.context() as patched:
             patched.setattr(earlier, name, 1)
             with pytest.raises(openai.BadRequestError, match="more than 1") as refused:
                 create(client, previous_response_id=ids[-1])
         assert refused.value.param == "previous_response_id"
     create(client, max_output_tokens=1, previous_response_id=ids[-1])
+
+
+def test_a_conversation_that_is_stored_in_too_many_bytes_is_refused_before_it_is_read(
+    client: OpenAI, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels, instructions and unused tools are no items; they are read all the same."""
+    first = create(client, max_output_tokens=1, metadata={str(n): "x" * 500 for n in range(16)})
+    second = create(client, max_output_tokens=1, previous_response_id=first.id)
+    read: list[str] = []
+    store = service.app.state.services.store
+    request_record = store.request_record
+
+    async def counted(job_id: str) -> str | None:
+        read.append(job_id)
+        found: str | None = await request_record(job_id)
+        return found
+
+    monkeypatch.setattr(store, "request_record", counted)
+    monkeypatch.setattr(earlier, "MAX_READ_BYTES", 8_000)
+    with pytest.raises(openai.BadRequestError, match="as it is stored"):
+        create(client, previous_response_id=second.id)
+    assert [f"resp_{job_id}" for job_id in read] == [second.id]
 
 
 def test_a_conversation_that_goes_on_is_kept_anew(

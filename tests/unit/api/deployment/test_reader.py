@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
 from api.deployment.view import ViewKey
 from api.system.protocol import LoadingWorker
@@ -28,6 +30,7 @@ class Fakes:
         self.reads: list[str] = []
         self.letter: DeadLetter | Requeued | None = None
         self.state = JobState.FAILED
+        self.frontends: list[ProcessReport] = []
 
     async def list_jobs(self, state: Any, limit: int, tenant: Any) -> list[Any]:
         self.reads.append("jobs")
@@ -52,7 +55,7 @@ class Fakes:
 
     async def reports(self, kind: ProcessKind, limit: int) -> list[ProcessReport]:
         self.reads.append(kind)
-        return []
+        return self.frontends
 
     async def history(self, num_slots: int) -> History:
         self.reads.append("history")
@@ -108,6 +111,29 @@ async def test_the_busiest_tenants_are_shown_and_of_a_tenant_its_own() -> None:
     assert tenants["t79"]["limits"]["max_jobs"] == 5
     own = await reader.content(ViewKey("t7", "t7"))
     assert [name for name, _ in own.lists["tenants"]] == ["t7"]
+
+
+async def test_who_holds_what_is_for_operators_alone() -> None:
+    fakes = Fakes()
+    pots = [
+        {"pot": "uploads", "used": 1, "limit": 16, "refused": 0, "holders": [["t1", 1]]},
+        {"pot": "websockets", "used": 3, "limit": 4, "refused": 9, "holders": [["t2", 3]]},
+    ]
+    stats = {"host": "h", "port": "1", "pots": msgspec.json.encode(pots).decode()}
+    fakes.frontends = [
+        ProcessReport("fe-1", 0.5, stats),
+        ProcessReport("fe-old", 0.5, {"port": "1"}),
+    ]
+    reader = reader_of(fakes)
+    lists = (await reader.content(ALL)).lists
+    assert [(name, row["holders"]) for name, row in lists["pots"]] == [
+        ("fe-1/websockets", [["t2", 3]]),
+        ("fe-1/uploads", [["t1", 1]]),
+    ]
+    assert all("pots" not in row for _, row in lists["frontends"])
+    of_tenant = (await reader.content(ViewKey("t7", "t7"))).lists
+    assert of_tenant["pots"] == []
+    assert all("pots" not in row for _, row in of_tenant["frontends"])
 
 
 async def test_a_failed_job_tells_of_its_dead_letter() -> None:

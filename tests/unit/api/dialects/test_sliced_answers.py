@@ -16,6 +16,7 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.generation.formatter import ResponseContext, Timing
 from api.http import sse
 from api.http.open_requests import OpenRequests
+from api.http.shares import Pot
 from api.http.time_slices import PIECE_BYTES, TimeSlices
 from api.jobs.reader_position import ResumePoint
 from api.jobs.sent_events import SentEvents
@@ -89,6 +90,7 @@ def frontend_with(events: Sequence[Delta | Finished]) -> Any:
         keepalive_s=1.0,
         slices=TimeSlices(),
         open_requests=OpenRequests(limit=1),
+        answers=Pot("answers", 2**20, what="answers", full="Full."),
         relay=SimpleNamespace(open=opened),
         disconnects=DISCONNECTS,
         store=SimpleNamespace(attach=done),

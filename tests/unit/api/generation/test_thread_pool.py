@@ -8,10 +8,18 @@ import time
 
 import anyio
 import pytest
+from starlette.requests import ClientDisconnect
 
 from api.errors import UnavailableError
 from api.generation import thread_pool as text_pool
-from api.generation.thread_pool import MIN_BYTES, SMALL_BYTES, TextPool, request_bytes
+from api.generation.thread_pool import (
+    MIN_BYTES,
+    SMALL_BYTES,
+    TextPool,
+    client_gone,
+    request_bytes,
+)
+from api.http.shares import Payer, payer
 
 
 async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
@@ -20,14 +28,14 @@ async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError):
         await pool.run(len, "abc")
-    waiting[1].cancel()  # its caller leaves: the place stays taken until the thread had it
+    waiting[0].cancel()  # its caller leaves: the place stays taken until the thread has had it
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError):
         await pool.run(len, "abc")
     release.set()
-    assert await waiting[0]
+    assert await waiting[1]
     with anyio.fail_after(10):
-        while pool._num_taken:
+        while len(pool):
             await asyncio.sleep(0.001)
     assert await pool.run(len, "abc") == 3
     pool.close()
@@ -116,4 +124,112 @@ async def test_what_waits_too_long_for_a_text_thread_is_refused(
     assert await at_work, "what a thread is at is not given up"
     assert await pool.run(len, "abc") == 3
     assert not begun
+    pool.close()
+
+
+async def test_waiting_work_is_dropped_with_its_caller() -> None:
+    pool, release = TextPool(threads=1, max_waiting_bytes=10 * MIN_BYTES), threading.Event()
+    at_work = asyncio.create_task(pool.run(release.wait, 20))
+    begun: list[int] = []
+    waits = asyncio.create_task(pool.run(begun.append, 1))
+    with anyio.fail_after(10):
+        while pool.num_busy == 0:
+            await asyncio.sleep(0.001)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    await asyncio.sleep(0)
+    assert len(pool) == 1, "its place is free at once"
+    release.set()
+    assert await at_work
+    assert await pool.run(len, "abc") == 3
+    assert not begun
+    pool.close()
+
+
+async def test_waiting_work_is_dropped_when_its_client_has_gone() -> None:
+    pool, release = TextPool(threads=1, max_waiting_bytes=10 * MIN_BYTES), threading.Event()
+    at_work = asyncio.create_task(pool.run(release.wait, 20))
+    await asyncio.sleep(0)
+    gone, begun = asyncio.Event(), list[int]()
+
+    async def of_client() -> None:
+        async def leaves() -> None:
+            await gone.wait()
+
+        client_gone.set(leaves)
+        await pool.run(begun.append, 1)
+
+    waits = asyncio.create_task(of_client())
+    gone.set()
+    with anyio.fail_after(10), pytest.raises(ClientDisconnect):
+        await waits
+    release.set()
+    assert await at_work
+    assert await pool.run(len, "abc") == 3
+    assert not begun
+    pool.close()
+
+
+async def test_text_threads_serve_tenants_by_turns() -> None:
+    """A tenant with one request waits for one of another's, not for its whole queue."""
+    pool, release = TextPool(threads=1, max_waiting_bytes=2**20), threading.Event()
+    order: list[str] = []
+
+    def work(name: str) -> None:
+        time.sleep(0.002)
+        order.append(name)
+
+    async def of_tenant(name: str) -> None:
+        payer.set(Payer(name))
+        await pool.run(work, name)
+
+    at_work = asyncio.create_task(pool.run(release.wait, 20))
+    await asyncio.sleep(0.01)
+    tasks = [asyncio.create_task(of_tenant("many")) for _ in range(40)]
+    await asyncio.sleep(0.01)
+    tasks += [asyncio.create_task(of_tenant("one"))]
+    await asyncio.sleep(0.01)
+    release.set()
+    await asyncio.gather(at_work, *tasks)
+    assert order.index("one") <= 1
+    pool.close()
+
+
+async def test_a_tenant_that_has_used_the_threads_waits_for_one_that_has_not() -> None:
+    pool = TextPool(threads=1, max_waiting_bytes=2**20)
+    order: list[str] = []
+
+    def work(name: str, seconds: float) -> None:
+        time.sleep(seconds)
+        order.append(name)
+
+    async def of_tenant(name: str, seconds: float) -> None:
+        payer.set(Payer(name))
+        await pool.run(work, name, seconds)
+
+    expensive = [asyncio.create_task(of_tenant("expensive", 0.2)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    cheap = [asyncio.create_task(of_tenant("cheap", 0.001)) for _ in range(10)]
+    await asyncio.gather(*expensive, *cheap)
+    assert order == ["expensive", *["cheap"] * 10, "expensive"]
+    pool.close()
+
+
+async def test_the_waiting_text_of_one_tenant_leaves_room_for_others() -> None:
+    pool, release = TextPool(threads=1, max_waiting_bytes=40 * MIN_BYTES), threading.Event()
+
+    async def of_tenant(name: str) -> bool:
+        payer.set(Payer(name))
+        return await pool.run(release.wait, 20)
+
+    waiting = [asyncio.create_task(of_tenant("many")) for _ in range(60)]
+    await asyncio.sleep(0.01)
+    refused = [task for task in waiting if task.done()]
+    assert {task.exception().code for task in refused} == {"tenant_share_exceeded"}  # type: ignore[union-attr]
+    assert len(refused) == 30, "three quarters of forty places are its"
+    other = asyncio.create_task(of_tenant("one"))
+    release.set()
+    assert await other
+    await asyncio.gather(*waiting, return_exceptions=True)
     pool.close()

@@ -21,6 +21,7 @@ from shared.messages import (
 from shared.transport.ports.deployment import ProcessReport
 from shared.transport.ports.jobs import (
     AdmissionLimits,
+    Allowance,
     QueueFull,
     Submission,
     Submitted,
@@ -163,3 +164,34 @@ async def test_readers_say_that_they_are_there_until_they_leave() -> None:
     disconnects.unwatch("fe#2")
     await disconnects.attach_all()
     assert store.calls == [("attach", ("0-j", "fe#1"), ("0-j", "fe#2"))]
+
+
+async def test_a_refusal_that_holds_for_every_job_is_known_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    room = admission(store)[0]
+    assert room.refusal_of("default") is None
+    now_s = 100.0
+    monkeypatch.setattr("api.jobs.admission.time.monotonic", lambda: now_s)
+
+    async def refused(*of: Any) -> None:
+        store.refusal = QueueFull(*of)
+        with pytest.raises(UnavailableError):
+            await room.submit(job())
+
+    await refused("tenant_tokens", 3.0)
+    assert room.refusal_of("default") is None, "a shorter prompt may be accepted"
+    await refused("tenant", 3.0)
+    known = room.refusal_of("default")
+    assert known is not None
+    assert (known.status, known.code) == (429, "tenant_queue_full")
+    assert room.refusal_of("other") is None
+    now_s += 1.0
+    assert room.refusal_of("default") is None, "the queue is asked again"
+    # Of 60 a minute none is left: there is one in a second.
+    await refused("requests_per_minute", 1.0, (Allowance("requests", 60, 0, 60_000),))
+    now_s += 0.9
+    assert room.refusal_of("default") is not None
+    now_s += 0.2
+    assert room.refusal_of("default") is None

@@ -1,0 +1,180 @@
+"""Pot: a bounded amount of one frontend's means, divided between tenants as the queue is.
+
+The rule is that of shared/transport/lua/submit.lua: of what is its own or free, a tenant may have a
+share (PENSTOCK_MAX_QUEUE_SHARE_PER_TENANT), and the last tenth is reserved for tenants that have
+nothing or little. Operators may use a fiftieth beyond the limit, so that they can look at a full
+frontend. A pot is looked at before the work that it bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.errors import UnavailableError, overloaded, share_exceeded
+from api.http.caller import caller_in
+
+SHARE = 0.75
+RESERVED, LITTLE, FOR_OPERATORS = 1 / 10, 1 / 200, 1 / 50  # of the limit
+MAX_HOLDERS = 16  # of a pot that are shown
+RETRY_AFTER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Whose share the running task uses. Operators pay from the reserve that is theirs."""
+
+    tenant: str
+    is_operator: bool = False
+
+
+# None: nobody's, or a server without keys, where all requests have the whole pot.
+payer: ContextVar[Payer | None] = ContextVar("payer", default=None)
+
+
+class PayerMiddleware:
+    """Pure ASGI, inside of the access. Makes the caller's tenant the payer of its request."""
+
+    def __init__(self, app: ASGIApp, has_tenants: Callable[[], bool]) -> None:
+        self._app = app
+        self._has_tenants = has_tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._has_tenants():
+            caller = caller_in(scope)
+            payer.set(Payer(caller.tenant, caller.scope is None))
+        await self._app(scope, receive, send)
+
+
+class Pot:
+    """At most `limit` of something at once, for all and for each tenant. On one event loop.
+
+    `what`: names it in errors, in the plural. `full`: the sentence of a full pot. `always`: so many
+    takers are let in whatever they take. `share` 1: neither a share nor a reserve.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        share: float = SHARE,
+        *,
+        what: str,
+        full: str,
+        retry_after_s: float = RETRY_AFTER_S,
+        always: int = 0,
+    ) -> None:
+        self.name = name
+        self.limit = limit
+        self.used = 0
+        self.num_takers = 0
+        self.num_refused = 0
+        self._share = share
+        self._what = what
+        self._full = full
+        self._retry_after_s = retry_after_s
+        self._always = always
+        self._held: dict[Payer | None, int] = {}
+
+    def check(self, amount: int, of: Payer | None) -> None:
+        """Raises UnavailableError where `amount` more may not be taken: 429 for the payer's own
+        share, 503 for a full pot."""
+        if self._is_over_share(amount, of):
+            self.num_refused += 1
+            raise share_exceeded(self._what, self._retry_after_s)
+        if self.num_takers < self._always:
+            return
+        room = self.limit
+        if of is not None and of.is_operator:
+            room += math.ceil(self.limit * FOR_OPERATORS)
+        if self.used + amount > room:
+            self.num_refused += 1
+            raise self._full_error()
+
+    def take(self, amount: int = 1) -> Charge:
+        """Takes from the pot until the charge is given back. Raises as `check`."""
+        of = payer.get()
+        self.check(amount, of)
+        self.num_takers += 1
+        charge = Charge(self, of)
+        charge.add(amount)
+        return charge
+
+    def holders(self) -> list[tuple[str, int]]:
+        """Returns the tenants that have the most, with what they have. Without keys there is no
+        tenant to name."""
+        by_tenant: dict[str, int] = {}
+        for of, amount in self._held.items():
+            name = "" if of is None else of.tenant
+            by_tenant[name] = by_tenant.get(name, 0) + amount
+        return nlargest(MAX_HOLDERS, by_tenant.items(), key=lambda item: item[1])
+
+    def report(self) -> dict[str, Any]:
+        """Returns the pot as operators see it."""
+        return {
+            "pot": self.name,
+            "used": self.used,
+            "limit": self.limit,
+            "refused": self.num_refused,
+            "holders": self.holders(),
+        }
+
+    def add(self, of: Payer | None, amount: int) -> None:
+        """Counts `amount`, negative to give back. For Charge."""
+        self.used += amount
+        held = self._held.get(of, 0) + amount
+        if held:
+            self._held[of] = held
+        else:
+            self._held.pop(of, None)  # a tenant that has nothing leaves nothing
+
+    def _is_over_share(self, amount: int, of: Payer | None) -> bool:
+        own = self._held.get(of, 0)
+        if of is None or self._share >= 1 or own <= 0 or own + amount <= self.limit * LITTLE:
+            return False
+        left = self.limit - self.used - amount
+        is_reserved = left < math.floor(self.limit * RESERVED)
+        return is_reserved or own + amount > self._share * (own + amount + left)
+
+    def _full_error(self) -> UnavailableError:
+        return overloaded(self._full, self._retry_after_s)
+
+
+class Charge:
+    """What one taker has of a pot. A context manager; `give` is idempotent."""
+
+    def __init__(self, pot: Pot, of: Payer | None) -> None:
+        self.amount = 0
+        self._pot = pot
+        self._of = of
+        self._is_open = True
+
+    def grow(self, amount: int) -> None:
+        """Takes more. Raises as `Pot.take`; what was taken stays taken then."""
+        self._pot.check(amount, self._of)
+        self.add(amount)
+
+    def add(self, amount: int) -> None:
+        """Takes more, or gives a part back, whatever is left."""
+        if self._is_open:
+            self.amount += amount
+            self._pot.add(self._of, amount)
+
+    def give(self) -> None:
+        """Gives everything back."""
+        if self._is_open:
+            self.add(-self.amount)
+            self._is_open = False
+            self._pot.num_takers -= 1
+
+    def __enter__(self) -> Charge:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.give()
