@@ -13,8 +13,8 @@ const OPTIONS = { gfm: true, breaks: true };
 // Beyond these a text is shown as it is: the work for hostile ones grows with the square.
 const MAX_CHARS = 200_000;
 const MAX_INLINE_CHARS = 5000; // of a paragraph, a cell, a heading
-// A growing text that takes longer to read is shown as it is from then on: no harmless one does.
-const MAX_READ_MS = 100;
+// A growing text that takes longer to show is shown as it is from then on: no harmless one does.
+const MAX_SHOW_MS = 100;
 const LINKS = new Set(["http:", "https:", "mailto:"]);
 
 /** Returns marked's tokens of the blocks of a text. Throws RangeError for too deep a nesting. */
@@ -134,6 +134,12 @@ export class Markdown {
   #isCostly = false;
 
   show(content) {
+    const begun = performance.now();
+    this.#show(content);
+    this.#isCostly ||= performance.now() - begun > MAX_SHOW_MS;
+  }
+
+  #show(content) {
     const blocks = this.#blocks(content);
     let same = 0;
     while (same < Math.min(blocks.length, this.#shown.length)) {
@@ -151,11 +157,8 @@ export class Markdown {
   #blocks(content) {
     const asIs = [{ raw: content, make: () => [plain(content)] }];
     if (this.#isCostly || content.length > MAX_CHARS) return asIs;
-    const begun = performance.now();
     try {
-      const tokens = tokensOf(content);
-      this.#isCostly = performance.now() - begun > MAX_READ_MS;
-      return tokens.map((token) => ({
+      return tokensOf(content).map((token) => ({
         raw: token.raw,
         make: () => {
           try {
