@@ -223,6 +223,18 @@ def key_disabled() -> ApiError:
     return ApiError(403, message, kind="permission_error", code="key_disabled", should_retry=False)
 
 
+def operator_required(message: str) -> ApiError:
+    """Returns the error of a key that is valid, and no operator's."""
+    return ApiError(
+        403, message, kind="permission_error", code="operator_required", should_retry=False
+    )
+
+
+def key_revoked() -> ApiError:
+    """Returns the error of an open request whose key has been removed or disabled since."""
+    return invalid_api_key("The API key of this request is not valid any more.")
+
+
 def unavailable(
     message: str,
     retry_after_s: float = RETRY_AFTER_OUTAGE_S,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
-from api.auth.access import AccessMiddleware
+from api.auth.access import AccessMiddleware, has_operators_key
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.batches import routes as batches
@@ -28,6 +29,7 @@ from api.files.upload import FORM_BYTES
 from api.http.caller import KINDS_BY_PATH, RequestIdMiddleware
 from api.http.middleware import (
     BodyLimitMiddleware,
+    ControlCharactersMiddleware,
     ErrorResponsesMiddleware,
     TrailingSlashMiddleware,
     handle_framework_errors,
@@ -117,7 +119,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     )
     routers = [*(room.router for room in rooms), openapi_router(), pages_router()]
     handle_framework_errors(app, routers)
-    _add_middleware(app, settings, metrics, ring, sockets)
+    _add_middleware(app, settings, metrics, ring, sockets, routers)
     for router in routers:
         app.include_router(router)
     customize_openapi(app)
@@ -125,7 +127,12 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
 
 
 def _add_middleware(
-    app: FastAPI, settings: ApiSettings, metrics: Metrics, ring: KeyRing, sockets: Pot
+    app: FastAPI,
+    settings: ApiSettings,
+    metrics: Metrics,
+    ring: KeyRing,
+    sockets: Pot,
+    routers: Sequence[APIRouter],
 ) -> None:
     # The last one added stands outermost.
     app.add_middleware(
@@ -137,6 +144,7 @@ def _add_middleware(
     app.add_middleware(
         AccessMiddleware,
         ring=ring,
+        routers=routers,
         stream_tokens=lambda scope: part_in(scope, StreamTokens),
         metrics_key=settings.metrics_key,
         monitoring_without_keys=settings.monitoring_without_keys,
@@ -145,11 +153,15 @@ def _add_middleware(
     app.add_middleware(
         AllowedHostsMiddleware, allowed=settings.hosts_for(has_keys=not ring.is_open)
     )
+    app.add_middleware(ControlCharactersMiddleware)
     app.add_middleware(ErrorResponsesMiddleware)
     app.add_middleware(OriginMiddleware, origins=origins)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(
-        TracesMiddleware, tracing=lambda scope: part_in(scope, Tracing), paths=KINDS_BY_PATH
+        TracesMiddleware,
+        tracing=lambda scope: part_in(scope, Tracing),
+        paths=KINDS_BY_PATH,
+        is_trusted=partial(has_operators_key, ring),
     )
     app.add_middleware(TrailingSlashMiddleware)
     app.add_middleware(ResponseSockets, pot=sockets, max_bytes=settings.max_body_bytes)

@@ -106,7 +106,11 @@ class Services:
         self.catalog = ModelCatalog(
             transport.registry,
             self.pool,
-            partial(load_served_text, processes=self.rendering),
+            partial(
+                load_served_text,
+                processes=self.rendering,
+                special_tokens_in_messages=settings.special_tokens_in_messages,
+            ),
             settings.model_retention_s,
             settings.kept_models,
         )

@@ -198,6 +198,12 @@ class ApiSettings(SharedSettings):
         description="Threads that render templates and tokenize; of two or more, one takes only "
         "requests of at most 64 KiB.",
     )
+    special_tokens_in_messages: bool = Field(
+        default=False,
+        description="Special tokens that users, tools and assistants write in messages, such as "
+        "`<|im_start|>`, are special tokens; else they are ordinary text. Prompts of completions "
+        "always have them.",
+    )
     max_waiting_text_bytes: int = Field(
         default=64 * 2**20,
         ge=4096,

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TextIO
 
 from shared.outages import OUTAGE_ATTRIBUTES, OutageFold
+from shared.printable import printable, printable_line
 
 QUEUE_RECORDS = 10_000
 PROCESS_NAME = "PENSTOCK_PROCESS"  # set by a launcher for its children
@@ -118,7 +119,7 @@ class JsonFormatter(logging.Formatter):
         }
         if trace := _trace(self, record):
             line["traceback"] = trace
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return printable(json.dumps(line, ensure_ascii=False, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -131,14 +132,15 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = "".join(
-            f" {name}={_shown(value)}" for name, value in record_fields(record).items()
+            f" {printable_line(name)}={_shown(value)}"
+            for name, value in record_fields(record).items()
         )
         line = (
             f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {self._identity.label} "
-            f"{record.name} {record.getMessage()}{fields}"
+            f"{record.name} {printable_line(record.getMessage())}{fields}"
         )
         trace = _trace(self, record)
-        return f"{line}\n{trace}" if trace else line
+        return f"{line}\n{printable(trace)}" if trace else line
 
 
 class DroppingQueueHandler(logging.handlers.QueueHandler):
@@ -243,7 +245,8 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' "=\n') else text
+    is_plain = text and not set(text) & set(' "=\n')
+    return printable_line(text if is_plain else json.dumps(text, ensure_ascii=False))
 
 
 # This machine's name, as a part of the names of its processes.

@@ -107,6 +107,7 @@ SETTING_NAMES = frozenset(
         "SCHEDULING_POLICY",
         "SERVED_MODEL_NAME",
         "SHUTDOWN_TIMEOUT_S",
+        "SPECIAL_TOKENS_IN_MESSAGES",
         "STALL_LIMIT_S",
         "STEP_TARGET_MS",
         "STOP_TIMEOUT_S",

@@ -192,7 +192,7 @@ _NOT_WRITABLE = {
     errno.EPERM,
     errno.EROFS,
 }
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?")
 
 
 def gguf_refusal(model: str) -> str | None:
@@ -236,6 +236,7 @@ def find_checkpoint(
     on_download: Callable[[float], None] = lambda share: None,
 ) -> Checkpoint:
     """Returns the checkpoint; downloads a hub model, with a progress bar, unless it is cached.
+    `owner/name@revision`: that branch, tag or commit of it.
 
     `on_download` gets the share that is there, in any thread. Raises CheckpointNotFound.
     """
@@ -278,10 +279,12 @@ def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
+    repository, _, revision = model.partition("@")
     try:
         path = Path(
             snapshot_download(
-                model,
+                repository,
+                revision=revision or None,
                 allow_patterns=list(HUB_FILES),
                 ignore_patterns=list(NOT_HUB_FILES),
                 tqdm_class=reporting_bar(on_download),

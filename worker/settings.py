@@ -38,7 +38,7 @@ def served_name(model: str, served_model_name: str) -> str:
     """Returns the name in requests of MODEL: as set, else a directory's name or the hub id."""
     path = Path(model).expanduser()
     is_directory = path.exists() or model.startswith(("/", ".", "~"))
-    own_name = path.resolve().name if is_directory else model
+    own_name = path.resolve().name if is_directory else model.partition("@")[0]
     return served_model_name or (own_name if model else DEMO_MODEL_NAME)
 
 
@@ -118,7 +118,8 @@ class WorkerSettings(SharedSettings):
 
     model: str = Field(
         default="",
-        description="Local checkpoint directory or Hugging Face hub id; empty: the demo model.",
+        description="Local checkpoint directory or Hugging Face hub id, with `@` and a branch, tag "
+        "or commit for a certain revision of it; empty: the demo model.",
     )
     served_model_name: str = Field(
         default="",

@@ -12,12 +12,14 @@ public; a password would need a slow one.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,6 +37,7 @@ PREFIX = "sk-penstock-"
 KEY_BYTES = 32
 DIGEST_KIND = "sha256:"
 MAX_KEYS = 10_000
+KEY_ID_CHARS = 16
 MAX_LIMIT = 10**10
 # Field of a line -> member of AdmissionLimits.
 LIMITS = {
@@ -65,6 +68,11 @@ class ApiKey:
     is_disabled: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)  # by the members of AdmissionLimits
 
+    @property
+    def key_id(self) -> str:
+        """A part of the digest that names the key."""
+        return self.digest.removeprefix(DIGEST_KIND)[:KEY_ID_CHARS]
+
 
 class KeyRing:
     """The keys in use. Without keys every request is allowed.
@@ -78,7 +86,9 @@ class KeyRing:
         self._seen: tuple[int, int] | None = None  # mtime in ns and size of the file
         self._last_error = ""
         self._by_digest: dict[str, ApiKey] = {}
+        self._by_id: dict[str, ApiKey] = {}
         self._limits: dict[str, dict[str, int]] = {}
+        self._in_use: dict[str, set[asyncio.Future[None]]] = {}
         self._read()
 
     @property
@@ -108,6 +118,29 @@ class KeyRing:
             return None
         return found
 
+    def is_operator(self, key: ApiKey) -> bool:
+        """Returns whether the key's holder may see what the deployment does for all tenants: an
+        operator, or everybody where all keys are of one tenant."""
+        return key.is_operator or len(self._limits) == 1
+
+    def is_valid(self, key_id: str) -> bool:
+        """Returns whether requests with the key of this `ApiKey.key_id` are let in."""
+        key = self._by_id.get(key_id)
+        return key is not None and not key.is_disabled
+
+    @contextmanager
+    def in_use(self, key_id: str) -> Iterator[asyncio.Future[None]]:
+        """Yields a future that is done once the key is removed or disabled."""
+        revoked = asyncio.get_running_loop().create_future()
+        requests = self._in_use.setdefault(key_id, set())
+        requests.add(revoked)
+        try:
+            yield revoked
+        finally:
+            requests.discard(revoked)
+            if not requests:
+                self._in_use.pop(key_id, None)
+
     def limits_of(self, tenant: str, defaults: AdmissionLimits) -> AdmissionLimits:
         """Returns `defaults`, overridden by the limits on the tenant's own lines."""
         return replace(defaults, **self._limits.get(tenant, {}))
@@ -118,11 +151,20 @@ class KeyRing:
             if self._path is not None and self._stamp(self._path) != self._seen:
                 self._read()
                 log.info("keys read", extra={"keys": len(self)})
+                self._end_revoked()
             self._last_error = ""
         except KeysInvalid as error:
             if str(error) != self._last_error:  # once, not at every check
                 log.error("keys not read", extra={"reason": str(error)})
             self._last_error = str(error)
+
+    def _end_revoked(self) -> None:
+        for key_id, requests in self._in_use.items():
+            if self.is_valid(key_id):
+                continue
+            for revoked in requests:
+                if not revoked.done():
+                    revoked.set_result(None)
 
     def _read(self) -> None:
         keys = parse_keys(self._in_environment, IN_ENVIRONMENT)
@@ -132,6 +174,7 @@ class KeyRing:
         by_digest = {key.digest: key for key in keys}
         self._limits = limits_by_tenant(by_digest.values(), f"{IN_ENVIRONMENT} and {IN_FILE}")
         self._by_digest = by_digest
+        self._by_id = {key.key_id: key for key in keys}
 
     @staticmethod
     def _stamp(path: Path) -> tuple[int, int]:

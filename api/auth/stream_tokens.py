@@ -28,30 +28,32 @@ class StreamTokens:
         self._store = store
         self._life_s = life_s
 
-    async def new(self, job_id: str, tenant: str) -> tuple[str, int]:
-        """Returns a token for a job of the tenant, and when it expires. Raises TransportError."""
+    async def new(self, job_id: str, tenant: str, key_id: str) -> tuple[str, int]:
+        """Returns a token for a job of the tenant, and when it expires. `key_id`: of the key that
+        asks for it, "" without keys. Raises TransportError."""
         ends_s = int(time.time()) + self._life_s
-        mac = _mac(await self._store.shared_secret(PURPOSE), job_id, tenant, ends_s)
-        return f"{ends_s}.{mac}.{tenant}", ends_s
+        mac = _mac(await self._store.shared_secret(PURPOSE), job_id, tenant, key_id, ends_s)
+        return f"{ends_s}.{mac}.{key_id}.{tenant}", ends_s
 
-    async def tenant_of(self, token: str, job_id: str) -> str:
-        """Returns the tenant whose job the token opens.
+    async def opened_by(self, token: str, job_id: str) -> tuple[str, str]:
+        """Returns the tenant whose job the token opens, and the id of the key it was made with.
 
         Raises ApiError (401) for a token that is expired or not for this job, and TransportError.
         """
         ends, _, rest = token.partition(".")
-        mac, _, tenant = rest.partition(".")
+        mac, _, rest = rest.partition(".")
+        key_id, _, tenant = rest.partition(".")
         if len(token) <= MAX_TOKEN_CHARS and ends.isascii() and ends.isdigit() and token.isascii():
             secret = await self._store.shared_secret(PURPOSE)
-            if hmac.compare_digest(mac, _mac(secret, job_id, tenant, int(ends))):
+            if hmac.compare_digest(mac, _mac(secret, job_id, tenant, key_id, int(ends))):
                 if int(ends) > time.time():
-                    return tenant
+                    return tenant, key_id
                 raise invalid_api_key("The token in the URL has expired.")
         raise invalid_api_key("The token in the URL is not valid for this stream.")
 
 
-def _mac(secret: bytes, job_id: str, tenant: str, ends_s: int) -> str:
-    payload = f"{ends_s}\n{tenant}\n{job_id}".encode()
+def _mac(secret: bytes, job_id: str, tenant: str, key_id: str, ends_s: int) -> str:
+    payload = f"{ends_s}\n{tenant}\n{key_id}\n{job_id}".encode()
     digest = hmac.new(secret, payload, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 

@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 from api.dependencies import provided
 from api.deployment.reader import DeploymentReader
 from api.deployment.view import Content, View, ViewKey
-from api.errors import going_down
+from api.errors import ApiError, going_down
 from api.http.open_requests import OpenRequest, OpenRequests
 from api.http.shares import SHARE, Charge, Pot
-from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE, EventWriter
+from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE, EventWriter, event
 from api.http.time_slices import TimeSlices
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
@@ -111,9 +111,8 @@ class DeploymentFeed:
                 else:
                     charge.give()
 
-    async def stream(self, view: View, send: Send) -> None:
+    async def stream(self, view: View, writer: EventWriter, send: Send) -> None:
         """Sends the view and its changes, for at most WATCH_S."""
-        writer = EventWriter(KEEPALIVE, BEHIND_KEEPALIVE)
         await writer.begin(send)
         ends_s = time.monotonic() + WATCH_S
         version = 0
@@ -155,9 +154,9 @@ class DeploymentFeed:
             self._outage.failed(reason=str(error) or type(error).__name__)
         except Exception:
             log.exception("a round of the dashboards failed")
-        service = Content({"service": self._reader.service(is_read=False)})
-        for view, *_ in list(self._views.values()):
-            await view.update(service, self._slices)
+        for key, (view, *_) in list(self._views.items()):
+            service = self._reader.service(key, is_read=False)
+            await view.update(Content({"service": service}), self._slices)
 
 
 FeedDep = Annotated[DeploymentFeed, provided(DeploymentFeed)]
@@ -172,5 +171,11 @@ class FeedResponse(Response):
         self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = EventWriter(KEEPALIVE, BEHIND_KEEPALIVE)
         with self._feed.watch(self._key) as view:
-            await OpenRequest().run(receive, lambda: self._feed.stream(view, send))
+            try:
+                await OpenRequest().run(receive, lambda: self._feed.stream(view, writer, send))
+            except ApiError as error:  # of a revoked key
+                if not writer.has_begun:
+                    raise
+                await writer.write(send, event(error.body()), more=False)

@@ -54,6 +54,8 @@ _WORKER_FIELDS = (
     "preemptions",
     "beat_age_ms",
 )
+# To who is no operator: what a worker does tells of other tenants' prompts and outputs.
+_WORKER_FIELDS_OF_ALL = ("id", "status", "models", "engine", "engine_version", "beat_age_ms")
 
 
 class DeploymentReader:
@@ -89,11 +91,24 @@ class DeploymentReader:
         self._oldest_s = time.monotonic() - SLOW_S
         self._read = {key: kept for key, kept in self._read.items() if kept[0] >= self._oldest_s}
 
-    def service(self, *, is_read: bool) -> dict[str, Any]:
-        """Returns the state of the deployment; `is_read`: what is beside it is of now."""
+    def service(
+        self, key: ViewKey, load: TenantLoad | None = None, *, is_read: bool
+    ) -> dict[str, Any]:
+        """Returns the state of the deployment; `is_read`: what is beside it is of now. To who is no
+        operator its numbers are those of `load`."""
         health = self._health
         report = health.report()
         workers = health.workers
+        if not key.is_operator:
+            own: dict[str, Any] = {
+                "status": report.status if is_read else "degraded",
+                "now": round(time.time(), 1),
+                "workers": len(workers),
+            }
+            if load is not None:
+                own["running"], own["waiting"] = load.running, load.queued
+                own["queued_tokens"] = load.queued_tokens
+            return own
         rates = (worker.stats.get("tok_s", 0.0) for worker in workers)
         return {
             "status": report.status if is_read else "degraded",
@@ -110,29 +125,34 @@ class DeploymentReader:
     async def content(self, key: ViewKey) -> Content:
         """Returns what a view shows. Raises TransportError."""
         if key.job_id is not None:
-            return await self._job_content(key.job_id)
+            return await self._job_content(key, key.job_id)
         scope = key.scope
         jobs = await self._store.list_jobs(key.state, MAX_JOBS, scope)
         known = self._catalog.known
         lists: dict[str, Rows] = {
-            "workers": self._worker_rows(),
+            "workers": self._worker_rows(key),
             "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs],
         }
         slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
             "dead_letters": (scope, lambda: self._dead_letter_rows(scope)),
             "batches": ((scope, key.tenant), lambda: self._batch_rows(scope, key.tenant)),
             "tenants": (scope, lambda: self._tenant_rows(scope)),
-            "frontends": (None, self._frontend_rows),
-            "pots": (scope is None, lambda: self._pot_rows(scope)),
-            "history": (None, self._history.rows),
         }
+        if key.is_operator:
+            slow["frontends"] = (None, self._frontend_rows)
+            slow["history"] = (None, self._history.rows)
+            slow["pots"] = (None, lambda: self._pot_rows(scope))
         for name, (of, read) in slow.items():
             lists[name] = await self._slowly((name, of), read)
-        return Content({"service": self.service(is_read=True)}, lists)
+        load = None
+        if not key.is_operator:
+            (load,) = await self._deployment.tenants([key.tenant])
+        return Content({"service": self.service(key, load, is_read=True)}, lists)
 
-    def _worker_rows(self) -> Rows:
+    def _worker_rows(self, key: ViewKey) -> Rows:
         """Returns the workers that serve, and in their shape those that cannot yet."""
-        serving = [(worker.worker_id, _worker(worker)) for worker in self._health.workers]
+        fields = _WORKER_FIELDS if key.is_operator else _WORKER_FIELDS_OF_ALL
+        serving = [(worker.worker_id, _worker(worker, fields)) for worker in self._health.workers]
         loading = [(worker.id, _loading(worker)) for worker in self._health.loading]
         return [*serving, *loading][:MAX_WORKERS]
 
@@ -142,7 +162,7 @@ class DeploymentReader:
             kept = self._read[key] = (time.monotonic(), await read())
         return kept[1]
 
-    async def _job_content(self, job_id: str) -> Content:
+    async def _job_content(self, key: ViewKey, job_id: str) -> Content:
         record = await self._store.get(job_id)
         job = None if record is None else JobObject.of(record, self._catalog.known)
         dead_letter: dict[str, Any] | None = None
@@ -152,7 +172,7 @@ class DeploymentReader:
                 dead_letter = {"requeued_as": found.job_id}
             elif found is not None:
                 dead_letter = {"requeued_as": None}
-        service = self.service(is_read=True)
+        service = self.service(key, is_read=True)
         return Content({"service": service, "job": job, "dead_letter": dead_letter})
 
     async def _dead_letter_rows(self, scope: str | None) -> Rows:
@@ -240,6 +260,6 @@ def _loading(worker: LoadingWorker) -> dict[str, Any]:
     }
 
 
-def _worker(worker: WorkerStatus) -> dict[str, Any]:
+def _worker(worker: WorkerStatus, fields: Sequence[str]) -> dict[str, Any]:
     found = worker_object(worker)
-    return {name: found[name] for name in _WORKER_FIELDS if name in found}
+    return {name: found[name] for name in fields if name in found}

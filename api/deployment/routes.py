@@ -42,4 +42,5 @@ async def stream_deployment(
     if params.job is not None:
         job_id = (await find_job(jobs, caller, params.job)).job_id
     state = None if job_id else params.state
-    return FeedResponse(feed, ViewKey(caller.scope, caller.tenant, state, job_id))
+    key = ViewKey(caller.scope, caller.tenant, state, job_id, caller.is_operator)
+    return FeedResponse(feed, key)

@@ -18,12 +18,14 @@ class ViewKey:
     """Who looks, and at what: the lists, with the jobs of a state; or at one job.
 
     `scope`: the tenant whose jobs the reader may see; None: all. `tenant`: the reader's own.
+    `is_operator`: the numbers of the whole deployment are shown; else the tenant's own.
     """
 
     scope: str | None
     tenant: str
     state: JobState | None = None
     job_id: str | None = None
+    is_operator: bool = True
 
 
 Rows = Sequence[tuple[str, Any]]  # ids with what is shown, in order

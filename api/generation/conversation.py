@@ -9,6 +9,7 @@ from api.generation.history import history
 from api.generation.models import ServedModel
 from api.output_parsers.parser import Thinking
 from shared.messages import InvalidParameter
+from shared.text.special_text import MarkedText
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, tool_format_of
 
 NO_TOOLS = "This model's chat template has no tools in a format that is known here."
@@ -29,8 +30,9 @@ def chat_text(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     template_name: str = "",
-) -> str:
-    """Returns the conversation through the model's template. Raises InvalidParameter.
+) -> MarkedText:
+    """Returns the conversation through the model's template, special tokens in its messages marked.
+    Raises InvalidParameter.
 
     Calls of tools in it are refused where the model is not known to have any: its template would
     leave them out.
@@ -42,13 +44,17 @@ def chat_text(
         for index, message in enumerate(messages):
             if "tool_calls" in message:
                 raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
-    return template.render(
+    mark = ""
+    if model.text.special_texts is not None:
+        messages, mark = model.text.special_texts.marked(messages)
+    text = template.render(
         history(messages, tool_format_of(model.card.tool_format)),
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         extra=extra,
         name=template_name,
     )
+    return MarkedText(text, mark)
 
 
 # Prompts that end within the assistant's own turn, whose text the answer continues.
@@ -63,7 +69,7 @@ def continued_text(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_name: str = "",
-) -> str:
+) -> MarkedText:
     """Returns the conversation through the model's template, up to where its last message ends.
 
     Raises InvalidParameter where that is not an assistant's text, or the template does not show it.
@@ -85,10 +91,10 @@ def continued_text(
         add_generation_prompt=False,
         template_name=template_name,
     )
-    before, found, _ = text.rpartition(mark)
+    before, found, _ = text.text.rpartition(mark)
     if not found:
         raise InvalidParameter("messages", "this model's chat template hides the last message")
-    return before
+    return MarkedText(before, text.mark)
 
 
 def thinking_within(

@@ -42,6 +42,7 @@ from api.output_parsers.parser import (
 )
 from api.output_parsers.typed_values import Types
 from shared.messages import Grammar, InvalidParameter
+from shared.text.special_text import MarkedText
 from shared.text.tool_formats import (
     UNTYPED_FORMATS,
     ToolFormat,
@@ -63,7 +64,7 @@ def check_text_fits(model: ServedModel, text: str, param: str) -> None:
 
 
 def chat_token_ids(
-    model: ServedModel, text: str, add_special_tokens: bool = False
+    model: ServedModel, text: MarkedText, add_special_tokens: bool = False
 ) -> tuple[int, ...]:
     """Returns the tokens of a rendered template, special ones included. Raises InvalidParameter."""
     return _encoded(model, text, "messages", add_special_tokens)
@@ -151,15 +152,16 @@ def _token_ids(
     model: ServedModel, prompt: str | list[int], param: str, add_special_tokens: bool
 ) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return _encoded(model, prompt, param, add_special_tokens)
+        return _encoded(model, MarkedText(prompt), param, add_special_tokens)
     return checked_token_ids(model, prompt, param)
 
 
 def _encoded(
-    model: ServedModel, text: str, param: str, add_special_tokens: bool
+    model: ServedModel, text: MarkedText, param: str, add_special_tokens: bool
 ) -> tuple[int, ...]:
+    encode = model.text.tokenizer.encode
     try:
-        return tuple(model.text.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return tuple(encode(text.text, add_special_tokens=add_special_tokens, mark=text.mark))
     except InvalidParameter as error:
         raise InvalidParameter(param, error.message, error.code) from None
 
@@ -217,12 +219,12 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     variables, ignores_effort = with_effort(model, chat.reasoning_effort, chat.chat_template_kwargs)
     text = _prompt(model, chat, variables, definitions or None)
     if must_fit:
-        check_text_fits(model, text, "messages")
+        check_text_fits(model, text.plain, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
     if chat.continues:
         thinking = thinking_within(chat.messages, reasoning_format)
     else:
-        thinking = thinking_after(text, reasoning_format)
+        thinking = thinking_after(text.plain, reasoning_format)
     config = ParserConfig(
         tool_format=tool_format,
         names=tuple(tool.name for tool in use.callable),
@@ -251,7 +253,7 @@ def _prompt(
     chat: ChatInput,
     variables: Mapping[str, Any],
     definitions: Sequence[Mapping[str, Any]] | None,
-) -> str:
+) -> MarkedText:
     if chat.continues:
         return continued_text(
             model,

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DEFAULT_TENANT = "default"
 HEADER = "x-request-id"
 ANTHROPIC_HEADER = "request-id"
+NOSNIFF = ("x-content-type-options", "nosniff")  # JSON of a client's text is no page
 MAX_CLIENT_ID_CHARS = 512
 MAX_PUBLIC_ID_CHARS = 100
 
@@ -87,8 +88,10 @@ class Caller:
 
     `request_id` names the request in headers and logs; for a request that makes a job it is the
     public id of `job_id`. `scope`: the tenant whose jobs the caller may see; None: all, for
-    operators and for a server without keys. `sees_details`: of the deployment, at /health.
-    `trace`: what the spans of its jobs are inside of.
+    operators and for a server without keys. `is_known`: it has a key, or none is needed.
+    `is_operator`: it may see what the deployment does for all tenants, which any key may where
+    there is one tenant. `key_id`: of the key that lets it in (`ApiKey.key_id`). `trace`: what the
+    spans of its jobs are inside of.
     """
 
     request_id: str
@@ -96,7 +99,9 @@ class Caller:
     client_request_id: str | None = None
     tenant: str = DEFAULT_TENANT
     scope: str | None = None
-    sees_details: bool = True
+    is_known: bool = True
+    is_operator: bool = True
+    key_id: str = ""
     idempotency: Idempotency | None = None
     trace: TraceContext | None = None
 
@@ -164,6 +169,7 @@ class RequestIdMiddleware:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = caller_in(scope).request_id
+                headers[NOSNIFF[0]] = NOSNIFF[1]
                 if speaks_anthropic(scope):
                     headers[ANTHROPIC_HEADER] = headers[HEADER]
                 headers.update(scope["state"].get(_HEADERS, {}))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote_plus
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -42,6 +44,8 @@ _NO_FIM = (
     "Fill-in-the-middle is not served. /v1/completions continues a prompt, without a suffix; a "
     "prompt with the model's own fill-in-the-middle tokens can be sent to it."
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL_BYTE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # other bytes may be of UTF-8
 
 
 class ErrorResponsesMiddleware:
@@ -164,6 +168,34 @@ def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:
 
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)
+
+
+class ControlCharactersMiddleware:
+    """Pure ASGI, inside of the error responses and outside of everything that reads a path. Raises
+    ClientError (400) for control characters in path, query or headers.
+
+    No request needs one. Routes, their patterns and logs each read them in their own way: `$` of a
+    pattern matches in front of a line break.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if _CONTROL.search(scope["path"]):
+                raise _control_character("The path")
+            if _CONTROL.search(unquote_plus(scope["query_string"].decode("latin-1"))):
+                raise _control_character("The query")
+            if any(_CONTROL_BYTE.search(value) for _, value in scope["headers"]):
+                raise _control_character("A header")
+        await self._app(scope, receive, send)
+
+
+def _control_character(place: str) -> ClientError:
+    return ClientError(
+        f"{place} has a control character.", code="control_character", should_retry=False
+    )
 
 
 class BodyLimitMiddleware:

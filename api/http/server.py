@@ -288,6 +288,7 @@ class HttpProtocol(HttpToolsProtocol):
             "content-type: application/json\r\n"
             f"content-length: {len(body)}\r\n"
             f"x-request-id: req-{uuid.uuid4().hex}\r\n"
+            "x-content-type-options: nosniff\r\n"
             "connection: close\r\n"
             "\r\n"
         )

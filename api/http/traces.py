@@ -30,16 +30,22 @@ def span_in(scope: Scope) -> Span:
 class TracesMiddleware:
     """Pure ASGI. Makes the request's span, and puts its trace id into the lines that are logged.
 
-    A request that makes no job, or is not traced here, has the context that its client sent.
+    A request that makes no job, or is not traced here, has the context that its client sent. That
+    of a client who is not trusted counts for nothing but a link: it would decide what is sampled.
     """
 
     def __init__(
-        self, app: ASGIApp, tracing: Callable[[Scope], Tracing], paths: Collection[str]
+        self,
+        app: ASGIApp,
+        tracing: Callable[[Scope], Tracing],
+        paths: Collection[str],
+        is_trusted: Callable[[Scope], bool],
     ) -> None:
         """`paths`: those whose POST makes jobs."""
         self._app = app
         self._tracing = tracing
         self._paths = frozenset(paths)
+        self._is_trusted = is_trusted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,7 +75,9 @@ class TracesMiddleware:
             span.end()
 
     def _begin(self, scope: Scope) -> Span:
-        given = _given_context(scope)
+        sent = _given_context(scope)
+        is_trusted = sent is None or self._is_trusted(scope)
+        given = sent if is_trusted else None
         path: str = scope["path"]
         if scope["method"] != "POST" or path not in self._paths:
             return Span(given)
@@ -77,6 +85,7 @@ class TracesMiddleware:
             f"POST {path}",
             given,
             kind=SpanKind.SERVER,
+            links=() if sent is None or is_trusted else (sent,),
             attributes={
                 "http.request.method": "POST",
                 "http.route": path,

@@ -171,7 +171,7 @@ async def new_stream_token(
     `?token=` opens this stream and nothing else, until `expires_at` (Unix seconds).
     """
     record = await find_job(jobs, caller, name)
-    token, ends_s = await tokens.new(record.job_id, record.tenant)
+    token, ends_s = await tokens.new(record.job_id, record.tenant, caller.key_id)
     url = f"/v1/jobs/{public_id(record.kind, record.job_id)}/stream?token={token}"
     return json_response(StreamToken(token=token, url=url, expires_at=ends_s))
 

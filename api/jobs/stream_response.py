@@ -60,7 +60,8 @@ class StreamResponse(Response):
                 ending = await request.run(receive, lambda: self._run(stream, scope, send))
                 if ending is Ending.CUT:
                     await self._cut(scope, send)
-            except ApiError as error:  # of a body that goes on behind its request
+            except ApiError as error:  # of a body that goes on behind its request, or a revoked key
+                ending = Ending.LEFT
                 await self._body.fail(error, scope, send)
             except asyncio.CancelledError:  # the server's own deadline for open connections
                 if ending is None:

@@ -92,7 +92,7 @@ function totalsOf(service) {
     ["Workers", count(service.workers)],
     ["Tokens per second", count(service.tokens_per_s)],
     ["Dead letters", count(service.dead_letters)],
-    ["Redis round trip", duration(service.redis.latency_ms)],
+    ["Redis round trip", duration(service.redis?.latency_ms)],
   ];
 }
 

@@ -13,6 +13,8 @@ const OPTIONS = { gfm: true, breaks: true };
 // Beyond these a text is shown as it is: the work for hostile ones grows with the square.
 const MAX_CHARS = 200_000;
 const MAX_INLINE_CHARS = 5000; // of a paragraph, a cell, a heading
+// A growing text that takes longer to show is shown as it is from then on: no harmless one does.
+const MAX_SHOW_MS = 100;
 const LINKS = new Set(["http:", "https:", "mailto:"]);
 
 /** Returns marked's tokens of the blocks of a text. Throws RangeError for too deep a nesting. */
@@ -129,8 +131,15 @@ const plain = (content) => element("p", "plain", content);
 export class Markdown {
   node = element("div", "markdown");
   #shown = []; // {raw, nodes} of the blocks
+  #isCostly = false;
 
   show(content) {
+    const begun = performance.now();
+    this.#show(content);
+    this.#isCostly ||= performance.now() - begun > MAX_SHOW_MS;
+  }
+
+  #show(content) {
     const blocks = this.#blocks(content);
     let same = 0;
     while (same < Math.min(blocks.length, this.#shown.length)) {
@@ -147,7 +156,7 @@ export class Markdown {
 
   #blocks(content) {
     const asIs = [{ raw: content, make: () => [plain(content)] }];
-    if (content.length > MAX_CHARS) return asIs;
+    if (this.#isCostly || content.length > MAX_CHARS) return asIs;
     try {
       return tokensOf(content).map((token) => ({
         raw: token.raw,

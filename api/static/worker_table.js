@@ -8,6 +8,7 @@ import { count, duration, rate } from "./units.js";
 function stateOf({ status, running, percent }) {
   if (status === "loading") return [`loading, ${percent} %`, "warn"];
   if (status !== "ok") return [status, status === "draining" ? "warn" : "bad"];
+  if (running === undefined) return [status, "good"]; // shown to operators
   return running > 0 ? ["busy", "busy"] : ["idle", "good"];
 }
 

@@ -176,6 +176,11 @@ class HealthMonitor:
             loading=list(self.loading),
         )
 
+    def report_to_tenants(self) -> Health:
+        """Returns the body of GET /health for who is no operator: nothing that other tenants do."""
+        models = {name: ModelLoad(workers=load.workers) for name, load in self.models().items()}
+        return Health(status=self.status, models=models, loading=list(self.loading))
+
 
 def worker_object(worker: WorkerStatus) -> dict[str, Any]:
     """Returns a live worker as GET /health has it."""
@@ -227,9 +232,14 @@ HealthDep = Annotated[HealthMonitor, provided(HealthMonitor)]
     "/health", response_class=Response, responses=statuses(KEYED), operation_id="health_head"
 )
 async def health(caller: CallerDep, monitor: HealthDep) -> Response:
-    """Returns 200 while this process runs. `status` is the deployment's state; the rest needs a
-    key where keys are configured."""
-    report = monitor.report() if caller.sees_details else Health(status=monitor.status)
+    """Returns 200 while this process runs. `status` is the deployment's state. Where keys are
+    configured, models and what loads need a key, and the rest an operator's."""
+    if caller.is_operator:
+        report = monitor.report()
+    elif caller.is_known:
+        report = monitor.report_to_tenants()
+    else:
+        report = Health(status=monitor.status)
     return json_response(report.model_dump(exclude_unset=True))
 
 

@@ -71,7 +71,7 @@ class DeploymentCollector(Collector):
             return
         value, values = DEPLOYMENT_METRICS.value, DEPLOYMENT_METRICS.values
         models = health.models()
-        yield values("penstock:queue_depth", {m: load.waiting for m, load in models.items()})
+        yield values("penstock:queue_depth", {m: load.waiting or 0 for m, load in models.items()})
         ages_s = {model: queue.queue_age_s.get(model, 0.0) for model in models}
         yield values("penstock:queue_age_seconds", ages_s)
         yield value("penstock:queued_prompt_tokens", queue.queued_tokens)

@@ -48,7 +48,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
 }
 
 

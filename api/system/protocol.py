@@ -132,9 +132,10 @@ class TokenizerInfo(ResponseModel):
 
 
 class ModelLoad(ResponseModel):
-    """The jobs that wait for a model in the queue, and the live workers that serve it."""
+    """The jobs that wait for a model in the queue, which operators see, and the live workers that
+    serve it."""
 
-    waiting: int
+    waiting: int | Absent = None
     workers: int
 
 
@@ -160,7 +161,7 @@ HealthStatus = Literal["ok", "stalled", "no_workers", "degraded"]
 
 class Health(ResponseModel):
     """The state of the deployment. Where keys are configured, a request without one gets `status`
-    alone."""
+    alone, and one with a key that is no operator's `models` and `loading`, too."""
 
     status: HealthStatus
     running: int | Absent = None

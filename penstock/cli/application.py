@@ -20,6 +20,7 @@ from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
 from penstock.cli.look import status, workers
 from penstock.cli.options import PREFIX
+from penstock.cli.output import note
 from penstock.cli.service import close_clients, exit_code_of, sentence_of
 from penstock.cli.start import start_frontend, start_service, start_worker
 from penstock.client import PenstockError
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         application([*words, *completed.split()])(words, prog_name="penstock")
     except (CommandError, PenstockError) as error:
-        sys.stderr.write(f"penstock: {sentence_of(error)}\n")
+        note(sentence_of(error))
         return exit_code_of(error)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else ExitCode.OK

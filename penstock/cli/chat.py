@@ -11,7 +11,7 @@ import typer
 from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
-from penstock.cli.output import note, print_json, print_text
+from penstock.cli.output import note, print_dimmed, print_json, print_text
 from penstock.cli.service import chosen_model, client_of, exit_code_of
 from penstock.client import Client, Delta, PenstockError
 from penstock.client.requests import LEAVING_S, in_path
@@ -142,8 +142,7 @@ class Conversation:
             print_json(delta.event)
             return
         if delta.reasoning and self._shows_reasoning:
-            dim = "\x1b[2m{}\x1b[22m" if sys.stdout.isatty() else "{}"
-            print_text(dim.format(delta.reasoning))
+            print_dimmed(delta.reasoning)
             self._reasons = True
         if delta.text:
             if self._reasons:

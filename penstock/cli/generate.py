@@ -19,6 +19,7 @@ from penstock.cli.output import note
 from penstock.cli.service import chosen_model, client_of
 from penstock.client import Client, PenstockError
 from penstock.client.requests import new_key
+from shared.printable import printable
 
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 ANSWER_TIMEOUT_S = 3600.0
@@ -107,7 +108,7 @@ class _Run:
             for future in futures:
                 result = future.result()
                 num_failed += "error" in result
-                file.write(json_module.dumps(result, ensure_ascii=False) + "\n")
+                file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
                 file.flush()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

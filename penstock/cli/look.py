@@ -76,7 +76,7 @@ def workers(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None
     health = client_of(url, key).call("GET", "/health")
     found = health.get("workers")
     if found is None:
-        raise CommandError("workers are shown to callers with a key.", ExitCode.REFUSED)
+        raise CommandError("workers are shown to callers with an operator's key.", ExitCode.REFUSED)
     loading = health.get("loading") or ()
     if json:
         for worker in found:

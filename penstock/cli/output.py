@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shared.printable import printable, printable_line
+
 STATUS_STYLES = {
     "ok": "green",
     "finished": "green",
@@ -29,21 +31,30 @@ STATUS_STYLES = {
 
 
 def print_json(value: object) -> None:
-    """Prints one object as one line."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    """Prints one object as one line, controls as JSON escapes."""
+    sys.stdout.write(printable(json.dumps(value, ensure_ascii=False)) + "\n")
     sys.stdout.flush()
 
 
 def note(sentence: str) -> None:
     """Prints a sentence that is no result, on stderr."""
-    sys.stderr.write(f"penstock: {sentence}\n")
+    sys.stderr.write(f"penstock: {printable(sentence)}\n")
     sys.stderr.flush()
 
 
 def print_text(text: str) -> None:
-    """Prints a piece of a streamed text, at once and as it is."""
-    sys.stdout.write(text)
+    """Prints a piece of a streamed text, at once; into a pipe as it is."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def print_dimmed(text: str) -> None:
+    """Prints a piece of a text as `print_text`, at a terminal dimmed."""
+    if sys.stdout.isatty():
+        sys.stdout.write(f"\x1b[2m{printable(text)}\x1b[22m")
+        sys.stdout.flush()
+    else:
+        print_text(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
@@ -68,7 +79,7 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         if value is not None:
-            table.add_row(Text(name), _cell(value))
+            table.add_row(Text(printable_line(name)), _cell(value))
     _console().print(table)
 
 
@@ -92,5 +103,5 @@ def _console() -> Console:
 
 
 def _cell(value: Any) -> Text:
-    text = "-" if value is None else str(value)
+    text = "-" if value is None else printable_line(str(value))
     return Text(text, style=STATUS_STYLES.get(text, ""))

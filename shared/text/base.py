@@ -28,9 +28,14 @@ class Tokenizer(Protocol):
     """Text to token ids and back. Implementations are safe to call from several threads."""
 
     vocab_size: int
+    special_texts: Sequence[str]  # texts that are encoded as special tokens
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids. Raises InvalidParameter("prompt") for a lone surrogate."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
+        """Returns the token ids. Raises InvalidParameter("prompt") for a lone surrogate.
+
+        `mark`: is no part of the text, and a special token with it inside is ordinary text
+        (`shared.text.special_text`).
+        """
         ...
 
     def least_tokens(self, text: str) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.text.base import ChatTemplate, GrammarChecks, TextInvalid, Tokenizer
+from shared.text.special_text import SpecialTexts
 from shared.text.tool_formats import markers
 
 DIGEST_CHARS = 32  # of a digest that only tells models apart
@@ -100,6 +101,7 @@ class TextModel:
     chat_template: ChatTemplate | None
     grammars: GrammarChecks
     is_local: bool = True  # else another process encodes: not on an event loop
+    special_texts: SpecialTexts | None = None  # None: those in messages are special tokens
     close: Callable[[], None] = field(default=lambda: None, compare=False)  # ends that process
 
 

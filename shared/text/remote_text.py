@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -201,15 +201,16 @@ class RemoteTokenizer(PieceTokenizer):
             frozenset(vocabulary.special_ids),
             (vocabulary.strip, vocabulary.strip_count),
         )
+        self.special_texts: Sequence[str] = vocabulary.special_texts
         self._process = process
         self._tables = tables
         self._missing = frozenset(vocabulary.missing)
         self._max_token_bytes = vocabulary.max_token_bytes
         self._ids: dict[str, int | None] = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
         check_encodable(text)
-        return self._process.call(EncodeCall(text, add_special_tokens)).token_ids
+        return self._process.call(EncodeCall(text, add_special_tokens, mark)).token_ids
 
     def least_tokens(self, text: str) -> int:
         if not self._max_token_bytes:

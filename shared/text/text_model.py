@@ -17,6 +17,7 @@ from shared.text.model_card import (
     digest_of,
     missing_file,
 )
+from shared.text.special_text import SpecialTexts
 from shared.text.tokenizer import FastTokenizer, TokenizerConfig
 
 _Kind = TypeVar("_Kind")
@@ -38,7 +39,9 @@ def load_text(
     render the chat template."""
     tokenizer = load_card_tokenizer(card, blobs)
     grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
-    return TextModel(tokenizer, load_template(card, blobs, processes), grammars)
+    special_texts = SpecialTexts(tokenizer.special_texts, card.markers)
+    template = load_template(card, blobs, processes)
+    return TextModel(tokenizer, template, grammars, special_texts=special_texts)
 
 
 def load_template(

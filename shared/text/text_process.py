@@ -51,8 +51,9 @@ class _Text:
                 return TextReply(error=error.message)
             return TextReply()
         if isinstance(call, EncodeCall):
+            add_special_tokens, mark = call.add_special_tokens, call.mark
             return TextReply(
-                self.tokenizer.encode(call.text, add_special_tokens=call.add_special_tokens)
+                self.tokenizer.encode(call.text, add_special_tokens=add_special_tokens, mark=mark)
             )
         token_id = self.tokenizer.token_id(call.token)
         return TextReply([] if token_id is None else [token_id])
@@ -78,6 +79,7 @@ def _load(control: socket.socket) -> _Text | None:
     vocabulary = Vocabulary(
         vocab_size=tokenizer.vocab_size,
         special_ids=sorted(tokenizer.special_ids),
+        special_texts=list(tokenizer.special_texts),
         missing=[token_id for token_id, pair in enumerate(table) if pair is None],
         strip=tokenizer.strip[0],
         strip_count=tokenizer.strip[1],

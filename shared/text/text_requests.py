@@ -27,6 +27,7 @@ class Vocabulary(msgspec.Struct):
 
     vocab_size: int = 0
     special_ids: list[int] = []  # that are no text of an output
+    special_texts: list[str] = []
     missing: list[int] = []
     strip: str = ""
     strip_count: int = 0
@@ -40,6 +41,7 @@ class EncodeCall(msgspec.Struct, tag="encode"):
 
     text: str
     add_special_tokens: bool
+    mark: str = ""  # see `Tokenizer.encode`
 
 
 class TokenIdCall(msgspec.Struct, tag="token_id"):

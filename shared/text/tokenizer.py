@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from shared.messages import InvalidParameter
 from shared.text.base import Detokenizer, TextInvalid
 from shared.text.detokenizer import ByteDetokenizer, PieceRule, WindowDetokenizer, piece_rule
+from shared.text.special_text import pattern_of, unmarked
 
 NFC_SHRINKS = 3  # UTF-8 of a text by that of its composed form, at most
 
@@ -104,6 +108,11 @@ class FastTokenizer(PieceTokenizer):
             for token_id, token in added.items()
             if token.special and token.content not in shown
         )
+        self.special_texts: Sequence[str] = [
+            token.content for token in added.values() if token.special
+        ]
+        self._literal_lock = threading.Lock()
+        self._literal: _LiteralBackend | None = None  # made for the first marked text
         # `<name>` in a vocabulary is a marker, not text with angle brackets.
         self.marker_ids = frozenset(
             token_id
@@ -136,9 +145,14 @@ class FastTokenizer(PieceTokenizer):
             _apply(backend, config)
         return cls(backend, shown)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
         """Raises InvalidParameter for text with half a surrogate pair, which UTF-8 cannot carry."""
         check_encodable(text)
+        if mark:
+            with self._literal_lock:
+                if self._literal is None:
+                    self._literal = _LiteralBackend(self._backend)
+            return self._literal.encode(text, add_special_tokens, mark)
         # The batch call lets other threads run meanwhile; `encode` keeps the interpreter's lock,
         # for half a second with a prompt of a megabyte.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -226,6 +240,48 @@ class FastTokenizer(PieceTokenizer):
     def _decode_by_library(self, token_ids: Sequence[int]) -> str:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
         return text
+
+
+class _LiteralBackend:
+    """A copy of a tokenizer to which special tokens are ordinary text. Those that are meant stand
+    in the text as tokens of another name, which nobody can know.
+
+    So the text between two special tokens is encoded as the tokenizer itself encodes it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        special = {
+            token_id: token
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._backend = Backend.from_str(backend.to_str())
+        self._backend.encode_special_tokens = True
+        secret = secrets.token_hex(16)
+        self._names: dict[str, str] = {}  # by the text of a special token
+        self._ids: dict[int, int] = {}  # of special tokens by those of their names
+        for token_id, token in special.items():
+            name = f"<{secret}:{token_id}>"
+            named = AddedToken(
+                name,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=False,
+            )
+            self._backend.add_tokens([named])
+            self._names[token.content] = name
+            named_id = self._backend.token_to_id(name)
+            assert named_id is not None, "it has just been added"
+            self._ids[named_id] = token_id
+        self._special = re.compile(pattern_of(self._names))
+
+    def encode(self, text: str, add_special_tokens: bool, mark: str) -> list[int]:
+        named = self._special.sub(lambda found: self._names[found[0]], text)
+        (encoding,) = self._backend.encode_batch_fast(
+            [unmarked(named, mark)], add_special_tokens=add_special_tokens
+        )
+        return [self._ids.get(token_id, token_id) for token_id in encoding.ids]
 
 
 def check_encodable(text: str) -> None:

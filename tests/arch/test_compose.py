@@ -30,7 +30,6 @@ LEFT_OUT_OF_FRONTEND = {
     "PENSTOCK_HOST": "the image's: all addresses of the container",
     "PENSTOCK_PORT": "the image's: where compose runs it is the published one, of the gateway",
     "PENSTOCK_FILES_DIR": "the image's: the volume",
-    "PENSTOCK_API_KEYS_FILE": "a file that no volume has; the keys themselves, or a volume",
     "PENSTOCK_SHUTDOWN_TIMEOUT_S": "stop_grace_period would have to grow with it",
 }
 LEFT_OUT_OF_WORKERS = {
@@ -42,11 +41,13 @@ LEFT_OUT_OF_WORKERS = {
 OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client
 # Those that do not have the value of the variable of the same name.
 VALUES = {
-    "PENSTOCK_REDIS_URL": {"redis://redis:6379/0"},
+    "PENSTOCK_REDIS_URL": {"redis://:${REDIS_PASSWORD:-penstock}@redis:6379/0"},
+    "PENSTOCK_API_KEYS_FILE": {"${PENSTOCK_API_KEYS_FILE:+/run/penstock/keys.txt}"},
     "PENSTOCK_LOG_FORMAT": {"${PENSTOCK_LOG_FORMAT:-json}"},
     "PENSTOCK_PUBLISHED_HOST": {"${BIND:-127.0.0.1}"},
     "PENSTOCK_ALLOWED_HOSTS": {
-        "${PENSTOCK_ALLOWED_HOSTS:-${PENSTOCK_API_KEYS:+*,}frontend,gateway}"
+        "${PENSTOCK_ALLOWED_HOSTS:-${PENSTOCK_API_KEYS:+*,}${PENSTOCK_API_KEYS_FILE:+*,}"
+        "frontend,gateway}"
     },
     "PENSTOCK_MODEL": {"${PENSTOCK_MODEL:-}", "${VLLM_MODEL:-${PENSTOCK_MODEL:-}}"},
     "PENSTOCK_SERVED_MODEL_NAME": {
@@ -85,8 +86,6 @@ def test_compose_scrapes_the_services_and_ports_that_it_has() -> None:
     assert deployment["targets"] == ["frontend:8000"], "once, by the name that all share"
     for name in ("prometheus", "grafana"):
         assert SERVICES[name]["profiles"] == ["observability"]
-        (port,) = SERVICES[name]["ports"]
-        assert port.startswith("${BIND:-127.0.0.1}:")
         for volume in SERVICES[name]["volumes"]:
             source = volume.split(":")[0]
             assert not source.startswith(".") or (REPOSITORY / source).exists(), source
@@ -180,10 +179,54 @@ def test_compose_publishes_one_address_on_loopback_by_default() -> None:
     )
 
 
+def test_bind_publishes_the_api_alone() -> None:
+    compose = ComposeFile(REPOSITORY / "docker-compose.yml", {"BIND": "0.0.0.0"})
+    services = compose.enabled({"cpu", "observability", "webui"})
+    published = {
+        name: port.rsplit(":", 2)[0]
+        for name, service in services.items()
+        for port in service.raw.get("ports", [])
+    }
+    assert published == {
+        "gateway": "0.0.0.0",
+        "prometheus": "127.0.0.1",
+        "grafana": "127.0.0.1",
+        "open-webui": "127.0.0.1",
+    }
+    assert services["grafana"].environment["GF_SECURITY_ADMIN_PASSWORD"] == "", "made at the start"
+    assert services["open-webui"].environment["ENABLE_SIGNUP"] == "false"
+
+
+def test_redis_has_a_network_of_its_own_and_a_password() -> None:
+    of_all = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())
+    assert of_all["networks"]["store"] == {"internal": True}
+    inside = {name for name, service in SERVICES.items() if "store" in service.get("networks", ())}
+    assert inside == {"redis", "frontend", *WORKERS}
+    assert SERVICES["redis"]["networks"] == ["store"]
+    for given, password in (("", "penstock"), ("s3", "s3")):
+        compose = ComposeFile(REPOSITORY / "docker-compose.yml", {"REDIS_PASSWORD": given})
+        services = compose.enabled({"cpu"})
+        command = services["redis"].raw["command"]
+        assert command[command.index("--requirepass") + 1] == password
+        assert services["redis"].environment["REDISCLI_AUTH"] == password
+        for name in ("frontend", "worker"):
+            url = services[name].environment["PENSTOCK_REDIS_URL"]
+            assert url == f"redis://:{password}@redis:6379/0"
+
+
+@pytest.mark.parametrize("path", ["", "./keys.txt"])
+def test_a_file_of_keys_reaches_the_frontend(path: str) -> None:
+    env = {"PENSTOCK_API_KEYS_FILE": path}
+    frontend = ComposeFile(REPOSITORY / "docker-compose.yml", env).enabled({"cpu"})["frontend"]
+    given = frontend.environment["PENSTOCK_API_KEYS_FILE"]
+    assert given == ("/run/penstock/keys.txt" if path else "")
+    assert f"{path or '/dev/null'}:/run/penstock/keys.txt:ro" in frontend.raw["volumes"]
+
+
 def test_compose_answers_for_the_names_that_other_containers_use() -> None:
     names = SERVICES["frontend"]["environment"]["PENSTOCK_ALLOWED_HOSTS"]
     # Without keys these two; with keys also any other name, as without the variable.
-    assert names == "${PENSTOCK_ALLOWED_HOSTS:-${PENSTOCK_API_KEYS:+*,}frontend,gateway}"
+    assert {names} == VALUES["PENSTOCK_ALLOWED_HOSTS"]
     webui = SERVICES["open-webui"]["environment"]["OPENAI_API_BASE_URL"]
     assert webui == "http://gateway:8080/v1"
 

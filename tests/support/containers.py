@@ -370,7 +370,7 @@ class Project:
             if not origin.exists():
                 origin = self._folder / "made" / goal.lstrip("/")
                 origin.mkdir(parents=True, exist_ok=True)
-        is_file = origin.is_file()
+        is_file = not origin.is_dir()
         parent = str(Path(goal).parent) if is_file else goal
         lines = [f"mkdir -p .{parent}", *([f"touch .{goal}"] if is_file else [])]
         lines.append(f"mount --bind {shlex.quote(str(origin))} .{goal}")

@@ -17,6 +17,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.logs import PROCESS_NAME
 from worker.engine_options import EngineOptions
 from worker.engine_process.compilers import compiler_caches
 
@@ -26,10 +27,23 @@ NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2")
 CHECK_TIMEOUT_S = 60.0
 OPENMP_BLOCKTIME_MS = "5"  # as vLLM sets it where it binds threads to cores
 
-# Settings of the worker come with Configure; vLLM warns of names that look like its own.
-_NOT_THERE = frozenset(
-    {"PYTHONHOME", "VLLM_ARGS", "VLLM_SAMPLER", "PENSTOCK_VLLM_ARGS", "PENSTOCK_VLLM_SAMPLER"}
+# The environment of an engine process, which runs what others wrote: no password of Redis, no token
+# of a hub, no key of a cloud. Settings of the worker come with Configure.
+_PASSED_ON = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+        *("VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CC", "CXX"),
+        PROCESS_NAME,
+    )
 )
+_PASSED_ON_BY_PREFIX = (
+    *("LC_", "XDG_", "PYTHON", "MALLOC_", "GLIBC_", "ASAN_", "CCACHE_"),
+    *("CUDA", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "ATEN_", "ONEDNN_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "VECLIB_", "DNNL_", "TBB_"),
+    *("VLLM_", "FLASHINFER_", "TOKENIZERS_", "RAYON_", "RUST_", "HF_", "TRANSFORMERS_"),
+)
+# vLLM warns of names that look like its own.
+_NOT_PASSED_ON = frozenset({"PYTHONHOME", "HF_TOKEN", "VLLM_API_KEY", "VLLM_ARGS", "VLLM_SAMPLER"})
 _PACKAGES = Path(__file__).parents[1] / "vllm" / "packages"
 _CHECK = f"""
 import importlib.metadata, importlib.util, json, sys
@@ -48,14 +62,14 @@ class EngineNotLoaded(Exception):
         self.by_settings = by_settings
 
 
-def environment_of(options: EngineOptions, vllm_version: str = "") -> dict[str, str] | None:
-    """Returns the environment variables of the engine process; None: those of this process.
+def environment_of(options: EngineOptions, vllm_version: str = "") -> dict[str, str]:
+    """Returns the environment variables of the engine process.
 
     `vllm_version`: the release whose compiled code is kept.
     """
+    env = passed_on(os.environ)
     if options.engine != "vllm":
-        return None
-    env = {name: value for name, value in os.environ.items() if name not in _NOT_THERE}
+        return env
     # Children of the engine process inherit both: they find the two packages, and no directory
     # that happens to be the current one.
     return env | {
@@ -64,6 +78,17 @@ def environment_of(options: EngineOptions, vllm_version: str = "") -> dict[str, 
         "PENSTOCK_LLGUIDANCE": _folder_of("llguidance"),
         **_openmp(options.engine_python, env),
         **compiler_caches(vllm_version, env),
+    }
+
+
+def passed_on(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that an engine process may have."""
+    return {
+        name: value
+        for name, value in env.items()
+        if (name in _PASSED_ON or name.startswith(_PASSED_ON_BY_PREFIX))
+        and name not in _NOT_PASSED_ON
+        and not name.endswith(("_TOKEN", "_PASSWORD", "_SECRET", "_API_KEY"))
     }
 
 
@@ -91,7 +116,8 @@ def _folder_of(package: str) -> str:
 async def check_interpreter(python: str) -> str:
     """Returns the version of vLLM, "" if unknown. Raises EngineNotLoaded with a sentence when
     `python` cannot run the engine process."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    given = passed_on(os.environ)
+    env = {name: value for name, value in given.items() if not name.startswith("PYTHON")}
     env["PYTHONSAFEPATH"] = "1"  # a directory `vllm` where this process was started is none
     what = f"PENSTOCK_ENGINE=vllm needs an interpreter with vLLM: PENSTOCK_ENGINE_PYTHON={python!r}"
     try:

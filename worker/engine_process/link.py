@@ -154,7 +154,7 @@ class EngineLink:
             log.info("removed what a killed engine left", extra={"path": str(path)})
         env = environment_of(configure.options, version)
         scratch = None
-        if env is not None:
+        if configure.options.engine == "vllm":
             scratch = Scratch()
             env["TMPDIR"] = str(scratch.path)
         own, other = socket.socketpair()

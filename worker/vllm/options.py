@@ -264,7 +264,8 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     args: dict[str, Any] = {
         "model": options.checkpoint,
         "dtype": options.dtype,
-        "load_format": options.load_format,
+        # vLLM's `auto` would also unpickle *.bin and *.pt.
+        "load_format": "safetensors" if options.load_format == "auto" else options.load_format,
         **context_args(options.checkpoint, options.max_model_len),
         "max_num_seqs": options.max_num_seqs,
         "max_num_batched_tokens": max(budget, options.max_num_seqs),

@@ -189,3 +189,29 @@ def test_a_block_that_does_not_change_keeps_its_nodes(playground: Page) -> None:
         }"""
     )
     assert same == [3, True, False]
+
+
+@pytest.mark.parametrize("piece", ["> ", "[", "- ", "*a ", "|a", "`"])
+def test_a_costly_text_is_read_once_more_at_most(playground: Page, piece: str) -> None:
+    """Twice as long texts are shown after it in the time of plain ones."""
+    costly_ms, next_ms, plain_ms = playground.evaluate(
+        """async (piece) => {
+          const { Markdown } = await import("/static/markdown.js");
+          const timed = (view, text) => {
+            const begun = performance.now();
+            view.show(text);
+            return performance.now() - begun;
+          };
+          const view = new Markdown();
+          let text = piece;
+          let costly = 0;
+          while (text.length < 100_000 && costly <= 100) {
+            text += text;
+            costly = timed(view, text);
+          }
+          const next = timed(view, text + piece);
+          return [costly, next, timed(new Markdown(), "x".repeat(text.length))];
+        }""",
+        piece,
+    )
+    assert costly_ms <= 100 or next_ms <= max(costly_ms / 2, plain_ms)

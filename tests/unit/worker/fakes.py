@@ -29,11 +29,12 @@ class ByteTokenizer:
     """Token id = byte; two special tokens have no text."""
 
     vocab_size = VOCAB_SIZE
+    special_texts: Sequence[str] = ()
 
     def least_tokens(self, text: str) -> int:
         return 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

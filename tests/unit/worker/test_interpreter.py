@@ -77,6 +77,30 @@ def test_the_engine_process_finds_two_packages_and_not_their_neighbours() -> Non
     ]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "penstock"])
+def test_the_engine_process_has_no_secret_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    secrets = {
+        "PENSTOCK_REDIS_URL": "redis://:password@redis", "REDIS_URL": "redis://:password@redis",
+        "HF_TOKEN": "hf_secret", "HUGGING_FACE_HUB_TOKEN": "hf_secret",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=s", "VLLM_API_KEY": "s",
+        "PENSTOCK_API_KEYS": "s", "HTTPS_PROXY": "http://user:s@proxy",
+    }  # fmt: skip
+    kept = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "OMP_NUM_THREADS": "2",
+        "HF_HOME": "/h",
+        "VLLM_USE_V1": "1",
+    }
+    for name, value in (secrets | kept).items():
+        monkeypatch.setenv(name, value)
+    env = environment_of(EngineOptions(checkpoint="/m", engine=engine))
+    assert not secrets.keys() & env.keys()
+    assert kept.items() <= env.items()
+
+
 def test_the_engine_process_compiles_grammars_with_the_services_package() -> None:
     env = environment_of(EngineOptions(checkpoint="/m", engine="vllm"))
     assert env is not None
@@ -126,4 +150,7 @@ def test_a_preloaded_openmp_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_our_own_engine_runs_where_the_service_does() -> None:
-    assert environment_of(EngineOptions(checkpoint="/m")) is None
+    env = environment_of(EngineOptions(checkpoint="/m"))
+    assert {name for name in env if name.startswith("PYTHON")} == {
+        name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONHOME"
+    }

@@ -22,11 +22,12 @@ class LetterTokenizer:
     """One token a character: its code point. 0 is EOS and has no text."""
 
     vocab_size = 256
+    special_texts: Sequence[str] = ()
 
     def least_tokens(self, text: str) -> int:
         return 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

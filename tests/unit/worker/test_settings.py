@@ -351,3 +351,21 @@ def test_an_override_of_the_sampling_is_a_json_object(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GENERATION_CONFIG", "none")
     settings = load_settings(WorkerSettings)
     assert settings.generation_config == "none"
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/3", "a" * 40])
+def test_a_revision_of_a_hub_model_is_fetched_and_is_no_part_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, revision: str
+) -> None:
+    asked: list[tuple[str, object]] = []
+
+    def fetched(repository: str, **options: object) -> str:
+        asked.append((repository, options["revision"]))
+        for name in ("config.json", "tokenizer.json"):
+            (tmp_path / name).write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    assert find_checkpoint(f"acme/tiny@{revision}", "").name == "acme/tiny"
+    assert find_checkpoint("acme/tiny", "").name == "acme/tiny"
+    assert asked == [("acme/tiny", revision), ("acme/tiny", None)]

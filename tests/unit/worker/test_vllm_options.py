@@ -328,3 +328,8 @@ def test_vllms_sampler_gets_a_grammar_library_and_not_our_processor() -> None:
     args = args_of(vllm_sampler="vllm")
     assert "logits_processors" not in args
     assert args["structured_outputs_config"] == {"backend": "guidance"}
+
+
+def test_no_pickle_of_a_checkpoint_is_read_unless_the_operator_says_so() -> None:
+    assert args_of()["load_format"] == "safetensors"
+    assert args_of(vllm_args='{"load_format": "auto"}')["load_format"] == "auto"

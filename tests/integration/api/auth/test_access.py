@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,12 @@ def client_of(service: RunningService, key: str | None) -> httpx.Client:
 @pytest.fixture
 def acme(keyed: RunningService) -> Iterator[httpx.Client]:
     with client_of(keyed, ACME) as client:
+        yield client
+
+
+@pytest.fixture
+def operator(keyed: RunningService) -> Iterator[httpx.Client]:
+    with client_of(keyed, OPERATOR) as client:
         yield client
 
 
@@ -142,28 +149,162 @@ def test_metrics_have_a_key_of_their_own(anonymous: httpx.Client, acme: httpx.Cl
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_health_without_a_key_is_for_probes_alone(
-    anonymous: httpx.Client, acme: httpx.Client, method: str
+    anonymous: httpx.Client, acme: httpx.Client, operator: httpx.Client, method: str
 ) -> None:
     assert anonymous.request(method, "/health").status_code == 200
     assert acme.request(method, "/health").status_code == 200
     assert anonymous.get("/health").json() == {"status": "ok"}  # not even what loads
-    assert acme.get("/health").json()["loading"] == []
-    assert acme.get("/health").json()["workers"][0]["id"] == "w-scripted"
+    models = {MODEL: {"workers": 1}}
+    assert acme.get("/health").json() == {"status": "ok", "models": models, "loading": []}
+    assert operator.get("/health").json()["workers"][0]["id"] == "w-scripted"
+    assert operator.get("/health").json()["models"][MODEL] == {"waiting": 0, "workers": 1}
     for headers in ({"x-api-key": "wrong"}, {"authorization": f"Bearer {METRICS_KEY}"}):
         assert anonymous.request(method, "/health", headers=headers).status_code == 401
     disabled = anonymous.request(method, "/health", headers={"x-api-key": DISABLED})
     assert disabled.status_code == 403
 
 
-def test_metrics_without_a_key_of_their_own_have_the_others(redis_url: str) -> None:
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/deployment"])
+def test_metrics_without_a_key_of_their_own_are_the_operators(redis_url: str, path: str) -> None:
+    with running_frontend(redis_url, new_namespace(), api_keys=LINES) as closed:
+        for key, expected in (
+            (None, (401, "invalid_api_key")),
+            (ACME, (403, "operator_required")),
+            (OPERATOR, (200, None)),
+        ):
+            with client_of(closed, key) as client:
+                answer = client.get(path)
+            code = None if answer.status_code == 200 else answer.json()["error"]["code"]
+            assert (answer.status_code, code) == expected
+
+
+def test_where_there_is_one_tenant_its_keys_see_everything(redis_url: str) -> None:
+    lines = f"{digest_of(ACME)} tenant=acme; {digest_of(OTHER)} tenant=acme name=second"
     with (
-        running_frontend(redis_url, new_namespace(), api_keys=LINES) as closed,
-        client_of(closed, None) as anonymous,
-        client_of(closed, ACME) as acme,
+        running_frontend(redis_url, new_namespace(), api_keys=lines) as closed,
+        client_of(closed, OTHER) as acme,
     ):
-        refused = anonymous.get("/metrics")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         assert acme.get("/metrics").status_code == 200
+        assert acme.get("/health").json()["workers"] == []
+        with connect_sse(acme, "GET", "/v1/deployment/stream") as source:
+            shown = json.loads(next(source.iter_sse()).data)
+        assert {"history", "frontends"} <= shown["lists"].keys()
+
+
+def test_the_feed_of_a_tenant_has_its_own_numbers(
+    keyed: RunningService, acme: httpx.Client, operator: httpx.Client
+) -> None:
+    keyed.script.step_s = 0.1
+
+    def shown(client: httpx.Client) -> dict[str, Any]:
+        with connect_sse(client, "GET", "/v1/deployment/stream") as source:
+            return dict(json.loads(next(source.iter_sse()).data))
+
+    with (
+        client_of(keyed, OTHER) as other,
+        other.stream("POST", "/generate", json={**PROMPT, "max_tokens": 400}) as running,
+    ):
+        lines = running.iter_lines()  # kept: one that is dropped ends the stream
+        next(lines)
+        own, others, all_of_them = shown(acme), shown(other), shown(operator)
+        other.delete(f"/v1/jobs/{running.headers['x-request-id']}")
+    assert own["service"]["running"] + own["service"]["waiting"] == 0
+    assert others["service"]["running"] + others["service"]["waiting"] == 1
+    for seen in (own, others):
+        assert seen["service"].keys() == {
+            *("status", "now", "workers", "running", "waiting", "queued_tokens")
+        }
+        assert not seen["lists"].keys() & {"history", "frontends"}
+        for worker in seen["lists"]["workers"]["rows"].values():
+            assert worker.keys() <= {
+                *("id", "status", "models", "engine", "engine_version", "beat_age_ms")
+            }
+    assert {"history", "frontends"} <= all_of_them["lists"].keys()
+    assert "tokens_per_s" in all_of_them["service"]
+
+
+@table("method", ["GET", "HEAD", "POST"])
+@table(
+    ("path", "headers"),
+    [
+        *((path, {}) for path in ("/metrics%0a", "/metrics%0A", "/metrics/deployment%0a")),
+        *((path, {}) for path in ("/ready%0a", "/v1/chat/completions%0a", "/v1/jobs%00")),
+        ("/v1/messages%0a", {}),
+        ("/v1/models/%c2%85", {}),
+        ("/v1/jobs?state=%1b", {}),
+    ],
+)
+def test_control_characters_are_refused_before_a_route_is_found(
+    acme: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = acme.request(method, path, headers=headers, json={} if method == "POST" else None)
+    assert answer.status_code == 400
+    assert answer.headers["x-request-id"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    if method != "HEAD":
+        body = answer.json()["error"]
+        assert "control character" in body["message"]
+
+
+@pytest.mark.parametrize("path", [*FREE, "/health", "/v1/jobs", "/no/such/route", "/v1/files/x"])
+def test_no_answer_is_read_as_another_type(anonymous: httpx.Client, path: str) -> None:
+    assert anonymous.get(path).headers["x-content-type-options"] == "nosniff"
+
+
+class _KeysFile:
+    """A file of keys that changes while streams are open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.write(LINES)
+
+    def write(self, lines: str) -> None:
+        self.path.write_text(lines)
+        seen = self.path.stat()
+        os.utime(self.path, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize("how", ["removed", "disabled"])
+def test_a_revoked_key_ends_what_it_has_opened(
+    redis_url: str, checkpoint: Path, tmp_path: Path, how: str
+) -> None:
+    keys = _KeysFile(tmp_path / "keys")
+    line = f"{digest_of(ACME)} tenant=acme name=first"
+    without = LINES.replace(line, "" if how == "removed" else f"{line} disabled")
+    with (
+        running_service(
+            redis_url, new_namespace(), checkpoint, api_keys="", api_keys_file=str(keys.path)
+        ) as service,
+        client_of(service, ACME) as acme,
+        client_of(service, OPERATOR) as operator,
+        client_of(service, None) as anonymous,
+    ):
+        service.script.step_s = 0.1
+        body = {**PROMPT, "max_tokens": 400}
+        with (
+            acme.stream("POST", "/generate", json=body) as stream,
+            connect_sse(acme, "GET", "/v1/deployment/stream") as feed,
+            operator.stream("POST", "/generate", json=body) as others,
+        ):
+            name = stream.headers["x-request-id"]
+            others_name = others.headers["x-request-id"]
+            token = acme.post(f"/v1/jobs/{name}/stream-token").json()["url"]
+            with connect_sse(anonymous, "GET", token) as by_token:
+                keys.write(without)
+                ends = [
+                    list(stream.iter_lines())[-4:],
+                    [event.data for event in feed.iter_sse()][-1:],
+                    [event.data for event in by_token.iter_sse()][-2:],
+                ]
+            assert anonymous.get(token).status_code == 401
+            assert operator.get(f"/v1/jobs/{others_name}").json()["status"] == "running"
+            wait_until(
+                lambda: operator.get(f"/v1/jobs/{name}").json()["status"] == "cancelled",
+                "the job of the key to be cancelled",
+            )
+            operator.delete(f"/v1/jobs/{others_name}")
+        for end in ends:
+            assert any("not valid any more" in line for line in end), end
 
 
 @pytest.mark.parametrize("metrics_key", ["", METRICS_KEY])
@@ -272,14 +413,15 @@ def test_a_token_opens_one_stream_for_a_client_that_cannot_send_a_key(
     gone = anonymous.get(made["url"], headers={"last-event-id": last.id})
     assert gone.status_code == 204  # as an EventSource comes back
     token = made["token"]
-    ends, mac, tenant = token.split(".")
+    ends, mac, key_id, tenant = token.split(".")
     for path in (
         f"/v1/jobs/{another}/stream?token={token}",
         f"/v1/jobs/{name}?token={token}",
         f"/v1/jobs?token={token}",
-        f"/v1/jobs/{name}/stream?token={int(ends) + 1}.{mac}.{tenant}",
-        f"/v1/jobs/{name}/stream?token={ends}.{mac}.other",
-        f"/v1/jobs/{name}/stream?token={ends}.{mac[:-1]}.{tenant}",
+        f"/v1/jobs/{name}/stream?token={int(ends) + 1}.{mac}.{key_id}.{tenant}",
+        f"/v1/jobs/{name}/stream?token={ends}.{mac}.{key_id}.other",
+        f"/v1/jobs/{name}/stream?token={ends}.{mac}.{'0' * 16}.{tenant}",
+        f"/v1/jobs/{name}/stream?token={ends}.{mac[:-1]}.{key_id}.{tenant}",
         f"/v1/jobs/{name}/stream?token=",
         f"/v1/jobs/{name}/stream?token=1.é.acme",
         f"/v1/jobs/{name}/stream?token={'9' * 300}.x.acme",

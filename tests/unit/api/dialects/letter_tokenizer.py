@@ -25,11 +25,12 @@ class LetterTokenizer:
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
         self.vocab_size = len(pieces)
+        self.special_texts: Sequence[str] = ()
 
     def least_tokens(self, text: str) -> int:
         return 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
         return [self._pieces.index(char.encode()) for char in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
