@@ -141,7 +141,7 @@ class DeploymentReader:
         if key.is_operator:
             slow["frontends"] = (None, self._frontend_rows)
             slow["history"] = (None, self._history.rows)
-            slow["pots"] = (None, lambda: self._pot_rows(scope))
+            slow["pots"] = (None, self._pot_rows)
         for name, (of, read) in slow.items():
             lists[name] = await self._slowly((name, of), read)
         load = None
@@ -221,15 +221,26 @@ class DeploymentReader:
             for report in await self._frontends()
         ]
 
-    async def _pot_rows(self, scope: str | None) -> Rows:
-        """Returns who holds what of each frontend, fullest first; only to who sees all tenants."""
-        if scope is not None:
-            return []
+    async def _pot_rows(self) -> Rows:
+        """Returns who holds what of Redis and of each frontend, fullest first."""
         rows = [
             {"id": f"{report.process_id}/{pot['pot']}", "frontend": report.process_id, **pot}
             for report in await self._frontends()
             for pot in _pots(report.stats.get(POTS, ""))
         ]
+        queue = self._health.queue
+        if queue is not None and queue.store_limit:
+            rows.append(
+                {
+                    "id": "redis",
+                    "frontend": "Redis",
+                    "pot": "store_bytes",
+                    "used": queue.store_used,
+                    "limit": queue.store_limit,
+                    "refused": None,  # not counted: a refused submit writes nothing
+                    "holders": [list(pair) for pair in queue.held_by_tenant.items()],
+                }
+            )
         rows.sort(key=lambda row: row["used"] / row["limit"], reverse=True)
         return [(row["id"], row) for row in rows[:MAX_POTS]]
 

@@ -105,7 +105,7 @@ export const potTable = (body) =>
       text((pot) => pot.pot.replaceAll("_", " "), "id"),
       text((pot) => pot.frontend, "id"),
       text((pot) => bounded(pot.used, pot.limit), "number"),
-      text((pot) => count(pot.refused), "number"),
+      text((pot) => (pot.refused === null ? "–" : count(pot.refused)), "number"),
       text((pot) => held(pot.holders)),
     ],
     (pot) => pot.id,

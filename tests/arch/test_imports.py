@@ -15,6 +15,7 @@ WITH_VLLM = [
     REPOSITORY / "worker/vllm" / name
     for name in (
         "engine.py",
+        "grammars.py",
         "live_request.py",
         "params.py",
         "rank.py",
