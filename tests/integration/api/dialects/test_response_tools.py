@@ -12,6 +12,7 @@ import pytest
 from openai import BaseModel, OpenAI
 from openai.types.responses import Response
 
+from api.dialects.responses.conversation import SUMMARY_REQUEST
 from tests.integration.api.chat_service import (
     ECHO_HERMES,
     ENFORCED,
@@ -343,6 +344,21 @@ def test_a_compacted_conversation_goes_on_from_its_summary(base_url: str) -> Non
         sent = [item.to_dict(), {"role": "user", "content": "And?"}]
         after = client.responses.create(model=ECHO_HERMES, input=sent)  # type: ignore[arg-type]
         assert "The key is 42." in after.output_text  # the model repeats its prompt
+
+
+def test_the_prompt_of_a_summary_is_the_conversations_with_its_tools(base_url: str) -> None:
+    url = f"{base_url}/v1/responses"
+    history = saying("x")
+    asked: list[Any] = [*history, {"role": "user", "content": SUMMARY_REQUEST}]
+    counts = []
+    for tools in (TOOLS, []):
+        body = {"model": ECHO_HERMES, "input": history, "tools": tools, "max_output_tokens": 2}
+        made = httpx.post(f"{url}/compact", json=body, timeout=60).json()
+        as_turn = {"model": ECHO_HERMES, "input": asked, "tools": tools}
+        counted = httpx.post(f"{url}/input_tokens", json=as_turn, timeout=60).json()
+        assert made["usage"]["input_tokens"] == counted["input_tokens"]
+        counts.append(counted["input_tokens"])
+    assert counts[0] > counts[1]
 
 
 def test_a_trigger_makes_the_same_item_as_a_stream(base_url: str) -> None:
