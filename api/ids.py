@@ -1,4 +1,4 @@
-"""Public ids: a job's id with the prefix of its dialect; and the ids of tool calls."""
+"""Public ids: a job's id with the prefix of its dialect; the ids of items and of tool calls."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def parse_job_id(text: str) -> str | None:
     for prefix in PREFIXES.values():
         text = text.removeprefix(prefix)
     return text if is_job_id(text) else None
+
+
+# Items of a response. "in" marks those of its request: the number counts its input or its output.
+
+_ITEM_ID = re.compile(r"[a-z]+_(.+)_(?:in)?\d+", re.ASCII)
+
+
+def item_id(prefix: str, job_id: str, index: int, *, is_input: bool = False) -> str:
+    """Returns the id of the item at `index` of a response's output, or of its request's input."""
+    return f"{prefix}_{job_id}_{'in' if is_input else ''}{index}"
+
+
+def parse_item_id(text: str) -> str | None:
+    """Returns the id of the job whose response has the item; None for what is no item's id."""
+    match = _ITEM_ID.fullmatch(text)
+    return match[1] if match and is_job_id(match[1]) else None
 
 
 _BYTES = 12

@@ -165,3 +165,8 @@ def new_job_id() -> str:
 def is_job_id(text: str) -> bool:
     """Returns whether `text` can be a job id."""
     return _JOB_ID.fullmatch(text) is not None
+
+
+def is_id(text: str, prefix: str) -> bool:
+    """Returns whether `text` can be an id with this prefix, such as a file's or a batch's."""
+    return text.startswith(prefix) and is_job_id(text.removeprefix(prefix))

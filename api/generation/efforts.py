@@ -1,7 +1,8 @@
 """Reasoning efforts: from the word of a request to a variable of the model's chat template.
 
 An effort is a hint. A template without a variable for it ignores it. One that knows some words gets
-the nearest of them. One with `enable_thinking` gets on or off.
+the nearest of them, and the response says that the word itself was ignored. One with
+`enable_thinking` gets on or off.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _PROBE = ({"role": "user", "content": "x"},)
 def with_effort(
     model: ServedModel, effort: str | None, variables: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """Returns the template's variables, and whether the effort has no effect on them.
+    """Returns the template's variables, and whether the word is ignored: it has no effect on them,
+    or another word stands for it.
 
     `variables` are the request's own, which take precedence. The first call for a template renders
     it once for each word: run it in the thread pool.
@@ -41,9 +43,11 @@ def with_effort(
         word = _nearest(effort, _words_of(model, template), template)
         if word is not None:
             found[_EFFORT] = word
+    is_ignored = found.get(_EFFORT, effort) != effort
     if _ENABLE_THINKING in template.variables and effort in EFFORTS:
         found[_ENABLE_THINKING] = effort != NO_EFFORT
-    return {**found, **variables}, not found
+        is_ignored = is_ignored and effort != NO_EFFORT  # which is what it does
+    return {**found, **variables}, is_ignored or not found
 
 
 def _nearest(effort: str, words: Iterable[str], template: ChatTemplate) -> str | None:

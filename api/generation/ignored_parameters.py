@@ -322,7 +322,9 @@ def report_ignored(names: Iterable[str], renamed: Mapping[str, str] | None = Non
     the dialect. Raises InvalidParameter where such a request is refused."""
     for name in names:
         shown = (renamed or {}).get(name, name)
-        refusal = unsupported(shown, "this model's chat template does not use it")
+        refusal = unsupported(
+            shown, "this model's chat template does not use it, or not this value"
+        )
         request_ignored.get().report(shown, refusal)
 
 

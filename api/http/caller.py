@@ -60,7 +60,7 @@ _ROUTINE = frozenset(
         "/openapi.json",
         "/ready",
         "/redoc",
-        "/static/{name}",
+        "/static/{file_name}",
         "/v1/batches",
         "/v1/batches/{batch_id}",
         "/v1/dead-letters",

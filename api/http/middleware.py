@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -18,6 +18,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import (
+    MAX_ECHO_CHARS,
     ApiError,
     ClientError,
     internal_error,
@@ -28,14 +29,21 @@ from api.errors import (
 )
 from api.http.json_response import error_response
 from api.http.response_headers import set_rate_limit_headers
+from api.ids import parse_job_id
+from shared.keys import is_id
 from shared.messages import InvalidParameter
+from shared.transport.ports.batches import BATCH_PREFIX
+from shared.transport.ports.files import FILE_PREFIX
 from shared.transport.ports.jobs import QueueFull, TransportError
 
 log = logging.getLogger(__name__)
 
-_HTTP_MESSAGES = {
-    404: ("Route not found.", "not_found"),
-    405: ("Method not allowed.", "method_not_allowed"),
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+# A parameter of a path -> whether a text can be such an id. Any text can name a model or a page.
+_IDS: Mapping[str, Callable[[str], bool]] = {
+    "name": lambda text: parse_job_id(text) is not None,
+    "file_id": lambda text: is_id(text, FILE_PREFIX),
+    "batch_id": lambda text: is_id(text, BATCH_PREFIX),
 }
 _SLASHED_ROUTES = "/v1/"
 _ANTHROPIC_ROUTES = "/v1/messages"  # their clients add /v1 to the base URL
@@ -96,30 +104,30 @@ def error_of(error: Exception) -> ApiError:
             return internal_error()
 
 
+def _routes_at(routers: Sequence[APIRouter], scope: Scope, path: str) -> list[Route]:
+    """Returns the routes of any method at a path, those with parameters only where none is without.
+    A parameter of what cannot be an id of its kind matches nothing: `/v1/responses/search`."""
+    matching = []
+    scope = {**scope, "path": path, "path_params": {}}
+    for route in (route for router in routers for route in router.routes):
+        match, matched = route.matches(scope)
+        if isinstance(route, Route) and match is not Match.NONE:
+            params = matched["path_params"]
+            if all(_IDS[name](params[name]) for name in params.keys() & _IDS.keys()):
+                matching.append(route)
+    return [route for route in matching if route.path == path] or matching
+
+
 def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
     """Returns the methods of all routes at a path: the framework names those of the first one."""
-    known = (route for router in routers for route in router.routes)
-    matching = [route for route in known if route.matches(scope)[0] is not Match.NONE]
-    exact = [route for route in matching if getattr(route, "path", "") == scope["path"]]
-    methods = {
-        name
-        for route in exact or matching
-        if isinstance(route, Route)
-        for name in route.methods or ()
-    }
-    return ", ".join(sorted(methods))
-
-
-def _matches(routers: Sequence[APIRouter], scope: Scope, path: str) -> bool:
-    meant = {**scope, "path": path}
-    routes = (route for router in routers for route in router.routes)
-    return any(route.matches(meant)[0] is not Match.NONE for route in routes)
+    routes = _routes_at(routers, scope, scope["path"])
+    return ", ".join(sorted({name for route in routes for name in route.methods or ()}))
 
 
 def _not_found(routers: Sequence[APIRouter], request: Request) -> str:
     """Returns the message of an unknown route. Where it is a known one behind a wrong base URL
     (`/v1/v1/...`, no `/v1`, two slashes), it names the right one."""
-    message = _HTTP_MESSAGES[404][0]
+    message = f"Route not found: {request.method} {request.url.path[:MAX_ECHO_CHARS]}."
     parts = [part for part in request.url.path.split("/", MAX_PATH_PARTS) if part]
     if parts == ["v1", "fim", "completions"]:
         return f"{message} {_NO_FIM}"
@@ -128,7 +136,7 @@ def _not_found(routers: Sequence[APIRouter], request: Request) -> str:
             continue  # /v1/audio/completions: an API that is not served, below the right base URL
         rest = "/".join(parts[first:])
         for path in (f"/{rest}", f"/v1/{rest}"):
-            if path != request.url.path and _matches(routers, request.scope, path):
+            if path != request.url.path and _routes_at(routers, request.scope, path):
                 base = str(request.base_url).rstrip("/")
                 if path.startswith("/v1/") and not path.startswith(_ANTHROPIC_ROUTES):
                     base += "/v1"
@@ -152,13 +160,20 @@ def handle_framework_errors(app: FastAPI, routers: Sequence[APIRouter]) -> None:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message, code = _HTTP_MESSAGES.get(error.status_code, (str(error.detail), None))
+        status, message = error.status_code, str(error.detail)
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        if error.status_code == 404:
+        headers.pop("allow", None)
+        if status == 405:
+            allowed = _allowed_methods(routers, request.scope)
+            if allowed:
+                headers["allow"] = allowed
+                message = f"Method not allowed: {request.method}. This route has {allowed}."
+            else:
+                status = 404
+        if status == 404:
             message = _not_found(routers, request)
-        if error.status_code == 405:
-            headers["allow"] = _allowed_methods(routers, request.scope)
-        refusal = ClientError(message, status=error.status_code, code=code, headers=headers)
+        code = _HTTP_CODES.get(status)
+        refusal = ClientError(message, status=status, code=code, headers=headers)
         return error_response(refusal, request.scope)
 
     async def invalid(request: Request, error: Exception) -> Response:

@@ -86,7 +86,7 @@ def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
 
 
 def pages_router() -> APIRouter:
-    """Returns GET and HEAD of /, /dashboard, /docs (also as /redoc) and /static/{name}."""
+    """Returns GET and HEAD of /, /dashboard, /docs (also as /redoc) and /static/{file_name}."""
     pages = read_pages()
     router = APIRouter(include_in_schema=False)
     methods = ["GET", "HEAD"]
@@ -104,9 +104,9 @@ def pages_router() -> APIRouter:
     async def docs(request: Request) -> Response:
         return pages["docs.html"].respond(request)
 
-    @router.api_route("/static/{name}", methods=methods)
-    async def static_file(name: str, request: Request) -> Response:
-        page = pages.get(name)
+    @router.api_route("/static/{file_name}", methods=methods)
+    async def static_file(file_name: str, request: Request) -> Response:
+        page = pages.get(file_name)
         if page is None:
             raise HTTPException(404, "No such file.")
         return page.respond(request)

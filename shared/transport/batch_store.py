@@ -9,7 +9,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from shared.keys import Keys
+from shared.keys import Keys, is_id
 from shared.messages import Usage
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import (
@@ -18,7 +18,6 @@ from shared.transport.file_index import (
     decode_parts,
     encode_parts,
     follow,
-    is_id,
 )
 from shared.transport.ports.batches import (
     BATCH_PREFIX,

@@ -9,7 +9,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from shared.keys import Keys, is_job_id
+from shared.keys import Keys, is_id
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.ports.files import (
     FILE_PREFIX,
@@ -168,11 +168,6 @@ async def follow(
         if len(ids) < LIST_PAGE:
             return
         at += LIST_PAGE
-
-
-def is_id(text: str, prefix: str) -> bool:
-    """Returns whether `text` can be a file's or a batch's id."""
-    return text.startswith(prefix) and is_job_id(text.removeprefix(prefix))
 
 
 def encode_parts(parts: Sequence[FilePart]) -> bytes:

@@ -10,6 +10,7 @@ from api.main import create_app
 from api.settings import ApiSettings
 
 JSON = "application/json"
+_IDS = {"name": "0-x", "file_id": "file-0-x", "batch_id": "batch_0-x", "model_id": "x"}
 
 
 @cache
@@ -23,6 +24,11 @@ def operations() -> Iterator[tuple[str, dict[str, Any]]]:
     for path, item in api_document()["paths"].items():
         for method, operation in item.items():
             yield f"{method.upper()} {path}", operation
+
+
+def path_of_something(path: str) -> str:
+    """Returns a documented path with ids that could be those of something."""
+    return path.format_map(_IDS)
 
 
 def json_routes() -> list[str]:

@@ -21,7 +21,6 @@ from api.dialects.messages.protocol import (
     ThinkingEnabled,
 )
 from api.dialects.messages.turns import text_content, turns
-from api.errors import unsupported
 from api.generation.grammars import RequestedGrammar, schema_output
 from api.generation.ignored_parameters import report_ignored
 from api.generation.messages import MAX_MESSAGES
@@ -96,10 +95,12 @@ def message_prompt(
 
     Raises InvalidParameter.
     """
-    check_thinking(model, params)
     chat = chat_input(params, call_id_seed)
     with renamed_parameters(PARAM_NAMES):
-        return prepare_prompt(model, chat, must_fit=must_fit)
+        prompt = prepare_prompt(model, chat, must_fit=must_fit)
+    if _thinks_anyway(model, params):
+        return replace(prompt, ignored=(*prompt.ignored, "chat_template_kwargs"))
+    return prompt
 
 
 def message_sampling(request: MessageRequest, budget: ContextBudget) -> SamplingParams:
@@ -153,13 +154,12 @@ def chat_input(request: CountTokensRequest, call_id_seed: str = "") -> ChatInput
     )
 
 
-def check_thinking(model: ServedModel, request: CountTokensRequest) -> None:
-    """Raises InvalidParameter where thinking is to be disabled and cannot be."""
+def _thinks_anyway(model: ServedModel, request: CountTokensRequest) -> bool:
+    """Returns whether thinking is to be disabled, of a model whose template cannot do that."""
     if not isinstance(request.thinking, ThinkingDisabled) or model.card.reasoning_format is None:
-        return
+        return False
     template = model.text.chat_template
-    if template is None or ENABLE_THINKING not in template.variables:
-        raise unsupported("thinking", "this model's thinking cannot be disabled")
+    return template is None or ENABLE_THINKING not in template.variables
 
 
 def _messages(request: CountTokensRequest, tools: OfferedTools) -> Iterator[dict[str, Any]]:

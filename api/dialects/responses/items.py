@@ -1,14 +1,15 @@
 """Input items: their JSON, and the form in which they are kept and shown.
 
 An item gets an id of this response (`<kind>_<job id>_in<n>`); what a client calls it is not kept,
-since the same item may come back in any number of responses.
+since the same item may come back in any number of responses. An item that a request refers to is
+kept as a copy: it lasts as long as the response, whatever becomes of its source.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
@@ -33,10 +34,12 @@ from api.generation.messages import (
     left_out_part,
     without_nulls,
 )
+from api.ids import item_id
 from shared.messages import InvalidParameter
 
 MAX_ITEMS = MAX_MESSAGES
 COMPACTION_TRIGGER = "compaction_trigger"
+REFERENCE = "item_reference"
 _PARTS = ("content", "output", "summary")  # members of items that have parts
 _OBJECTS = ("action", "operation")
 # Items of tools that OpenAI runs, and of what is unknown here: the conversation is whole without.
@@ -47,7 +50,7 @@ HOSTED_ITEMS = (
     "configuration_update",
 )
 _Hosted = Literal[HOSTED_ITEMS]  # type: ignore[valid-type]
-_PREFIXES = {
+PREFIXES = {  # type of an item -> its id's prefix
     "message": "msg",
     "reasoning": "rs",
     "compaction": "cmp",
@@ -126,6 +129,14 @@ class InputCompactionTrigger(TypedDict):
     id: NotRequired[str]
 
 
+@with_config(MEMBERS)
+class InputReference(TypedDict):
+    """An item of a stored response, by its id; an item with only an `id` is one."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 @with_config(ConfigDict(extra="allow", strict=True))
 class InputHosted(TypedDict):
     """An item of a hosted tool: it is left out."""
@@ -138,6 +149,7 @@ InputItem = Annotated[
     | InputReasoning
     | InputCompaction
     | InputCompactionTrigger
+    | InputReference
     | InputCallItem
     | InputHosted,
     Field(discriminator="type"),
@@ -168,6 +180,8 @@ def _present(item: object, path: str) -> object:
             present[name] = without_nulls(member)
         elif member is not None:
             present[name] = member
+    if present.keys() == {"type", "id"} and item.get("type") is None:
+        present["type"] = REFERENCE
     if present["type"] == "message":
         _check_is_text(present.get("content"), f"{path}.content")
     return present
@@ -210,21 +224,38 @@ ResponseInput = Annotated[
 ]
 
 
-def input_items(payload: str | Sequence[InputItem], job_id: str) -> list[Item]:
-    """Returns the items of a request's `input` as they are kept. Raises InvalidParameter."""
+def references(payload: str | Sequence[InputItem]) -> list[str]:
+    """Returns the ids of the items that an input refers to, each as often as it does."""
+    items = () if isinstance(payload, str) else cast(Sequence[Item], payload)
+    return [item["id"] for item in items if item["type"] == REFERENCE]
+
+
+NO_ITEMS: Mapping[str, Item] = {}
+
+
+def input_items(
+    payload: str | Sequence[InputItem], job_id: str, referenced: Mapping[str, Item] = NO_ITEMS
+) -> list[Item]:
+    """Returns the items of a request's `input` as they are kept. `referenced`: kept items of stored
+    responses by their ids, all that the input refers to. Raises InvalidParameter."""
     if isinstance(payload, str):
         payload = [{"type": "message", "role": "user", "content": payload}]
     call_ids: dict[str, str] = {}  # id of an item -> id of its call
-    return [
-        {
-            "id": f"{_PREFIXES[item['type']]}_{job_id}_in{index}",
-            "type": item["type"],
-            "status": "completed",
-            **_kept(item, f"input.{index}", call_ids),
-        }
-        for index, item in enumerate(cast(Sequence[Item], payload))
-        if not is_left_out(item) and item["type"] != COMPACTION_TRIGGER
-    ]
+    items: list[Item] = []
+    for index, item in enumerate(cast(Sequence[Item], payload)):
+        if is_left_out(item) or item["type"] == COMPACTION_TRIGGER:
+            continue
+        source = referenced[item["id"]] if item["type"] == REFERENCE else item
+        kind = source["type"]
+        own_id = item_id(PREFIXES[kind], job_id, index, is_input=True)
+        if source is item:
+            kept = _kept(item, f"input.{index}", call_ids)
+            items.append({"id": own_id, "type": kind, "status": "completed", **kept})
+        else:
+            items.append({**source, "id": own_id})
+        if kind == "local_shell_call":
+            call_ids[item.get("id", "")] = source["call_id"]
+    return items
 
 
 def _kept(item: Item, path: str, call_ids: dict[str, str]) -> Item:
@@ -247,8 +278,6 @@ def _kept(item: Item, path: str, call_ids: dict[str, str]) -> Item:
                 for part in kept["output"]
             ]
             kept["output"] = [{"type": "input_text", "text": text} for text in texts]
-    elif item["type"] == "local_shell_call":
-        call_ids[item.get("id", "")] = item["call_id"]
     elif item["type"] == "local_shell_call_output" and "call_id" not in kept:
         kept["call_id"] = call_ids.get(item.get("id", ""), item.get("id", ""))
     elif "tools" in kept:

@@ -15,23 +15,12 @@ from api.dialects.responses.calls import (
     CustomInput,
     built_item,
 )
-from api.dialects.responses.items import encoded_content
+from api.dialects.responses.items import PREFIXES, encoded_content
+from api.ids import item_id
 from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
 
 Payload = dict[str, Any]
 Logprobs = list[msgspec.Raw]  # each a member of the chat dialect's `logprobs.content`
-
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "local_shell_call": "lsh",
-    "shell_call": "sh",
-    "apply_patch_call": "apc",
-    "tool_search_call": "tsc",
-    "compaction": "cmp",
-}
 
 
 class OpenText:
@@ -40,7 +29,7 @@ class OpenText:
     def __init__(self, kind: str, job_id: str, index: int) -> None:
         self.kind = kind
         self.index = index
-        self.id = f"{_PREFIXES[kind]}_{job_id}_{index}"
+        self.id = item_id(PREFIXES[kind], job_id, index)
         self.logprobs: Logprobs = []
         self._texts: list[str] = []
 
@@ -110,7 +99,7 @@ class OpenCall:
         is_custom = target.kind == CUSTOM
         self.kind = "custom_tool_call" if is_custom else "function_call"
         self.index = index
-        self.id = f"{_PREFIXES[self.kind]}_{job_id}_{index}"
+        self.id = item_id(PREFIXES[self.kind], job_id, index)
         self.member = "input" if is_custom else "arguments"
         names = {"name": target.name}
         if target.namespace is not None:
@@ -194,8 +183,8 @@ class OpenBuiltIn:
         built = built_item(self.kind, arguments)
         if built is None:
             built = {"type": "function_call", "name": self.kind, "arguments": arguments}
-        item_id = f"{_PREFIXES[built['type']]}_{self._job_id}_{self.index}"
-        kind = {"id": item_id, "type": built.pop("type"), "status": status}
+        own_id = item_id(PREFIXES[built["type"]], self._job_id, self.index)
+        kind = {"id": own_id, "type": built.pop("type"), "status": status}
         return {**kind, "call_id": self._call_id, **built}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from api.dialects.responses.calls import CUSTOM, FUNCTION, CallTarget, Item
 from api.dialects.responses.conversation import SUMMARY_REQUEST, chat_messages, check_calls
 from api.dialects.responses.formatter import ResponseFormatter
-from api.dialects.responses.items import input_items
+from api.dialects.responses.items import input_items, references
 from api.dialects.responses.protocol import (
     ResponseReasoning,
     ResponseRequest,
@@ -185,7 +185,10 @@ async def prepare_response(
     lane = job_lane(params)
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
-    items, calls, prompt = await generation.pool.run(_prompt, model, params, earlier, caller.job_id)
+    referenced = await responses.referenced_items(caller.tenant, references(params.input))
+    items, calls, prompt = await generation.pool.run(
+        _prompt, model, params, earlier, referenced, caller.job_id
+    )
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
     report_ignored(prompt.ignored, PARAM_NAMES)
@@ -228,9 +231,10 @@ async def count_input_tokens(
     Raises ApiError and InvalidParameter."""
     model = await generation.models.require(params.model)
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
+    referenced = await responses.referenced_items(caller.tenant, references(params.input))
 
     def counted() -> int:
-        _, _, prompt = _prompt(model, params, earlier, "", must_fit=False)
+        _, _, prompt = _prompt(model, params, earlier, referenced, "", must_fit=False)
         return len(prompt.token_ids)
 
     return await generation.pool.run(counted)
@@ -240,6 +244,7 @@ def _prompt(
     model: ServedModel,
     params: ResponseRequest,
     earlier: Sequence[Item],
+    referenced: Mapping[str, Item],
     job_id: str,
     *,
     must_fit: bool = True,
@@ -249,7 +254,7 @@ def _prompt(
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
     """
-    items = input_items(params.input, job_id)
+    items = input_items(params.input, job_id, referenced)
     check_calls(earlier, items)
     whole = [*earlier, *items]
     enforced = _holds_input(model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -18,7 +20,7 @@ from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
 from api.http.shares import Charge, Pot
 from api.http.time_slices import TimeSlices
-from api.ids import parse_job_id
+from api.ids import parse_item_id, parse_job_id
 from api.jobs.delta_parts import split_long
 from shared.messages import START, Delta, Failed, Finished, InvalidParameter
 from shared.text.base import TextInvalid
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PAGE_EVENTS = 1024
 PARAM = "previous_response_id"
+REFERRER = "input"
 MAX_TURNS = 256
 MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
 # Of what is read for them from the store: tools, instructions and log probabilities included.
@@ -160,6 +163,59 @@ class ResponseStore:
             await self._jobs.renew(job_ids)
         return [item for items in reversed(turns) for item in items]
 
+    async def referenced_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
+        """Returns the items of stored responses with these ids, by id; each response is read once.
+
+        Renews the retention of those responses. Raises ClientError when there is no such item (404,
+        also for another tenant's), or its response has not ended (400), InvalidParameter when there
+        are too many, and TransportError.
+        """
+        uses = Counter(item_ids)
+        named: dict[str, list[str]] = {}  # id of a job -> ids of its response's items
+        for item_id in uses:
+            job_id = parse_item_id(item_id)
+            if job_id is None:
+                raise _item_not_found(item_id)
+            named.setdefault(job_id, []).append(item_id)
+        if len(named) > MAX_TURNS:
+            raise InvalidParameter(REFERRER, f"refers to items of more than {MAX_TURNS} responses")
+        found: dict[str, Item] = {}
+        num_bytes = 0
+        for job_id, ids in named.items():
+            items = await self._items_by_id(tenant, job_id, ids[0])
+            for item_id in ids:
+                item = items.get(item_id)
+                if item is None:
+                    raise _item_not_found(item_id)
+                found[item_id] = item
+                num_bytes += uses[item_id] * len(msgspec.json.encode(item))
+                if num_bytes > MAX_BYTES:
+                    raise InvalidParameter(
+                        REFERRER, f"the items that it refers to have more than {MAX_BYTES} bytes"
+                    )
+        request_bytes.set(request_bytes.get() + num_bytes)
+        if named:
+            await self._jobs.renew(list(named))
+        return found
+
+    async def _items_by_id(self, tenant: str, job_id: str, item_id: str) -> dict[str, Item]:
+        """Returns the items of a response, input and output. Raises ClientError, which names
+        `item_id`, and TransportError."""
+        try:
+            stored = await self.find(tenant, job_id)
+            read = await self.read(stored, text_only=True)
+        except ClientError as error:
+            if error.status != 404:
+                raise
+            raise _item_not_found(item_id) from None
+        if read.end is None:
+            raise ClientError(
+                f"Item with id '{item_id}' is of a response that has not ended yet.",
+                code="item_in_progress",
+                param=REFERRER,
+            )
+        return {item["id"]: item for item in (*stored.request.input, *read.payload["output"])}
+
     async def _turn(self, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
         """Returns a response's input and output items, its job's id and the previous response's."""
         try:
@@ -212,6 +268,16 @@ class ResponseStore:
                     return event
             if not events:
                 return None
+
+
+def _item_not_found(item_id: str) -> ClientError:
+    return ClientError(
+        f"Item with id '{item_id[:MAX_ECHO_CHARS]}' not found. Items are kept with a response that "
+        "is stored; any other has to be sent whole.",
+        status=404,
+        code="item_not_found",
+        param=REFERRER,
+    )
 
 
 def response_not_found(name: str) -> ClientError:

@@ -380,6 +380,20 @@ def test_a_preflight_needs_no_key_and_a_browser_may_read_the_refusal(
     assert refused.headers["access-control-allow-origin"] == "*"
 
 
+def test_another_tenants_items_cannot_be_referred_to(
+    keyed: RunningService, acme: httpx.Client
+) -> None:
+    params = {"model": MODEL, "input": "water", "max_output_tokens": 4}
+    made = acme.post("/v1/responses", json=params).json()
+    own = {**params, "input": [{"type": "item_reference", "id": made["output"][0]["id"]}]}
+    assert acme.post("/v1/responses", json=own).status_code == 200
+    with client_of(keyed, OTHER) as other, client_of(keyed, OPERATOR) as operator:
+        for client in (other, operator):
+            refused = client.post("/v1/responses", json=own)
+            assert refused.status_code == 404
+            assert refused.json()["error"]["code"] == "item_not_found"
+
+
 def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.Client) -> None:
     name = generated(acme)
     assert acme.get(f"/v1/jobs/{name}").json()["tenant"] == "acme"

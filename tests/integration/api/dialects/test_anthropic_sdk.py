@@ -77,8 +77,10 @@ async def test_the_async_client_streams_too(service: RunningService) -> None:
 
 
 def test_the_beta_client_finds_the_same_route(client: anthropic.Anthropic) -> None:
-    answer = client.beta.messages.create(**PARAMS, betas=["context-1m-2025-08-07"])
-    assert answer.content == client.beta.messages.create(**PARAMS).content
+    betas = ["context-1m-2025-08-07", "nobody-knows-2099-01-01"]
+    answer = client.beta.messages.with_raw_response.create(**PARAMS, betas=betas)
+    assert "x-penstock-ignored" not in answer.headers
+    assert answer.parse().content == client.beta.messages.create(**PARAMS).content
 
 
 def test_stop_sequences_end_the_text_and_are_named(client: anthropic.Anthropic) -> None:

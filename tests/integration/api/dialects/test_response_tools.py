@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import BaseModel, OpenAI
+from openai.types.responses import Response
 
+from api.dialects.responses.conversation import SUMMARY_REQUEST
 from tests.integration.api.chat_service import (
     ECHO_HERMES,
     ENFORCED,
@@ -61,6 +63,17 @@ def respond(base_url: str, text: str, **members: Any) -> httpx.Response:
 def events_of(text: str) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
+
+
+def _without_ids(items: Sequence[BaseModel]) -> list[dict[str, Any]]:
+    """The items as JSON, without what differs between two of the same kind."""
+    found = []
+    for item in items:
+        members = item.to_dict()
+        for part in members.get("content") or ():  # type: ignore[attr-defined]
+            part.pop("logprobs", None)
+        found.append({key: value for key, value in members.items() if key not in ("id", "call_id")})
+    return found
 
 
 @pytest.mark.parametrize(
@@ -284,6 +297,42 @@ def test_the_sdk_reads_the_items(base_url: str) -> None:
         assert more.status in ("completed", "incomplete")
 
 
+def test_references_stand_for_the_items_of_a_stored_response(base_url: str) -> None:
+    said = "<think>\nhm\n</think>\nI look." + hermes_call("mcp__maps__find", '{"city": "Oslo"}')
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+
+        def create(*items: Any, **more: Any) -> Response:
+            made = client.responses.create(
+                model=ECHO_HERMES,
+                input=list(items),
+                tools=TOOLS,  # type: ignore[arg-type]
+                extra_body={"stop": STOP},
+                **more,
+            )
+            assert isinstance(made, Response)
+            return made
+
+        first = create(*saying(said))
+        asked = client.responses.input_items.list(first.id, order="asc").data
+        assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+        call = first.output[-1]
+        assert call.type == "function_call"
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "north"}
+        items = [item.to_dict() for item in (*asked, *first.output)]
+        named = [{"type": "item_reference", "id": item["id"]} for item in items]
+        bare = [{"id": item["id"]} for item in items]
+        again = [
+            create(*earlier, result, max_output_tokens=400) for earlier in (items, named, bare)
+        ]
+        sent, *referred = [_without_ids(response.output) for response in again]
+        assert referred == [sent, sent]
+        tokens = {response.usage.input_tokens for response in again if response.usage}
+        assert len(tokens) == 1
+        kept = [client.responses.input_items.list(made.id, order="asc").data for made in again]
+        assert [_without_ids(listed) for listed in kept[1:]] == [_without_ids(kept[0])] * 2
+        assert {item.id for item in kept[1]}.isdisjoint(item["id"] for item in items)
+
+
 def test_a_compacted_conversation_goes_on_from_its_summary(base_url: str) -> None:
     with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
         history: list[Any] = saying("The key is 42.")
@@ -295,6 +344,21 @@ def test_a_compacted_conversation_goes_on_from_its_summary(base_url: str) -> Non
         sent = [item.to_dict(), {"role": "user", "content": "And?"}]
         after = client.responses.create(model=ECHO_HERMES, input=sent)  # type: ignore[arg-type]
         assert "The key is 42." in after.output_text  # the model repeats its prompt
+
+
+def test_the_prompt_of_a_summary_is_the_conversations_with_its_tools(base_url: str) -> None:
+    url = f"{base_url}/v1/responses"
+    history = saying("x")
+    asked: list[Any] = [*history, {"role": "user", "content": SUMMARY_REQUEST}]
+    counts = []
+    for tools in (TOOLS, []):
+        body = {"model": ECHO_HERMES, "input": history, "tools": tools, "max_output_tokens": 2}
+        made = httpx.post(f"{url}/compact", json=body, timeout=60).json()
+        as_turn = {"model": ECHO_HERMES, "input": asked, "tools": tools}
+        counted = httpx.post(f"{url}/input_tokens", json=as_turn, timeout=60).json()
+        assert made["usage"]["input_tokens"] == counted["input_tokens"]
+        counts.append(counted["input_tokens"])
+    assert counts[0] > counts[1]
 
 
 def test_a_trigger_makes_the_same_item_as_a_stream(base_url: str) -> None:

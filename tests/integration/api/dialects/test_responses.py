@@ -448,6 +448,87 @@ def test_a_conversation_that_goes_on_is_kept_anew(
     assert all(service.call(redis.pttl(key)) > 60_000 for key in kept)
 
 
+def reference(item_id: str) -> Any:
+    return [{"type": "item_reference", "id": item_id}]
+
+
+def test_an_item_that_is_not_kept_cannot_be_referred_to(
+    client: OpenAI, other: OpenAI, service: RunningService
+) -> None:
+    stored, plain = create(client), create(client, store=False)
+    job_id = stored.id.removeprefix("resp_")
+    unknown = (
+        *("x", "", "msg_1", f"msg_{job_id}", "msg_0-nobody_0", "rs_0-nobody_in0", "m_0-é_1"),
+        *(f"msg_{job_id}_1", f"rs_{job_id}_0", f"msg_{job_id}_00", f"msg_{job_id}_in1"),
+        plain.output[0].id,
+    )
+    for item_id in unknown:
+        with pytest.raises(openai.NotFoundError, match=f"Item with id '{item_id}' not") as refused:
+            create(other, input=reference(item_id))
+        assert (refused.value.code, refused.value.param) == ("item_not_found", "input")
+    service.worker.seen.clear()
+    create(other, input=[*reference(f"msg_{job_id}_in0"), *reference(stored.output[0].id)])
+    client.responses.delete(stored.id)
+    with pytest.raises(openai.NotFoundError):
+        create(other, input=reference(f"msg_{job_id}_in0"))
+
+
+def test_items_can_be_referred_to_once_their_response_has_ended(
+    client: OpenAI, service: RunningService
+) -> None:
+    service.script.stop_after = 9
+    running = create(client, background=True)
+    wait_until(lambda: client.responses.retrieve(running.id).output_text, "its text")
+    job_id = running.id.removeprefix("resp_")
+    for item_id in (f"msg_{job_id}_0", f"msg_{job_id}_in0"):
+        with pytest.raises(openai.BadRequestError, match="has not ended") as refused:
+            create(client, input=reference(item_id))
+        assert refused.value.code == "item_in_progress"
+    client.responses.cancel(running.id)
+    service.script.stop_after = None
+    both = [*reference(f"msg_{job_id}_in0"), *reference(f"msg_{job_id}_0")]
+    items = client.responses.input_items.list(create(client, input=both).id, order="asc").data
+    assert [(item.role, item.status) for item in items] == [
+        ("user", "completed"),
+        ("assistant", "incomplete"),
+    ]
+
+
+def test_references_have_a_bound(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of responses that are read, and of bytes: an item counts as often as it is named."""
+    ids = [create(client, max_output_tokens=1).output[0].id for _ in range(2)]
+    item = create(client, input=reference(ids[0])).id
+    kept = httpx.get(f"{client.base_url}responses/{item}/input_items").json()["data"]
+    num_bytes = len(json.dumps(kept[0], separators=(",", ":")))
+
+    def param_of(named: list[str]) -> str | None:
+        with pytest.raises(openai.BadRequestError, match="more than") as refused:
+            create(client, input=[one for name in named for one in reference(name)])
+        return refused.value.param
+
+    with monkeypatch.context() as patched:
+        patched.setattr(earlier, "MAX_TURNS", 1)
+        create(client, input=reference(ids[0]) * 2)
+        assert param_of(ids) == "input"
+    with monkeypatch.context() as patched:
+        patched.setattr(earlier, "MAX_BYTES", num_bytes * 3 // 2)
+        create(client, input=reference(ids[0]))
+        assert param_of([ids[0]] * 2) == "input"
+
+
+def test_a_response_that_is_referred_to_is_kept_anew(
+    client: OpenAI, service: RunningService
+) -> None:
+    made = create(client, max_output_tokens=1)
+    redis, keys = service.transport.connections.commands, service.transport.keys
+    job_id = made.id.removeprefix("resp_")
+    kept = [name(job_id) for name in (keys.job, keys.log, keys.request_record)]
+    for key in kept:
+        service.call(redis.pexpire(key, 60_000))
+    create(client, input=reference(made.output[0].id), max_output_tokens=1)
+    assert all(service.call(redis.pttl(key)) > 60_000 for key in kept)
+
+
 def test_a_flexible_response_yields_to_others_and_reports_its_tier(
     client: OpenAI,
     service: RunningService,
@@ -606,9 +687,9 @@ def test_items_are_read_on_the_threads_of_the_text_pool(
 ) -> None:
     readers: list[str] = []
 
-    def read(params: Any, job_id: str) -> Any:
+    def read(params: Any, job_id: str, referenced: Any) -> Any:
         readers.append(threading.current_thread().name)
-        return input_items(params, job_id)
+        return input_items(params, job_id, referenced)
 
     monkeypatch.setattr(responses, "input_items", read)
     create(client, input=[{"role": "user", "content": "water"}] * 3)

@@ -165,3 +165,21 @@ def test_a_required_call_and_a_structured_answer_keep_to_their_schemas(client: O
         jsonschema.validate(json.loads(written), CITY)
         kept.append(choice.finish_reason)
     assert kept == ["tool_calls", "stop"]
+
+
+def test_what_a_template_cannot_do_about_thinking_is_named(base_url: str) -> None:
+    """Harmony has no switch, and three efforts."""
+    asked: Any = {"model": ECHO_GPT_OSS, "max_tokens": 4, "messages": saying("x")[1:]}
+    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
+        for members, names in (
+            ({"thinking": {"type": "disabled"}}, "thinking"),
+            ({"thinking": {"type": "adaptive"}}, None),
+            ({"output_config": {"effort": "max"}}, "output_config.effort"),
+            ({"output_config": {"effort": "high"}}, None),
+        ):
+            answer = made.messages.with_raw_response.create(**asked, extra_body=members)
+            assert answer.headers.get("x-penstock-ignored") == names, members
+            counted = made.messages.with_raw_response.count_tokens(
+                model=ECHO_GPT_OSS, messages=asked["messages"], extra_body=members
+            )
+            assert counted.headers.get("x-penstock-ignored") == names, members

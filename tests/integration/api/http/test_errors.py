@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,6 +79,44 @@ def test_unknown_routes_and_methods_have_error_objects(client: httpx.Client) -> 
         refused = client.get(path)
         assert error_of(refused, 405)["code"] == "method_not_allowed"
         assert refused.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/responses/search", "/v1/responses/x/cancel", "/v1/responses/0-x/unknown"),
+        *("/v1/jobs/x", "/v1/jobs/x/stream", "/v1/dead-letters/x"),
+        *("/v1/files/x", "/v1/files/x/content", "/v1/batches/x"),
+        *("/v1/batches/x/cancel", "/v1/audio/speech", "/v1/conversations"),
+    ],
+)
+def test_what_is_not_served_is_a_404_by_any_method(client: httpx.Client, path: str) -> None:
+    for method in ("PUT", "PATCH", "TRACE", "POST", "GET", "DELETE"):
+        refused = client.request(method, path)
+        error = error_of(refused, 404)
+        assert "allow" not in refused.headers
+        if error["code"] == "not_found":
+            assert error["message"] == f"Route not found: {method} {path}."
+        else:  # of a route that is served
+            assert re.match("(No (job|file|batch|dead letter)|Response with)", error["message"])
+
+
+def test_what_can_be_an_id_has_the_methods_of_its_routes(client: httpx.Client) -> None:
+    assert client.get("/v1/responses/compact").headers["allow"] == "POST"
+    for path, allowed in {
+        "/v1/responses/resp_0-x": "DELETE, GET",
+        "/v1/responses/compact": "POST",
+        "/v1/responses/0-x/cancel": "POST",
+        "/v1/jobs/gen-0-x": "DELETE, GET",
+        "/v1/files/file-0-x": "DELETE, GET",
+        "/v1/batches/batch_0-x": "GET",
+        "/v1/models/any/name": "GET",
+        "/static/any": "GET, HEAD",
+    }.items():
+        refused = client.put(path)
+        message = error_of(refused, 405)["message"]
+        assert message == f"Method not allowed: PUT. This route has {allowed}."
+        assert refused.headers["allow"] == allowed
 
 
 @pytest.mark.parametrize(

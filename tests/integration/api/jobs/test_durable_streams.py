@@ -169,7 +169,7 @@ def test_what_is_no_offset_is_refused(
 def test_what_has_no_such_stream(client: httpx.Client) -> None:
     assert client.get("/v1/jobs/none/text").status_code == 404
     assert client.head("/v1/jobs/none/text").status_code == 404
-    assert client.put("/v1/jobs/none/text").status_code == 405
+    assert client.put("/v1/jobs/0-none/text").status_code == 405
     many = client.post("/v1/completions", json={"model": "penstock/tiny", "prompt": "a", "n": 2})
     assert client.get(f"/v1/jobs/{many.json()['id']}/text").status_code == 400
 

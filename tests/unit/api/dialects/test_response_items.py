@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from api.dialects.responses.conversation import chat_messages, check_calls
-from api.dialects.responses.items import input_items, items_of_page
+from api.dialects.responses.items import input_items, items_of_page, references
 from api.dialects.responses.protocol import ItemsQuery, ResponseRequest, check_request
 from api.dialects.responses.record import decode_request, encode_request, stored_request
 from api.dialects.responses.request import (
@@ -25,6 +25,10 @@ from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.response_logs import CARD, JOB_ID
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "get", "arguments": '{"x": 1}'}
+LOCAL_CALL = {
+    **{"type": "local_shell_call", "call_id": "c2"},
+    "action": {"type": "exec", "command": ["ls"]},
+}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 TOOL = {"type": "function", "name": "get", "parameters": {"type": "object"}, "strict": True}
 
@@ -125,6 +129,23 @@ def test_kept_items_have_ids_of_their_own_response() -> None:
     ]
 
 
+def test_an_item_with_only_an_id_is_a_reference() -> None:
+    made = request(input=[{"id": "rs_1"}, {"type": "item_reference", "id": "rs_1"}, CALL])
+    nulls = request(input=[{"id": "rs_1", "type": None, "role": None}])
+    assert references(made.input) == ["rs_1", "rs_1"]
+    assert references(nulls.input) == ["rs_1"]
+    assert references("rs_1") == []
+
+
+def test_a_reference_is_kept_as_a_copy_of_its_item() -> None:
+    (call,) = input_items(request(input=[LOCAL_CALL]).input, "0-earlier")
+    named = {"type": "item_reference", "id": call["id"]}
+    output = {"type": "local_shell_call_output", "id": call["id"], "output": "a"}
+    items = input_items(request(input=[named, output]).input, JOB_ID, {call["id"]: call})
+    assert items[0] == {**call, "id": f"lsh_{JOB_ID}_in0"}
+    assert items[1]["call_id"] == LOCAL_CALL["call_id"]  # the item that was meant by its id
+
+
 def test_an_output_needs_its_call_before_it() -> None:
     call, output = items_of(CALL, OUTPUT)
     check_calls([], [call, output])
@@ -152,7 +173,9 @@ def test_an_output_needs_its_call_before_it() -> None:
             {"role": "user", "content": [{"type": "refusal", "refusal": "n"}]},
             "input.0.content.0.type",
         ),
-        ({"type": "item_reference", "id": "msg_1"}, "input.0.type"),
+        ({"type": "item_reference"}, "input.0.id"),
+        ({"type": "item_reference", "id": "msg_1", "role": "user"}, "input.0.role"),
+        ({"type": "message", "id": "msg_1"}, "input.0.role"),
         ({"type": "cat_call"}, "input.0.type"),
         ({"type": 1}, "input.0.type"),
         ({**CALL, "arguments": {}}, "input.0.arguments"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_input
 from api.dialects.messages.protocol import MessageRequest
+from api.dialects.messages.request import PARAM_NAMES as MESSAGE_NAMES
 from api.dialects.messages.request import message_prompt
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.request import chat_input as response_input
@@ -77,7 +79,39 @@ def test_a_template_gets_the_nearest_word_that_it_knows(
 ) -> None:
     for effort, word in zip(EFFORTS, words, strict=True):
         prompt = prepared(model, reasoning_effort=effort)
-        assert (shown(model, prompt), prompt.ignored) == (word, ())
+        is_replaced = word in EFFORTS and word != effort
+        assert (shown(model, prompt), bool(prompt.ignored)) == (word, is_replaced)
+        assert set(prompt.ignored) <= {"reasoning_effort"}
+
+
+@pytest.mark.parametrize("template", [BRANCHES + SWITCH.removeprefix(PLAIN)])
+def test_none_is_not_ignored_where_it_turns_thinking_off(model: ServedModel) -> None:
+    for effort, is_replaced in (("none", False), ("minimal", True), ("low", False)):
+        prompt = prepared(model, reasoning_effort=effort)
+        assert shown(model, prompt) == ("off" if effort == "none" else "on")
+        assert bool(prompt.ignored) == is_replaced, effort
+
+
+@pytest.mark.parametrize(
+    ("template", "reasons", "is_ignored"),
+    [
+        (PLAIN, False, False),
+        (PLAIN, True, True),
+        (SWITCH, True, False),
+    ],
+)
+def test_thinking_that_cannot_be_disabled_is_named(
+    model: ServedModel, template: str, reasons: bool, is_ignored: bool
+) -> None:
+    card = replace(model.card, reasoning_format="think" if reasons else None)
+    model = ServedModel(card, model.text)
+    body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [USER]}
+    plain = message_prompt(model, parse_request(body, MessageRequest), "")
+    disabled = {**body, "thinking": {"type": "disabled"}}
+    prompt = message_prompt(model, parse_request(disabled, MessageRequest), "")
+    names = [MESSAGE_NAMES[name] for name in prompt.ignored]
+    assert names == (["thinking"] if is_ignored else [])
+    assert (prompt.token_ids == plain.token_ids) == (template == PLAIN)
 
 
 @pytest.mark.parametrize("template", [PLAIN])
