@@ -317,12 +317,16 @@ class IgnoredMembers:
 request_ignored: ContextVar[IgnoredMembers] = ContextVar("request_ignored")
 
 
-def report_ignored(names: Iterable[str], renamed: Mapping[str, str] | None = None) -> None:
+def report_ignored(
+    names: Iterable[str],
+    renamed: Mapping[str, str] | None = None,
+    why: str = "this model's chat template does not use it",
+) -> None:
     """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
-    the dialect. Raises InvalidParameter where such a request is refused."""
+    the dialect. Raises InvalidParameter, which says `why`, where such a request is refused."""
     for name in names:
         shown = (renamed or {}).get(name, name)
-        refusal = unsupported(shown, "this model's chat template does not use it")
+        refusal = unsupported(shown, why)
         request_ignored.get().report(shown, refusal)
 
 

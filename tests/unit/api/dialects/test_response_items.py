@@ -16,6 +16,7 @@ from api.dialects.responses.request import (
     chat_input,
     response_sampling,
 )
+from api.dialects.responses.shown_tools import offered_tools
 from api.generation.prompt import ChatInput
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.validation import parse_request
@@ -40,6 +41,13 @@ def items_of(*items: Any) -> list[Any]:
 def requested(*items: Any, **members: Any) -> ChatInput:
     made = request(**({"input": list(items)} if items else {}), **members)
     return chat_input(made, input_items(made.input, JOB_ID), JOB_ID)
+
+
+def test_formats_that_are_not_enforced_are_few_names() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"'}
+    tools = [{"type": "custom", "name": f"t{index}", "format": form} for index in range(40)]
+    found = offered_tools(request(tools=tools).tools, [])
+    assert found.unkept == [*(f"tools.{index}.format" for index in range(16)), "tools.format"]
 
 
 def test_text_is_a_message_of_the_user() -> None:
