@@ -131,6 +131,19 @@ class GrammarWriter:
         self.rule(f"{name}[lazy]", f"/{_ANYTHING}{_escaped(marker)}/")
         return name
 
+    def matching_up_to(self, pattern: str, marker: str, *, line_break: bool) -> str:
+        """Returns a text that an expression matches, and the marker behind it for the first time.
+        `line_break`: on a line of its own before it."""
+        number, token = len(self._rules), self.token(marker)
+        text, closing = pattern + (r"\n" if line_break else ""), _escaped(marker)
+        if token is not None:
+            having = f"/{_ANYTHING}{closing}{_ANYTHING}/"
+            return f"{self.rule(f'KEPT_{number}', f'/{text}/ & ~{having}')} {token}"
+        too_late = rf"/{_ANYTHING}{closing}(.|\n)+/"
+        kept = self.rule(f"KEPT_{number}", f"/{text}{closing}/ & ~{too_late}")
+        self.rule(f"kept_{number}[lazy]", kept)
+        return f"kept_{number}"
+
     def with_text(self, opening: str, rest: str, *, is_repeated: bool) -> str:
         """Returns any text with calls in it: each the marker `opening` and `rest` behind it."""
         call = f"{self.up_to(opening)} {rest}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from api.errors import unknown_parameter, unsupported
+from api.generation.schemas import whole_number
 from shared.messages import InvalidParameter
 
 LIST = "[]"  # at the end of a path: each entry of the list
@@ -65,17 +66,18 @@ def _is_edits(value: object) -> bool:
     )
 
 
+def _is_count(value: object) -> bool:
+    count = whole_number(value)
+    return isinstance(count, int) and not isinstance(count, bool) and count > 0
+
+
 _LABEL = Values("a string", lambda value: isinstance(value, str), {"type": "string"})
 _LABELS = Values(
     "an object of strings",
     _is_labels,
     {"type": "object", "additionalProperties": {"type": "string"}},
 )
-_COUNT = Values(
-    "a number",
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
-    {"type": "integer", "minimum": 1},
-)
+_COUNT = Values("a number", _is_count, {"type": "integer", "minimum": 1})
 _EMPTY = Values("`[]`", lambda value: value == [], {"type": "array", "maxItems": 0})
 _OBJECT = Values("an object", lambda value: isinstance(value, dict), {"type": "object"})
 _LIST = Values("a list", lambda value: isinstance(value, list), {"type": "array"})
@@ -317,14 +319,16 @@ class IgnoredMembers:
 request_ignored: ContextVar[IgnoredMembers] = ContextVar("request_ignored")
 
 
-def report_ignored(names: Iterable[str], renamed: Mapping[str, str] | None = None) -> None:
+def report_ignored(
+    names: Iterable[str],
+    renamed: Mapping[str, str] | None = None,
+    why: str = "this model's chat template does not use it, or not this value",
+) -> None:
     """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
-    the dialect. Raises InvalidParameter where such a request is refused."""
+    the dialect. Raises InvalidParameter, which says `why`, where such a request is refused."""
     for name in names:
         shown = (renamed or {}).get(name, name)
-        refusal = unsupported(
-            shown, "this model's chat template does not use it, or not this value"
-        )
+        refusal = unsupported(shown, why)
         request_ignored.get().report(shown, refusal)
 
 

@@ -21,13 +21,14 @@ from api.generation.parameters import (
 )
 from api.generation.tools import Tool
 from api.output_parsers.xml_calls import Markup
+from shared.text.grammar import whole_pattern
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 MAX_ALTERNATIVES = 4096  # of one tool's: schemas that refer to others multiply
 _MAX_LENGTH = 2**16
 _DEFINITIONS = ("$defs", "definitions")
 # Of a text, that cannot be enforced where it stands without quotes.
-_UNKEPT = ("pattern", "format", "allOf", "not", "if")
+_UNKEPT = ("format", "allOf", "not", "if")
 
 
 def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
@@ -161,6 +162,8 @@ class _Texts:
         for keyword in _UNKEPT:
             if self._tool.strict and keyword in schema:
                 raise refused(self._tool, f"'{keyword}' of a text")
+        if self._tool.strict and "pattern" in schema:
+            return self._matching(schema)
         least, most = schema.get("minLength"), schema.get("maxLength")
         if not isinstance(least, int) and not isinstance(most, int):
             return self.any()
@@ -170,6 +173,17 @@ class _Texts:
             return self._closed(f"/[^<]{{{low},{high}}}/", is_text=True)
         # The line break is a part of the expression, which would take it otherwise.
         return f"/[^<]{{{low},{high}}}\\n/ {self._writer.marker(self._closing)}"
+
+    def _matching(self, schema: Mapping[str, Any]) -> str:
+        """Returns the texts of a strict tool's pattern. Raises InvalidParameter for one that is not
+        of the whole text, and for bounds of the length beside it."""
+        pattern = schema["pattern"]
+        whole = whole_pattern(pattern) if isinstance(pattern, str) else None
+        if whole is None or not _LENGTHS.isdisjoint(schema):
+            raise refused(self._tool, "'pattern' of a text")
+        is_framed = bool(self._frame)
+        kept = self._writer.matching_up_to(whole, self._closing, line_break=is_framed)
+        return f"{self.opening} {kept}"
 
     def _literal(self, value: object) -> str:
         if isinstance(value, str):
@@ -183,7 +197,8 @@ class _Texts:
         return f"{opening} {value} {self._frame} {self._writer.marker(self._closing)}"
 
 
-_OF_TEXTS = ("minLength", "maxLength", "pattern", "format")
+_LENGTHS = frozenset({"minLength", "maxLength"})
+_OF_TEXTS = (*_LENGTHS, "pattern", "format")
 
 
 def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from api.generation.protocol import NO_PROMPT, TokenIds
+from api.generation.schemas import WHOLE_NUMBERS
 from shared.messages import InvalidParameter
 
 MAX_PROMPTS = 64  # per request; each becomes a job
@@ -42,4 +43,5 @@ Prompt = Annotated[
         Field(fail_fast=True),
     ],
     WrapValidator(_check_num_prompts),
+    WHOLE_NUMBERS,
 ]

@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from api.errors import MISSING, unsupported
 from api.generation.ignored_parameters import members_without_field, schema_without_field
 from api.generation.schemas import (
+    WHOLE_NUMBERS,
     Count,
     Penalty,
     Share,
@@ -136,7 +137,7 @@ QueueTimeout = Annotated[float, Field(ge=0.1, le=86_400)]
 # Tokens of a choice to an event of a stream.
 StreamInterval = Annotated[int, Field(ge=1, le=4096)]
 # Lists end at their first fault: the cost of an error is bounded.
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True), WHOLE_NUMBERS]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 

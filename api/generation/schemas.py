@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import no_info_before_validator_function
 
@@ -40,7 +40,10 @@ def or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def accept_whole_numbers(schema: Any) -> None:
-    """Changes the schema of a model in place: its own fields of integers, not those in lists."""
+    """Changes the schema of a model in place: its own fields of integers.
+
+    WHOLE_NUMBERS is for integers in lists, WholeNumber for those of typed dictionaries.
+    """
     inner = schema.get("schema")
     if isinstance(inner, dict):
         schema["schema"] = _with_whole_numbers(inner)
@@ -55,14 +58,24 @@ def accept_whole_numbers(schema: Any) -> None:
 
 def _with_whole_numbers(schema: Any) -> Any:
     if schema["type"] == "int":
-        return no_info_before_validator_function(_whole_number, schema)
+        return no_info_before_validator_function(whole_number, schema)
     if schema["type"] != "list" and schema.get("function") != _WHOLE_NUMBER:
         accept_whole_numbers(schema)
     return schema
 
 
-def _whole_number(value: Any) -> Any:
+def whole_number(value: Any) -> Any:
+    """Returns a value, as an integer where it is written as `8.0`."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_WHOLE_NUMBER = {"type": "no-info", "function": _whole_number}
+def _whole_numbers(value: Any) -> Any:
+    # At once for a list of integers: it may have a hundred thousand.
+    if isinstance(value, list) and float in map(type, value):
+        return list(map(whole_number, value))
+    return value
+
+
+WHOLE_NUMBERS = BeforeValidator(_whole_numbers)
+WholeNumber = Annotated[int, BeforeValidator(whole_number)]  # outside of request models
+_WHOLE_NUMBER = {"type": "no-info", "function": whole_number}

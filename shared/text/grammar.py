@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llguidance import regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from shared.messages import MAX_GRAMMAR_CHARS, Grammar, GrammarKind, InvalidParameter
@@ -44,6 +44,21 @@ def regex_grammar(pattern: str, param: str) -> Grammar:
     if len(pattern) > MAX_REGEX_CHARS:
         raise InvalidParameter(param, f"must have 1 to {MAX_REGEX_CHARS} characters")
     return _grammar(GrammarKind.REGEX, regex_to_lark(_utf8(pattern, param), "dws"), param)
+
+
+def whole_pattern(pattern: str) -> str | None:
+    """Returns the expression of the whole texts that a JSON schema's pattern finds valid. None for
+    one that is not `^(?:...)$`, or `^...$` without alternatives."""
+    found = re.fullmatch(r"\^(?:\(\?:(.*)\)|([^|]*))(?<!\\)\$", pattern, re.DOTALL)
+    if found is None:
+        return None
+    for inner in found.groups():
+        # Valid by itself: its parentheses are its own, and it has no anchors.
+        if inner is not None and len(inner) <= MAX_REGEX_CHARS:
+            lark = regex_to_lark(inner, "dws")
+            if not LLMatcher.validate_grammar(f"start: /{lark}/"):
+                return f"(?:{lark})"
+    return None
 
 
 def choice_grammar(choices: Sequence[str], param: str) -> Grammar:

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from api.dialects.responses.tools import ResponseTools
 from api.generation.messages import MEMBERS
+from api.generation.schemas import WholeNumber
 
 ItemT = TypeVar("ItemT")
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -98,7 +99,7 @@ class LocalShellAction(TypedDict):
     type: Literal["exec"]
     command: _Strings
     env: NotRequired[dict[str, str]]
-    timeout_ms: NotRequired[int]
+    timeout_ms: NotRequired[WholeNumber]
     user: NotRequired[str]
     working_directory: NotRequired[str]
 
@@ -126,8 +127,8 @@ class ShellAction(TypedDict):
     """Commands of a shell."""
 
     commands: _Strings
-    timeout_ms: NotRequired[int]
-    max_output_length: NotRequired[int]
+    timeout_ms: NotRequired[WholeNumber]
+    max_output_length: NotRequired[WholeNumber]
 
 
 @with_config(MEMBERS)
@@ -145,7 +146,7 @@ class ShellOutcome(TypedDict):
     """How a command ended."""
 
     type: Literal["exit", "timeout"]
-    exit_code: NotRequired[int]
+    exit_code: NotRequired[WholeNumber]
 
 
 @with_config(MEMBERS)
@@ -165,7 +166,7 @@ class InputShellCallOutput(_Labelled):
     type: Literal["shell_call_output"]
     call_id: str
     output: Annotated[list[ShellOutput], Field(fail_fast=True)]
-    max_output_length: NotRequired[int]
+    max_output_length: NotRequired[WholeNumber]
 
 
 @with_config(MEMBERS)

@@ -48,7 +48,6 @@ from api.generation.tools import Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
-from shared.text.tool_formats import ToolFormat, tool_format_of
 
 # a parameter of chat completions -> what this dialect calls it
 PARAM_NAMES = {
@@ -136,22 +135,6 @@ def _allowed_name(tool: AllowedTool, shown: Sequence[Shown], param: str) -> str:
     return chosen_name(shown, tool.name, tool.namespace, param)
 
 
-# The formats whose arguments are text between tags: a pattern cannot be enforced there.
-_TAGGED = frozenset(
-    {
-        *(ToolFormat.GLM45, ToolFormat.QWEN3_CODER, ToolFormat.SEED_OSS, ToolFormat.MINIMAX_M2),
-        *(ToolFormat.DEEPSEEK_V32, ToolFormat.DEEPSEEK_V4, ToolFormat.DEEPSEEK_V41),
-        *(ToolFormat.GEMMA4, ToolFormat.FUNCTIONGEMMA),
-    }
-)
-
-
-def _holds_input(model: ServedModel) -> bool:
-    """Returns whether the input of a custom tool can be kept to its grammar."""
-    card = model.card
-    return card.structured_output and tool_format_of(card.tool_format) not in _TAGGED
-
-
 def _output(text_format: TextFormat | None) -> RequestedGrammar | None:
     if text_format is None or text_format.type == "text":
         return None
@@ -186,12 +169,13 @@ async def prepare_response(
     assert caller.job_id is not None, "this route makes jobs"
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
     referenced = await responses.referenced_items(caller.tenant, references(params.input))
-    items, calls, prompt = await generation.pool.run(
-        _prompt, model, params, earlier, referenced, caller.job_id
+    items, tools, prompt = await generation.pool.run(
+        response_prompt, model, params, earlier, referenced, caller.job_id
     )
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
     report_ignored(prompt.ignored, PARAM_NAMES)
+    report_ignored(tools.unkept, why="this model's calls cannot be kept to the grammar")
     budget.report_clipped("max_output_tokens", params.max_output_tokens)
     job = new_job(
         caller,
@@ -207,6 +191,7 @@ async def prepare_response(
         lane=lane,
     )
     parser = prompt.new_parser.config
+    calls = _call_targets(tools)
     stored = stored_request(params, model.card, parser, items, now_s(), job.sampling, calls)
     if params.store:
         job = replace(job, request_record=encode_request(stored), retain_ms=responses.retain_ms)
@@ -234,13 +219,13 @@ async def count_input_tokens(
     referenced = await responses.referenced_items(caller.tenant, references(params.input))
 
     def counted() -> int:
-        _, _, prompt = _prompt(model, params, earlier, referenced, "", must_fit=False)
+        _, _, prompt = response_prompt(model, params, earlier, referenced, "", must_fit=False)
         return len(prompt.token_ids)
 
     return await generation.pool.run(counted)
 
 
-def _prompt(
+def response_prompt(
     model: ServedModel,
     params: ResponseRequest,
     earlier: Sequence[Item],
@@ -248,27 +233,30 @@ def _prompt(
     job_id: str,
     *,
     must_fit: bool = True,
-) -> tuple[list[Item], dict[str, CallTarget], PreparedPrompt]:
-    """Returns the request's items, the targets of its tools' calls, and what the whole conversation
-    needs from the model.
+) -> tuple[list[Item], OfferedTools, PreparedPrompt]:
+    """Returns the request's items, its tools, and what the whole conversation needs from the model.
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
     """
     items = input_items(params.input, job_id, referenced)
     check_calls(earlier, items)
     whole = [*earlier, *items]
-    enforced = _holds_input(model)
+    enforced = model.card.structured_output
     tools = offered_tools(params.tools, whole, enforced=enforced)
     if enforced:
         _check_grammars(model, params)
     with renamed_parameters(PARAM_NAMES):
-        prompt = _prepared(model, params, whole, tools, job_id, must_fit=must_fit)
-    calls = {
+        tools, prompt = _prepared(model, params, whole, tools, job_id, must_fit=must_fit)
+    return items, tools, prompt
+
+
+def _call_targets(tools: OfferedTools) -> dict[str, CallTarget]:
+    """Returns the targets of calls that do not become a function call of the same name."""
+    return {
         tool.name: target
         for tool, target in tools.shown
         if target != CallTarget(FUNCTION, tool.name)
     }
-    return items, calls, prompt
 
 
 def _prepared(
@@ -279,16 +267,18 @@ def _prepared(
     job_id: str,
     *,
     must_fit: bool,
-) -> PreparedPrompt:
-    """Returns the prompt; where custom tools' grammars are too large for it all, without them."""
+) -> tuple[OfferedTools, PreparedPrompt]:
+    """Returns the tools and the prompt; where custom tools' grammars are too large for it all,
+    without them."""
     try:
         chat = chat_input(params, items, job_id, tools)
-        return prepare_prompt(model, chat, must_fit=must_fit)
+        return tools, prepare_prompt(model, chat, must_fit=must_fit)
     except InvalidParameter:
         if not any(tool.strict and target.kind == CUSTOM for tool, target in tools.shown):
             raise
     tools = offered_tools(params.tools, items, enforced=False)
-    return prepare_prompt(model, chat_input(params, items, job_id, tools), must_fit=must_fit)
+    chat = chat_input(params, items, job_id, tools)
+    return tools, prepare_prompt(model, chat, must_fit=must_fit)
 
 
 def _check_grammars(model: ServedModel, params: ResponseRequest) -> None:

@@ -38,6 +38,7 @@ from api.generation.tools import MAX_TOOLS, NO_PARAMETERS, Tool
 from shared.messages import Grammar, InvalidParameter
 from shared.text.grammar import lark_grammar, regex_grammar
 
+MAX_NAMED = 16  # tools in the header of ignored parameters, one by one
 Shown = tuple[Tool, CallTarget]  # a function, and the item that a call of it becomes
 
 
@@ -46,12 +47,14 @@ class OfferedTools:
     """The functions that the model is shown: those of the request, and those that items add.
 
     `listed`: at the prompt's beginning. `found` has a text for each item that adds tools where it
-    stands, by the item's index: with definitions of those that are not listed.
+    stands, by the item's index: with definitions of those that are not listed. `unkept` names the
+    formats of custom tools whose grammar is not enforced.
     """
 
     shown: list[Shown]
     listed: list[Tool]
     found: Mapping[int, str]
+    unkept: Sequence[str] = ()
 
 
 def offered_tools(
@@ -65,6 +68,9 @@ def offered_tools(
     Raises InvalidParameter.
     """
     shown = [_kept_to(one, enforced) for one in shown_tools(tools, "tools")]
+    unkept = [f"{tool.param}.format" for tool, target in shown if _is_unkept(tool, target)]
+    if len(unkept) > MAX_NAMED:
+        unkept = [*unkept[:MAX_NAMED], "tools.format"]
     known = {tool.name for tool, _ in shown}
     listed = [tool for tool, _ in shown]
     lists_all = not listed
@@ -82,6 +88,7 @@ def offered_tools(
             is_new = tool.name not in known  # a search may find what is known
             known.add(tool.name)
             shown += [(tool, target)] if is_new else []
+            unkept += ["input.tools.format"] if _is_unkept(tool, target) else []
             is_listed = is_new and (lists_all or not has_place)
             listed += [tool] if is_listed else []
             texts.append(tool.announcement(is_known=is_listed or not is_new))
@@ -89,7 +96,7 @@ def offered_tools(
         found[index] = "" if is_silent else "\n".join(texts) or "No tools found."
     if len(shown) > MAX_TOOLS:
         raise InvalidParameter("tools", f"at most {MAX_TOOLS}, those in namespaces included")
-    return OfferedTools(shown, listed, found)
+    return OfferedTools(shown, listed, found, list(dict.fromkeys(unkept)))
 
 
 def is_search_without_call(item: Item, call_ids: Container[str]) -> bool:
@@ -99,8 +106,19 @@ def is_search_without_call(item: Item, call_ids: Container[str]) -> bool:
 
 def _kept_to(shown: Shown, enforced: bool) -> Shown:
     tool, target = shown
-    is_strict = tool.strict and (enforced or target.kind != CUSTOM)
-    return replace(tool, strict=is_strict), target
+    if enforced or target.kind != CUSTOM or not tool.strict:
+        return shown
+    text = {**tool.parameters["properties"][INPUT]}
+    del text["pattern"]
+    parameters = {**tool.parameters, "properties": {INPUT: text}}
+    return replace(tool, strict=False, parameters=parameters), target
+
+
+def _is_unkept(tool: Tool, target: CallTarget) -> bool:
+    """Returns whether a custom tool has a grammar, which its parameter describes, and is not kept
+    to it."""
+    is_custom = target.kind == CUSTOM and not tool.strict
+    return is_custom and "description" in tool.parameters["properties"][INPUT]
 
 
 def shown_tools(tools: Sequence[RequestModel], param: str) -> Iterator[Shown]:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.dialects.responses.socket_events import Event, Payload, parsed_events
 from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
+from api.generation.schemas import whole_number
 from api.http.json_response import error_response
 from api.http.shares import Pot
 from api.ids import public_id
@@ -263,7 +264,7 @@ class ResponseSocket:
         self._unstored = (str(response["id"]), items)
 
     async def _resume(self, message: Payload) -> None:
-        name, number = message.get("response_id"), message.get("starting_after")
+        name, number = message.get("response_id"), whole_number(message.get("starting_after"))
         if not isinstance(name, str) or not name.replace("-", "").replace("_", "").isalnum():
             raise ClientError("Must be the id of a response.", param="response_id")
         query = "stream=true"

@@ -57,6 +57,25 @@ def test_a_message_and_its_stream_say_the_same(client: anthropic.Anthropic) -> N
     assert final.id != whole.id
 
 
+def test_a_stream_ends_with_the_usage_of_the_whole_message_where_its_prefix_is_cached(
+    service: RunningService, client: anthropic.Anthropic
+) -> None:
+    uncached = client.messages.create(**PARAMS).usage
+    assert uncached.cache_read_input_tokens == 0
+    service.script.cached_tokens = 16
+    whole = client.messages.create(**PARAMS).usage
+    with client.messages.stream(**PARAMS) as stream:
+        started = next(event for event in stream if event.type == "message_start")
+        at_start = started.message.usage.to_dict()  # the SDK changes it in place
+        final = stream.get_final_message().usage
+    assert whole.cache_read_input_tokens == 16
+    assert final.to_dict() == whole.to_dict()
+    total = final.input_tokens + final.cache_read_input_tokens
+    assert total == uncached.input_tokens
+    # What the cache has of it is only known later.
+    assert (at_start["input_tokens"], at_start["cache_read_input_tokens"]) == (total, 0)
+
+
 def test_the_events_of_a_stream_come_in_their_order(client: anthropic.Anthropic) -> None:
     kinds = [event.type for event in client.messages.create(**PARAMS, stream=True)]
     assert kinds[:2] == ["message_start", "content_block_start"]

@@ -238,6 +238,50 @@ def test_the_input_of_a_forced_call_is_kept_to_its_grammar(
         assert re.fullmatch(pattern, call["input"]), call
 
 
+REGULAR = {"type": "grammar", "syntax": "regex", "definition": "[a-c]+"}
+RECURSIVE = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"\n'}
+
+
+def custom(*forms: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"type": "custom", "name": f"say{index}", "format": form}
+        for index, form in enumerate(forms)
+    ]
+
+
+SPACE = {"type": "namespace", "name": "space", "tools": custom({"type": "text"}, RECURSIVE)}
+
+
+@pytest.mark.parametrize(
+    ("model", "members", "reported"),
+    [
+        (ENFORCED, {"tools": custom(REGULAR, {"type": "text"})}, None),
+        (ENFORCED, {"tools": custom(REGULAR, {"type": "text"}, RECURSIVE)}, "tools.2.format"),
+        (ENFORCED, {"tools": [*TOOLS[:1], SPACE]}, "tools.1.tools.1.format"),
+        (ECHO_HERMES, {"tools": custom({"type": "text"}, REGULAR)}, "tools.1.format"),
+        (
+            ENFORCED,
+            {
+                "tools": TOOLS[:1],
+                "input": [
+                    *saying("x"),
+                    {"type": "additional_tools", "role": "developer", "tools": custom(RECURSIVE)},
+                ],
+            },
+            "input.tools.format",
+        ),
+    ],
+    ids=["regular", "recursive", "in a namespace", "not enforced", "of an item"],
+)
+def test_grammars_that_are_not_enforced_are_reported(
+    base_url: str, model: str, members: dict[str, Any], reported: str | None
+) -> None:
+    body = {"model": model, "input": "x", "max_output_tokens": 1, **members}
+    answer = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-penstock-ignored") == reported
+
+
 @pytest.mark.parametrize(
     ("members", "param"),
     [

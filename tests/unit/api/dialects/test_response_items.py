@@ -16,8 +16,10 @@ from api.dialects.responses.request import (
     chat_input,
     response_sampling,
 )
+from api.dialects.responses.shown_tools import offered_tools
 from api.generation.prompt import ChatInput
 from api.generation.sampling import ContextBudget, renamed_parameters
+from api.generation.tools import MAX_TOOLS
 from api.generation.validation import parse_request
 from api.output_parsers.parser import ParserConfig, Thinking
 from shared.messages import InvalidParameter, SamplingParams
@@ -44,6 +46,28 @@ def items_of(*items: Any) -> list[Any]:
 def requested(*items: Any, **members: Any) -> ChatInput:
     made = request(**({"input": list(items)} if items else {}), **members)
     return chat_input(made, input_items(made.input, JOB_ID), JOB_ID)
+
+
+def test_the_tools_in_namespaces_are_counted() -> None:
+    def space(name: str, count: int) -> dict[str, Any]:
+        inner = [{**TOOL, "name": f"{name}{index}"} for index in range(count)]
+        return {"type": "namespace", "name": name, "tools": inner}
+
+    half = MAX_TOOLS // 2
+    spaces = [space("a", half), space("b", half)]
+    assert len(offered_tools(request(tools=spaces).tools, []).shown) == MAX_TOOLS
+    found = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
+    for tools, items in (([*spaces, TOOL], []), (spaces, items_of(found))):
+        with pytest.raises(InvalidParameter, match="those in namespaces included") as refused:
+            offered_tools(request(tools=tools).tools, items)
+        assert refused.value.param == "tools"
+
+
+def test_formats_that_are_not_enforced_are_few_names() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"'}
+    tools = [{"type": "custom", "name": f"t{index}", "format": form} for index in range(40)]
+    found = offered_tools(request(tools=tools).tools, [])
+    assert found.unkept == [*(f"tools.{index}.format" for index in range(16)), "tools.format"]
 
 
 def test_text_is_a_message_of_the_user() -> None:

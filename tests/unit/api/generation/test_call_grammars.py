@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from api.generation.grammar_writer import ReasoningRule
 from api.generation.grammars import answer_grammar, tool_grammar
 from api.generation.tools import ToolUse
-from api.output_parsers.events import Text, ToolCall
+from api.output_parsers.events import Text, ToolArguments, ToolCall
 from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, GrammarKind
 from shared.text.tool_formats import ReasoningFormat, ToolFormat, reasoning_format_of
@@ -103,6 +104,33 @@ def test_calls_that_are_wrong_are_not_accepted_among_text(spoken: Spoken) -> Non
         assert not spoken.accepts(use, wrong), wrong
     named = {"type": "function", "function": {"name": "put"}}
     assert not spoken.accepts(tool_use(TOOLS, named, True), right)
+
+
+TAG = "</parameter>"  # of some families; in a text it would end it
+PATTERN = rf"[b-d<\n]{{2,5}}|a(?:{TAG})?x*"
+SAY = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "pattern": f"^(?:{PATTERN})$"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def test_a_text_of_a_strict_tool_matches_its_pattern_as_a_whole(spoken: Spoken) -> None:
+    function = {"name": "say", "parameters": SAY, "strict": True}
+    use = tool_use([{"type": "function", "function": function}], "required", False)
+    grammar = spoken.grammar(use)
+    for text, fits in (("b<\nc", True), ("bbbbbb", False), ("axx", True), ("axb", False)):
+        call = spoken.written([("say", json.dumps({"input": text}))])
+        assert spoken.model.accepts(grammar, call) is fits, call
+    num_ended = 0
+    for seed in range(SEEDS):
+        written, ended = spoken.model.sample(grammar, seed)
+        events = spoken.model.read(written, use, Thinking.NO)
+        arguments = "".join(event.text for event in events if isinstance(event, ToolArguments))
+        num_ended += ended
+        assert not ended or re.fullmatch(PATTERN, json.loads(arguments)["input"]), written
+    assert num_ended
 
 
 def test_reasoning_may_come_first(spoken: Spoken) -> None:

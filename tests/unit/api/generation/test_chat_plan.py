@@ -11,6 +11,8 @@ import pytest
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import chat_input
+from api.dialects.responses.protocol import ResponseRequest
+from api.dialects.responses.request import response_prompt
 from api.generation.formatter import Timing
 from api.generation.messages import template_messages
 from api.generation.models import ServedModel
@@ -18,7 +20,7 @@ from api.generation.prompt import PreparedPrompt, prepare_prompt
 from api.generation.validation import parse_request
 from api.output_parsers.events import ToolCall
 from api.output_parsers.parser import PlainParser, Thinking, thinking_after
-from shared.messages import GrammarKind, InvalidParameter
+from shared.messages import MAX_GRAMMAR_CHARS, GrammarKind, InvalidParameter
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.text_model import load_text
 from shared.text.tool_formats import ReasoningFormat
@@ -244,6 +246,26 @@ def test_a_choice_that_makes_no_sense_is_refused_by_name(choice: Any, param: str
     with pytest.raises(InvalidParameter) as caught:
         chat_input(chat(tools=[TOOL, OTHER], tool_choice=choice))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_grammars_of_custom_tools_that_are_too_large_together_are_named(
+    hermes: ServedModel, choice: str
+) -> None:
+    definition = "[a-c]" + "x" * 7_000
+    form = {"type": "grammar", "syntax": "regex", "definition": definition}
+
+    def unkept(count: int) -> list[str]:
+        tools = [{"type": "custom", "name": f"t{index}", "format": form} for index in range(count)]
+        body = {"model": "m", "input": "x", "tools": tools, "tool_choice": choice}
+        request = parse_request(body, ResponseRequest)
+        _, offered, plan = response_prompt(hermes, request, [], "", must_fit=False)
+        has_patterns = plan.grammar is not None and "xxxx" in plan.grammar.text
+        assert has_patterns is not bool(offered.unkept)
+        return list(offered.unkept)
+
+    assert not unkept(2)
+    assert len(unkept(MAX_GRAMMAR_CHARS // len(definition) + 1)) > 2
 
 
 def test_a_strict_schema_that_cannot_be_enforced_is_refused(hermes: ServedModel) -> None:
