@@ -41,7 +41,7 @@ from shared.text.tokenizer import FastTokenizer
 
 LOADING_NICENESS = 10  # streams that are served meanwhile go first
 LARGE_BYTES = 64 * 1024  # of a call: its tokens take memory that others should not be judged by
-TRIM_GROWTH, TRIM_BYTES = 1.25, 64 * 2**20  # of the memory since it was trimmed last
+TRIM_GROWTH, TRIM_BYTES = 1.25, 16 * 2**20  # of the memory since it was trimmed last
 
 
 class _Memory:
