@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MIXED_ENGINES = "mixed"  # a card's engine where workers of one model differ
 MAX_TEXTS = 16  # text sides kept, served or not
+UNUSED_TEXT_S = 300.0  # that the text side of a model that has left is kept
 MAX_SEEN = 256  # names remembered after their workers left
 MIN_REFRESH_S = 0.2  # between refreshes that requests cause
 UNSERVED_RETRY_S = 5.0  # Retry-After while no worker serves: when one comes is unknown
@@ -86,6 +87,7 @@ class ModelCatalog:
         self._kept = kept
         self._known: dict[str, ServedModel] = {}
         self._texts: OrderedDict[object, TextModel] = OrderedDict()
+        self._used_s: dict[object, float] = {}  # when each of them was last asked for
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._refused: dict[str, bytes] = {}  # cards that could not be used, to log each once
         self._load_again_s: dict[str, float] = {}  # by name: when to load what could not be loaded
@@ -208,6 +210,7 @@ class ModelCatalog:
             del self._load_again_s[name]
         for name in known:
             self._remember(name)
+        await self._drop_unused()
 
     def _remember(self, name: str) -> None:
         self._seen[name] = None
@@ -258,9 +261,22 @@ class ModelCatalog:
             self._texts[key] = text
             log.info("the tokenizer and the chat template are loaded", extra={"model": card.name})
         self._texts.move_to_end(key)
+        self._used_s[key] = time.monotonic()
         while len(self._texts) > MAX_TEXTS:
-            self._texts.popitem(last=False)
+            oldest, _ = self._texts.popitem(last=False)
+            del self._used_s[oldest]
         return text
+
+    async def _drop_unused(self) -> None:
+        """Drops texts that no look has asked for lately. Requests that hold one keep its process:
+        it ends with the last of them."""
+        unused_since_s = time.monotonic() - UNUSED_TEXT_S
+        unused = [key for key, used_s in self._used_s.items() if used_s < unused_since_s]
+        texts = [self._texts.pop(key) for key in unused]
+        for key in unused:
+            del self._used_s[key]
+        if texts:
+            await asyncio.to_thread(texts.clear)  # a process takes a moment to end
 
 
 def _of_all_workers(card: ModelCard, found: AnnouncedModel) -> ModelCard:

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -21,7 +21,9 @@ from shared.text.grammar import check_lark_size, lark_parts
 from shared.text.json_schema import grammar_schema
 from shared.text.writable_text import WritableText, literal_text, no_token
 
-MAX_KEPT = 32  # compiled grammars; the least recently used is dropped first
+Result = TypeVar("Result")
+
+MAX_KEPT = 32  # compiled grammars, and admitted ones; the least recently used is dropped first
 MAX_MESSAGE_CHARS = 300
 
 # Far more than the largest published schemas need; the library's own let one grammar hold a thread
@@ -103,7 +105,10 @@ class GrammarCompiler:
         self._built: LLTokenizer | None = None
         self._writable = WritableText(range(256))  # known when the tree is built
         self._keeping = threading.RLock()  # a future that is done calls back at once
-        self._compiled: OrderedDict[tuple[Grammar, bool], Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._admitted: OrderedDict[Grammar, Future[None]] = (
+            OrderedDict()
+        )  # megabytes each compiled
 
     def build(self) -> LLTokenizer:
         """Returns the vocabulary's tree. Raises GrammarInvalid where there can be none.
@@ -122,7 +127,7 @@ class GrammarCompiler:
         """Compiles it within the limits of admission, which are tighter than those of a run, and
         begins some outputs. Raises InvalidParameter(param) with a sentence."""
         try:
-            self._kept(grammar, True).result()
+            self._kept(self._admitted, grammar, self._admit).result()
         except GrammarInvalid as error:
             raise InvalidParameter(param, str(error)) from error
 
@@ -136,22 +141,31 @@ class GrammarCompiler:
         Compiled on a thread of its own unless it is there, in bounded time for any author. The
         future raises GrammarInvalid.
         """
-        return self._kept(grammar, False)
+        return self._kept(self._compiled, grammar, self._runnable)
 
-    def _kept(self, grammar: Grammar, is_admission: bool) -> Future[LLMatcher]:
-        key = (grammar, is_admission)
+    def _kept(
+        self,
+        kept: OrderedDict[Grammar, Future[Result]],
+        grammar: Grammar,
+        work: Callable[[Grammar], Result],
+    ) -> Future[Result]:
+        def forget_failed(done: Future[Result]) -> None:
+            """An exception that is raised again and again would grow with each time."""
+            if done.exception() is not None:
+                with self._keeping:
+                    kept.pop(grammar, None)
+
         with self._keeping:
-            compiled = self._compiled.get(key)
-            if compiled is None:
-                work = self._admitted if is_admission else self._runnable
-                compiled = start_deep(lambda: work(grammar))
-                self._compiled[key] = compiled
-                if len(self._compiled) > MAX_KEPT:
-                    self._compiled.popitem(last=False)
-                compiled.add_done_callback(lambda done: self._forget_failed(key, done))
+            result = kept.get(grammar)
+            if result is None:
+                result = start_deep(lambda: work(grammar))
+                kept[grammar] = result
+                if len(kept) > MAX_KEPT:
+                    kept.popitem(last=False)
+                result.add_done_callback(forget_failed)
             else:
-                self._compiled.move_to_end(key)
-            return compiled
+                kept.move_to_end(grammar)
+            return result
 
     def _runnable(self, grammar: Grammar) -> LLMatcher:
         tree = self.build()
@@ -175,7 +189,7 @@ class GrammarCompiler:
             return writable.regex(grammar.text)
         return LLMatcher.grammar_from_regex(grammar.text)
 
-    def _admitted(self, grammar: Grammar) -> LLMatcher:
+    def _admit(self, grammar: Grammar) -> None:
         tree = self.build()
         _check_size(grammar)
         if grammar.kind is GrammarKind.LARK:
@@ -189,13 +203,6 @@ class GrammarCompiler:
                 raise GrammarInvalid(no_token(missing)) from error
             fault = fault_in(_decoded(grammar.text)) if _is_schema(grammar) else None
             raise (GrammarInvalid(str(fault)) if fault is not None else error) from error
-        return matcher
-
-    def _forget_failed(self, key: tuple[Grammar, bool], done: Future[LLMatcher]) -> None:
-        """Drops it: an exception that is raised again and again would grow with each time."""
-        if done.exception() is not None:
-            with self._keeping:
-                self._compiled.pop(key, None)
 
     def unsupported_reason(self) -> str | None:
         """Returns why no grammar can be followed over this vocabulary; None where one can."""

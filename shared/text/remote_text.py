@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
@@ -30,13 +32,23 @@ from shared.text.text_requests import (
 )
 from shared.text.tokenizer import PieceTokenizer, check_encodable
 
+log = logging.getLogger(__name__)
+
 MAX_LOAD_SECONDS = 180.0
 MAX_CALL_SECONDS = 60.0
+# Of a process's memory, beside that after its vocabulary was loaded: the tree of its grammars is
+# as large again, and a dozen MiB come with those that are kept.
+MAX_GROWTH, LEAST_MAX_RSS_BYTES = 4.0, 512 * 2**20
+MIN_LIFE_S = 60.0  # of a process, before it is replaced for its memory
 _LOST = (OSError, EOFError, msgspec.MsgspecError)
 
 
 class TextProcess:
-    """The process of one model's text, started again when it has ended. Safe on several threads."""
+    """The process of one model's text. Safe on several threads.
+
+    It is started again when it has ended, and another one takes its place when its memory has
+    grown too much: calls that are at work then end in the process that they began in.
+    """
 
     def __init__(self, card: ModelCard, blobs: Mapping[str, bytes]) -> None:
         """Raises TextInvalid as `load_text` does, and RenderingUnavailable."""
@@ -45,52 +57,137 @@ class TextProcess:
                 raise TextInvalid(missing_file(digest))
         self._load = LoadRequest(card.to_json().decode(), list(card.digests))
         self._blobs = [blobs[digest] for digest in card.digests]
-        self._lock = threading.Lock()
-        self._running: list[_Running] = []  # at most one
-        self._is_closed = False
-        weakref.finalize(self, _end, self._running)
-        self.vocabulary, self.tables = self._started().answer
+        self._model = card.name
+        self._starting = threading.Lock()  # held for as long as the process of a call loads
+        self._lock = threading.Lock()  # of what follows, never held for long
+        self._all: list[_Running] = []  # the current one, one that loads, those that finish
+        self._current: _Running | None = None
+        self._is_replacing = self._is_closed = False
+        weakref.finalize(self, _end_all, self._all)
+        running = self._take()
+        self.vocabulary, self.tables = running.answer
+        self._give_back(running)
 
     def call(self, call: TextCall) -> TextReply:
         """Raises RenderingUnavailable where the process ends over it twice, or stands still."""
         data = msgspec.json.encode(call)
         for _ in range(2):
-            running = self._started()
+            running = self._take()
             try:
-                return running.exchange(data)
+                reply = running.exchange(data)
+                self._judge(running, reply.rss_bytes)
+                return reply
             except _LOST as error:
-                self._drop(running)
+                self._end(running)
                 if isinstance(error, TimeoutError):
                     break
+            finally:
+                self._give_back(running)
         raise RenderingUnavailable("the process of the model's tokenizer ended or stood still")
 
     @property
     def pid(self) -> int:
-        return self._started().pid
+        running = self._take()
+        self._give_back(running)
+        return running.pid
 
     def close(self) -> None:
         """Ends the process; later calls raise RenderingUnavailable. Idempotent."""
         with self._lock:
             self._is_closed = True
-            _end(self._running)
+            self._current = None
+            _end_all(self._all)
 
-    def _started(self) -> _Running:
-        with self._lock:
-            if self._is_closed:
-                raise RenderingUnavailable("the process of the model's tokenizer is closed")
-            if not self._running:
-                try:
-                    self._running.append(_Running(self._load, self._blobs))
-                except _LOST as error:
-                    raise RenderingUnavailable(
-                        f"no process can load the model's tokenizer: {error}"
-                    ) from None
-            return self._running[0]
+    def _take(self) -> _Running:
+        """Returns the process, with one more call at work on it; starts it where there is none."""
+        running = self._taken()
+        if running is None:
+            with self._starting:
+                running = self._taken()
+                if running is None:
+                    running = self._started(num_calls=1)
+        return running
 
-    def _drop(self, running: _Running) -> None:
+    def _taken(self) -> _Running | None:
         with self._lock:
-            if running in self._running:
-                _end(self._running)
+            self._check_open()
+            if self._current is not None:
+                self._current.num_calls += 1
+            return self._current
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RenderingUnavailable("the process of the model's tokenizer is closed")
+
+    def _give_back(self, running: _Running) -> None:
+        with self._lock:
+            running.num_calls -= 1
+            is_over = running is not self._current and running.num_calls == 0
+        if is_over:
+            self._end(running)
+
+    def _started(self, *, num_calls: int) -> _Running:
+        """Starts a process, which becomes the current one when it has loaded. Raises TextInvalid
+        and RenderingUnavailable."""
+        try:
+            running = _Running(num_calls)
+        except OSError as error:
+            raise _not_loaded(error) from None
+        try:
+            with self._lock:
+                self._check_open()
+                self._all.append(running)
+            running.load(self._load, self._blobs)
+            with self._lock:
+                self._check_open()
+                old, self._current = self._current, running
+                is_over = old is not None and old.num_calls == 0  # else its last call ends it
+            if old is not None and is_over:
+                self._end(old)
+            return running
+        except BaseException as error:
+            self._end(running)
+            if isinstance(error, _LOST):
+                raise _not_loaded(error) from None
+            raise
+
+    def _judge(self, running: _Running, rss_bytes: int) -> None:
+        """Has the process replaced where its memory is above its bound."""
+        if rss_bytes <= running.max_rss_bytes:
+            return
+        with self._lock:
+            is_young = time.monotonic() < running.replaceable_s
+            if running is not self._current or is_young or self._is_replacing:
+                return
+            self._is_replacing = True
+        extra = {"model": self._model, "rss_mib": rss_bytes >> 20}
+        extra["max_mib"] = running.max_rss_bytes >> 20
+        log.warning("the tokenizer's process uses too much memory and is replaced", extra=extra)
+        threading.Thread(target=self._replace, args=(running,), daemon=True).start()
+
+    def _replace(self, old: _Running) -> None:
+        try:
+            self._started(num_calls=0)
+        except (RenderingUnavailable, TextInvalid) as error:
+            old.replaceable_s = time.monotonic() + MIN_LIFE_S
+            if not self._is_closed:
+                extra = {"model": self._model, "reason": str(error)}
+                log.error("the tokenizer's process is not replaced", extra=extra)
+        finally:
+            self._is_replacing = False
+
+    def _end(self, running: _Running) -> None:
+        """Idempotent."""
+        with self._lock:
+            if running is self._current:
+                self._current = None
+            if running in self._all:
+                self._all.remove(running)
+        running.end()
+
+
+def _not_loaded(error: BaseException) -> RenderingUnavailable:
+    return RenderingUnavailable(f"no process can load the model's tokenizer: {error}")
 
 
 class _Tables(NamedTuple):
@@ -103,10 +200,17 @@ class _Tables(NamedTuple):
 
 
 class _Running:
-    """A process that has loaded the text."""
+    """A process that loads the text, or has. `num_calls`: at work on it, counted by its owner."""
 
-    def __init__(self, load: LoadRequest, blobs: list[bytes]) -> None:
-        """Raises OSError, EOFError and MsgspecError where it does not, and TextInvalid."""
+    answer: tuple[Vocabulary, _Tables | None]
+    max_rss_bytes: int
+
+    def __init__(self, num_calls: int) -> None:
+        """Raises OSError."""
+        self.num_calls = num_calls
+        self.replaceable_s = time.monotonic() + MIN_LIFE_S
+        self._lock = threading.Lock()
+        self._is_ended = False
         self._control, theirs = socket.socketpair()
         self._idle: list[socket.socket] = []
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -123,20 +227,22 @@ class _Running:
         except OSError:
             self._control.close()
             raise
-        try:
-            self.answer = self._loaded(load, blobs)
-        except BaseException:
-            self.end()
-            raise
+
+    def load(self, load: LoadRequest, blobs: list[bytes]) -> None:
+        """Raises OSError, EOFError and MsgspecError where it does not, and TextInvalid."""
+        self.answer = self._loaded(load, blobs)
+        grown = round(MAX_GROWTH * self.answer[0].rss_bytes)
+        self.max_rss_bytes = max(LEAST_MAX_RSS_BYTES, grown)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def exchange(self, data: bytes) -> TextReply:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
+        """Raises OSError, EOFError and MsgspecError where the process does not answer."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
             connection = self._connected()
         try:
             send(connection, data)
@@ -144,13 +250,21 @@ class _Running:
         except BaseException:
             connection.close()
             raise
-        self._idle.append(connection)
+        with self._lock:
+            if not self._is_ended:
+                self._idle.append(connection)
+                return reply
+        connection.close()
         return reply
 
     def end(self) -> None:
+        """Kills it. Idempotent."""
+        with self._lock:
+            self._is_ended = True
+            idle, self._idle = self._idle, []
         self._control.close()
-        while self._idle:
-            self._idle.pop().close()
+        for connection in idle:
+            connection.close()
         self._process.kill()
         self._process.wait()
 
@@ -185,7 +299,7 @@ def _received(connection: socket.socket) -> bytearray:
     return data
 
 
-def _end(running: list[_Running]) -> None:
+def _end_all(running: list[_Running]) -> None:
     while running:
         running.pop().end()
 

@@ -8,6 +8,7 @@ process ends when the other side closes the socket.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -15,7 +16,10 @@ import socket
 import sys
 import threading
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -36,6 +40,53 @@ from shared.text.text_requests import (
 from shared.text.tokenizer import FastTokenizer
 
 LOADING_NICENESS = 10  # streams that are served meanwhile go first
+LARGE_BYTES = 64 * 1024  # of a call: its tokens take memory that others should not be judged by
+TRIM_GROWTH, TRIM_BYTES = 1.25, 16 * 2**20  # of the memory since it was trimmed last
+
+
+class _Memory:
+    """The resident memory of this process. Safe on several threads.
+
+    The C library keeps what its threads have freed, more than a gigabyte after some large texts:
+    it is given back to the system when it has grown.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_large = 0  # calls at work
+        self.rss_bytes = 0  # as measured last; 0: not known
+        self._trimmed_bytes = 0
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)  # glibc's
+
+    @contextmanager
+    def counted(self, num_bytes: int) -> Iterator[None]:
+        """Counts a call of so many bytes as at work in the block."""
+        is_large = num_bytes > LARGE_BYTES
+        with self._lock:
+            self._num_large += is_large
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_large -= is_large
+
+    def measure(self) -> None:
+        """Measures it, and trims it where it has grown, unless a large call is at work."""
+        with self._lock:
+            if self._num_large:
+                return
+            self.rss_bytes = _rss_bytes()
+            if self.rss_bytes > self._trimmed_bytes * TRIM_GROWTH + TRIM_BYTES:
+                self._trim(0)
+                self.rss_bytes = self._trimmed_bytes = _rss_bytes()
+
+
+def _rss_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+    except OSError:  # not Linux
+        pages = 0
+    return pages * resource.getpagesize()
 
 
 class _Text:
@@ -59,7 +110,7 @@ class _Text:
         return TextReply([] if token_id is None else [token_id])
 
 
-def _load(control: socket.socket) -> _Text | None:
+def _load(control: socket.socket, memory: _Memory) -> _Text | None:
     """Returns the text side; None where it cannot be used, or the other side has gone."""
     data = receive(control)
     if data is None:
@@ -76,6 +127,8 @@ def _load(control: socket.socket) -> _Text | None:
     if table is None:
         send(control, msgspec.json.encode(Vocabulary(has_pieces=False)))
         return None
+    del blobs, data, request  # of hundreds of megabytes with what parsing them took
+    memory.measure()
     vocabulary = Vocabulary(
         vocab_size=tokenizer.vocab_size,
         special_ids=sorted(tokenizer.special_ids),
@@ -84,6 +137,7 @@ def _load(control: socket.socket) -> _Text | None:
         strip=tokenizer.strip[0],
         strip_count=tokenizer.strip[1],
         max_token_bytes=tokenizer.max_token_bytes,
+        rss_bytes=memory.rss_bytes,
     )
     send(control, msgspec.json.encode(vocabulary))
     for place in (0, 1):
@@ -97,14 +151,14 @@ def _load(control: socket.socket) -> _Text | None:
     return text
 
 
-def _loaded(control: socket.socket) -> _Text | None:
+def _loaded(control: socket.socket, memory: _Memory) -> _Text | None:
     """Loads on a thread that yields to others of the machine."""
     loaded: Future[_Text | None] = Future()
 
     def run() -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADING_NICENESS)
-            loaded.set_result(_load(control))
+            loaded.set_result(_load(control, memory))
         except BaseException as error:
             loaded.set_exception(error)
 
@@ -112,11 +166,16 @@ def _loaded(control: socket.socket) -> _Text | None:
     return loaded.result()
 
 
-def _serve(text: _Text, connection: socket.socket) -> None:
+def _serve(text: _Text, memory: _Memory, connection: socket.socket) -> None:
     decoder = msgspec.json.Decoder(TextCall)
     try:
         while (data := receive(connection)) is not None:
-            send(connection, msgspec.json.encode(text.reply(decoder.decode(data))))
+            with memory.counted(len(data)):
+                reply = text.reply(decoder.decode(data))
+                reply.rss_bytes = memory.rss_bytes
+                send(connection, msgspec.json.encode(reply))
+                del data, reply
+            memory.measure()
     except OSError:  # the other side has gone
         pass
     finally:
@@ -127,14 +186,16 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would have prompts in it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group
     control = socket.socket(fileno=sys.stdin.fileno())
-    text = _loaded(control)
+    memory = _Memory()
+    text = _loaded(control, memory)
     while text is not None:
         data, fds, _, _ = socket.recv_fds(control, 1, 1)
         if not data:
             break
         for fd in fds:
             connection = socket.socket(fileno=fd)
-            threading.Thread(target=_serve, args=(text, connection), daemon=True).start()
+            serving = (text, memory, connection)
+            threading.Thread(target=_serve, args=serving, daemon=True).start()
     os._exit(0)  # threads may be in native code
 
 

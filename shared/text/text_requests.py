@@ -23,6 +23,7 @@ class Vocabulary(msgspec.Struct):
     They are the bytes of every token in front of a text, one behind the other, and the ends of
     each (unsigned 32-bit numbers); and the same elsewhere in a text. `missing`: ids that have no
     entry. `strip`, `strip_count`: see PieceRule. `has_pieces`: a token's text depends on no other.
+    `rss_bytes`: the memory of the process that has loaded it.
     """
 
     vocab_size: int = 0
@@ -33,6 +34,7 @@ class Vocabulary(msgspec.Struct):
     strip_count: int = 0
     max_token_bytes: int = 0  # 0: not known, see `least_tokens`
     has_pieces: bool = True
+    rss_bytes: int = 0  # 0: not known
     error: str | None = None
 
 
@@ -62,7 +64,8 @@ TextCall = EncodeCall | TokenIdCall | CheckCall
 
 class TextReply(msgspec.Struct, omit_defaults=True):
     """`token_ids` of an EncodeCall or, one or none, of a TokenIdCall; else `error` is a sentence
-    for the client."""
+    for the client. `rss_bytes`: the process's memory after a call before."""
 
     token_ids: list[int] = []
     error: str | None = None
+    rss_bytes: int = 0

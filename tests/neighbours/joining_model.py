@@ -18,12 +18,12 @@ from shared.transport.connect import open_transport
 NAME, NUM_TOKENS = "large-vocabulary", 262_144
 
 
-def write_tokenizer(path: Path) -> None:
-    """Writes a byte-level BPE of random merges."""
+def write_tokenizer(path: Path, num_tokens: int = NUM_TOKENS) -> None:
+    """Writes a byte-level BPE of random merges, and what a card needs beside it."""
     chooser, tokens = random.Random(1), sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(["</s>", *tokens])}
     merges = []
-    while len(vocabulary) < NUM_TOKENS:
+    while len(vocabulary) < num_tokens:
         left, right = chooser.choice(tokens), chooser.choice(tokens)
         if len(left + right) > 12 or left + right in vocabulary:
             continue
@@ -36,7 +36,7 @@ def write_tokenizer(path: Path) -> None:
     made.save(str(path / "tokenizer.json"))
     config = {"eos_token": "</s>", "chat_template": "{{ messages[-1].content }}"}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
-    (path / "config.json").write_text(json.dumps({"vocab_size": NUM_TOKENS}))
+    (path / "config.json").write_text(json.dumps({"vocab_size": num_tokens}))
 
 
 async def main(redis_url: str, namespace: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ import httpx
 import pytest
 
 from shared.launcher.redis_server import PrivateServer
-from shared.text.checkpoint_text import load_tokenizer
+from shared.text.checkpoint_text import card_from_checkpoint, load_tokenizer
+from shared.transport.connect import open_transport
+from tests.neighbours.joining_model import write_tokenizer
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process
@@ -215,3 +218,56 @@ def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path)
             assert events[-1]["full_text"] == "".join(event["text"] for event in events)
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_its_end_leaves_no_process_and_closes_what_it_opened(
+    redis_url: str, tmp_path: Path, stop_signal: signal.Signals
+) -> None:
+    """A large vocabulary and a chat template have processes beside the frontend."""
+    namespace = new_namespace()
+    asyncio.run(announce_large_vocabulary(redis_url, namespace, tmp_path))
+    settings = {"PYTHONWARNINGS": "error::ResourceWarning"}
+    with process(redis_url, namespace, **settings) as frontend:
+        assert not frontend.popen.is_forked, "a forked one would not read the variable"
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        url = f"{frontend.base_url}/tokenize"
+        wait_until(
+            lambda: httpx.post(url, json=body, timeout=60).status_code == 200, "the text is loaded"
+        )
+        children = children_of(frontend.popen.pid)
+        frontend.popen.send_signal(stop_signal)
+        assert frontend.popen.wait(60) == 0
+        left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    modules = set(children.values())
+    assert modules == {"shared.text.text_process", "shared.text.rendering_process"}
+    assert left == []
+    output = "".join(frontend.lines)
+    assert "ResourceWarning" not in output, output
+    assert "Traceback" not in output, output
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Returns the modules that its child processes run, by their pids."""
+    children = [
+        child
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in path.read_text().split()
+    ]
+    commands = {child: Path(f"/proc/{child}/cmdline").read_text() for child in children}
+    return {
+        int(child): command.rpartition("-m\0")[2].split("\0")[0]
+        for child, command in commands.items()
+    }
+
+
+async def announce_large_vocabulary(redis_url: str, namespace: str, directory: Path) -> None:
+    """Announces a model whose tokenizer.json is above the bound of those that a frontend parses."""
+    write_tokenizer(directory, 20_000)
+    card, blobs = card_from_checkpoint(
+        directory, name=MODEL, max_model_len=64, kv_capacity_tokens=64, dtype="", num_parameters=1
+    )
+    transport = await open_transport(redis_url, namespace=namespace)
+    await transport.queue.setup([MODEL])
+    await transport.queue.announce(MODEL, card.to_json(), blobs)
+    await transport.aclose()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shared.messages import Grammar, GrammarKind, InvalidParameter
-from shared.text import served_text
+from shared.text import remote_text, served_text
 from shared.text.base import RenderingUnavailable, TextInvalid
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.model_card import ModelCard, TextModel
@@ -111,6 +114,122 @@ def test_a_process_that_was_killed_is_started_again(both: Both) -> None:
     os.kill(before, signal.SIGKILL)
     assert both.tokenizer.encode("hello") == both.here.tokenizer.encode("hello")
     assert both.process.pid != before
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}"
+        time.sleep(0.005)
+
+
+def rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def tools_schema(number: int) -> Grammar:
+    """One of its kind: the calls of 64 tools."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": f"tool_{number}_{tool}"},
+                "arguments": {
+                    "type": "object",
+                    "properties": {"text": {"type": "string", "maxLength": tool + 10}},
+                },
+            },
+            "required": ["name", "arguments"],
+        }
+        for tool in range(64)
+    ]
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"anyOf": calls}))
+
+
+def test_many_grammars_and_large_texts_leave_its_memory_as_it_was(both: Both) -> None:
+    process = TextProcess(both.card, both.blobs)
+    tokenizer, grammars = RemoteTokenizer(process), RemoteGrammars(process)
+    pid, number = process.pid, iter(range(10**6))
+
+    def check(count: int) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            for _ in threads.map(
+                lambda i: grammars.check(tools_schema(i), "p"), (next(number) for _ in range(count))
+            ):
+                pass
+
+    check(8)
+    first = rss_bytes(pid)
+    check(150)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(tokenizer.encode, ["gate and wheel " * 50_000] * 6))
+    print(f"{first >> 20} MiB, then {rss_bytes(pid) >> 20} MiB")
+    until(lambda: rss_bytes(pid) <= 2 * first, "its memory is given back")
+    assert process.pid == pid, "by the same process"
+    process.close()
+
+
+def test_calls_at_work_end_in_the_process_that_is_replaced_for_its_memory(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_text, "MIN_LIFE_S", 0.0)
+    process = TextProcess(both.card, both.blobs)
+    old = process._current
+    assert old is not None
+    os.kill(old.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        at_work = threads.submit(RemoteTokenizer(process).encode, "hello")
+        until(lambda: old.num_calls == 1, "the call is at work")
+        process._judge(old, old.max_rss_bytes + 1)
+        until(lambda: process.pid != old.pid, "another process takes its place")
+        assert RemoteTokenizer(process).encode("gate") == both.here.tokenizer.encode("gate")
+        assert not at_work.done()
+        assert is_running(old.pid)
+        os.kill(old.pid, signal.SIGCONT)
+        assert at_work.result(60) == both.here.tokenizer.encode("hello")
+    assert not is_running(old.pid)
+    process.close()
+
+
+def test_a_process_above_its_bound_is_replaced_once_it_is_old_enough(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_text, "LEAST_MAX_RSS_BYTES", 1)
+    monkeypatch.setattr(remote_text, "MAX_GROWTH", 0.5)
+    process = TextProcess(both.card, both.blobs)
+    tokenizer, first = RemoteTokenizer(process), process.pid
+    tokenizer.encode("hello")
+    assert "replaced" not in caplog.text, "it is young"
+    assert process._current is not None
+    process._current.replaceable_s = 0.0
+    tokenizer.encode("hello")
+    until(lambda: process.pid != first, "another process takes its place")
+    until(lambda: not is_running(first), "the first one ends")
+    assert tokenizer.encode("hello") == both.here.tokenizer.encode("hello")
+    assert caplog.text.count("is replaced") == 1
+    process.close()
+
+
+def test_closing_ends_a_process_that_loads(both: Both) -> None:
+    process = TextProcess(both.card, both.blobs)
+    old = process._current
+    assert old is not None
+    old.replaceable_s = 0.0
+    process._judge(old, old.max_rss_bytes + 1)
+    until(lambda: len(process._all) == 2, "another process loads")
+    pids = [running.pid for running in process._all]
+    process.close()
+    until(lambda: not any(map(is_running, pids)), "both end")
+    with pytest.raises(RenderingUnavailable):
+        RemoteTokenizer(process).encode("hello")
 
 
 def test_the_process_ends_with_its_model(both: Both) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -268,3 +270,26 @@ async def test_a_model_whose_text_cannot_be_loaded_now_is_loaded_later_and_holds
     catalog._load_again_s.clear()  # the time has come
     assert (await catalog.require("m")).card.name == "m"
     assert loads == ["m", "other"], "the two have one text"
+
+
+async def test_the_text_of_a_model_that_has_left_is_dropped_and_one_in_use_is_not(
+    checkpoint: Path, pool: TextPool
+) -> None:
+    store = Store()
+    store.serve(checkpoint, "stays")
+    store.serve(checkpoint, "leaves")
+    card = ModelCard.from_json(store.cards["leaves"])
+    store.cards["leaves"] = replace(card, eos_token_ids=(0,)).to_json()  # a text of its own
+    catalog = ModelCatalog(store, pool, load_text)  # type: ignore[arg-type]
+    await catalog.refresh()
+    stays, leaves = (
+        weakref.ref(catalog.known[name].text.tokenizer) for name in ("stays", "leaves")
+    )
+    store.cards.pop("leaves")
+    await catalog.refresh()
+    assert leaves() is not None, "it may come back soon"
+    catalog._used_s = dict.fromkeys(catalog._used_s, float("-inf"))  # long ago
+    await catalog.refresh()
+    gc.collect()
+    assert stays() is catalog.known["stays"].text.tokenizer
+    assert leaves() is None
