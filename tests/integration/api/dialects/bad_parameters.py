@@ -312,7 +312,7 @@ BAD_RESPONSES = [
     Bad({"include": ["everything"]}, "include.0", UNSUPPORTED),
     Bad({"tools": [{"type": "unheard_of"}]}, "tools.0.type", UNSUPPORTED),
     Bad({"background": True, "store": False}, "background"),
-    Bad({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type", UNSUPPORTED),
+    Bad({"input": [{"type": "item_unknown", "id": "msg_1"}]}, "input.0.type", UNSUPPORTED),
     Bad({"input": []}, "input"),
     Bad({"stop": ["a"] * 65}, "stop"),
     Bad({"stop": ["a" * 512] * 17}, "stop"),
