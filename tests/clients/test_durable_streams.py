@@ -23,9 +23,8 @@ RUNNER = """\
 import { runConformanceTests } from "@durable-streams/server-conformance-tests"
 runConformanceTests({ baseUrl: process.env.CONFORMANCE_TEST_URL })
 """
-CASES = [
-    line for line in (HERE / "cases.txt").read_text().splitlines() if line[:1] not in ("", "#")
-]
+LINES = (HERE / "cases.txt").read_text().splitlines()
+CASES = [line for line in LINES if not line.startswith("#")]
 
 
 @pytest.fixture
@@ -67,9 +66,7 @@ def test_the_read_side_conforms(writer_url: str, tmp_path: Path) -> None:
     (file,) = json.loads(report.read_text())["testResults"]
     cases = {case["fullName"].strip(): case for case in file["assertionResults"]}
     run = {name: case for name, case in cases.items() if case["status"] in ("passed", "failed")}
-    failed = {
-        name: case["failureMessages"] for name, case in run.items() if case["status"] == "failed"
-    }
+    failed = [case for case in run.values() if case["status"] == "failed"]
     assert not failed, json.dumps(failed, indent=2)
     assert sorted(run) == sorted(CASES)
 
@@ -77,4 +74,4 @@ def test_the_read_side_conforms(writer_url: str, tmp_path: Path) -> None:
 def _selection() -> list[str]:
     signs = frozenset("\\.+*?()|[]{}^$/-")
     names = ("".join(f"\\{c}" if c in signs else c for c in name) for name in CASES)
-    return ["--testNamePattern", f"^\\s*({'|'.join(names)})$"] if CASES else []
+    return ["--testNamePattern", f"^\\s*({'|'.join(names)})$"]

@@ -1,4 +1,4 @@
-"""The write side of Durable Streams over a service's jobs: each stream is a job, each append a token.
+"""The write side of Durable Streams over a service's jobs: a stream is a job, an append a token.
 
 A ScriptedWorker that starts nothing holds the jobs. Reads are the app's own, under its own route.
 """
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shared.messages import Cursor, Delta, FinishReason, JobState, Usage
+from shared.messages import START, Cursor, Delta, FinishReason, JobState, Usage
 from shared.transport.ports.queue import Append, AppendStatus, JobEnd
 from shared.transport.wire import chain_hash
 from tests.support.running_service import RunningService
@@ -33,7 +33,7 @@ class Stream:
     name: str
     job_id: str
     attempt: int
-    end: Cursor = Cursor(0, 0)
+    end: Cursor = START
     chain: str = ""
     is_closed: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
