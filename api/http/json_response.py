@@ -99,7 +99,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     status, body = error.status, error.body()
     if speaks_anthropic(scope):
         status, body = anthropic_status(status), anthropic_body(error, caller_in(scope).request_id)
-    return json_response(body, status, error.headers)
+    return json_response(body, status, {**error.headers, "x-content-type-options": "nosniff"})
 
 
 def anthropic_status(status: int) -> int:

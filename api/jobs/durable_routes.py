@@ -36,6 +36,7 @@ router = APIRouter(tags=["Jobs"])
 TEXT = "text/plain; charset=utf-8"
 # A browser that shows pages of others reads it by fetch alone.
 _SAFE = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "cross-origin"}
+_EVENTS = {**_SAFE, "content-type": "text/event-stream"}  # some clients compare it as a whole
 
 
 @router.head("/v1/jobs/{name}/text", response_class=Response, responses=statuses(NAMED))
@@ -89,7 +90,7 @@ async def read_job_text(
     if live and not chunk.text:
         return Response(status_code=204, headers=headers | {"cache-control": "no-store"})
     if offset == "now":
-        return Response(headers=headers | {"cache-control": "no-store"})
+        return Response(chunk.text, headers=headers | {"cache-control": "no-store"})
     etag = f'"{record.job_id}:{chunk.etag}"'
     age = "private, max-age=60, stale-while-revalidate=300" if chunk.text else "no-store"
     headers |= {"etag": etag, "cache-control": age}
@@ -131,14 +132,14 @@ def _events(jobs: JobService, record: JobRecord, chunk: Chunk, interval: str) ->
     """Returns what streams the text behind `chunk` as well."""
     if chunk.is_closed:
         headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
-        return Response(chunk_events(chunk, interval), headers=headers | _SAFE)
+        return Response(chunk_events(chunk, interval), headers=headers | _EVENTS)
     source = AttachedJob(jobs, record, chunk.end, has_short_end=True)
     body = EventStreamBody(jobs, TextEvents(chunk, interval))
     return _Safe(StreamResponse(jobs, source, body))
 
 
 class _Safe(Response):
-    """A response with the headers of _SAFE."""
+    """A stream with the headers of _EVENTS."""
 
     def __init__(self, response: StreamResponse) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ class _Safe(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_safe(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_SAFE)
+                MutableHeaders(scope=message).update(_EVENTS)
             await send(message)
 
         await self._response(scope, receive, send_safe)

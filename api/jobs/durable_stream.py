@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 from starlette.types import Scope
 
 from api.errors import ApiError, ClientError, unavailable
@@ -198,7 +199,10 @@ class TextEvents:
 
 
 def chunk_events(chunk: Chunk, cursor: str) -> bytes:
-    """Returns a chunk as its events. A line end of any kind begins a new line of data."""
+    """Returns a chunk as its events. A line end of any kind begins a new line of data.
+
+    As the protocol writes them: without a space behind `data:`, but before one that is text.
+    """
     control: dict[str, str | bool] = {"streamNextOffset": offset_of(chunk.end)}
     if chunk.status is not None:
         control |= {"streamClosed": True, "jobStatus": chunk.status.value}
@@ -206,6 +210,9 @@ def chunk_events(chunk: Chunk, cursor: str) -> bytes:
         control["streamCursor"] = cursor
     if chunk.is_up_to_date:
         control["upToDate"] = True
-    lines = b"".join(b"data: " + line + b"\n" for line in _LINE_END.split(chunk.text))
+    lines = b"".join(
+        (b"data: " if line.startswith(b" ") else b"data:") + line + b"\n"
+        for line in _LINE_END.split(chunk.text)
+    )
     data = b"event: data\n" + lines + b"\n" if chunk.text else b""
-    return data + b"event: control\n" + sse.event(control)
+    return data + b"event: control\ndata:" + msgspec.json.encode(control) + b"\n\n"

@@ -46,7 +46,8 @@ def events_of(response: httpx.Response) -> list[tuple[str, Any]]:
     for block in response.text.split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]
         if lines:
-            data = "\n".join(line[6:] for line in lines if line.startswith("data: "))
+            values = (line[5:] for line in lines if line.startswith("data:"))
+            data = "\n".join(value.removeprefix(" ") for value in values)
             found.append((lines[0].removeprefix("event: "), data))
     return found
 
@@ -111,6 +112,21 @@ def test_a_long_poll_waits_for_text(
     assert job["usage"]["completion_tokens"] == 20
     assert text == client.get(paused).content
     assert offsets == sorted(offsets)
+
+
+def test_a_long_poll_from_now_on_has_the_text_that_comes(
+    service: RunningService, client: httpx.Client, paused: str
+) -> None:
+    had = client.get(paused)
+    waiting = threading.Timer(0.3, lambda: setattr(service.script, "stop_after", None))
+    waiting.start()
+    read = client.get(paused, params={"offset": "now", "live": "long-poll"})
+    waiting.join()
+    offset = had.headers["stream-next-offset"]
+    assert read.content
+    assert read.headers["stream-next-offset"] > offset
+    rest = client.get(paused, params={"offset": offset})
+    assert rest.content.startswith(read.content)
 
 
 def test_events_have_the_text_and_where_a_reader_goes_on(
