@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.charmap import charmap, charmap_file, intervals_from_codec
 
+from tests.support.document_check import raise_mismatch
 from tests.support.examples import examples
 
 # No example is judged by its time: on a busy machine every one is slow.
@@ -76,6 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((rank for rank, room in enumerate(LONGEST) if path.startswith(room)), 9)
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """The test that sent it fails by a body that the OpenAPI document does not allow."""
+    yield
+    raise_mismatch()
 
 
 @pytest.fixture(scope="session", autouse=True)

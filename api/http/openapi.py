@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from types import UnionType
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -50,8 +51,8 @@ class Error(BaseModel):
     error: ErrorObject
 
 
-def errors(statuses: Iterable[int], model: type[BaseModel] = Error) -> Described:
-    """Returns the error responses of a route."""
+def errors(statuses: Iterable[int], model: type[BaseModel] | UnionType = Error) -> Described:
+    """Returns the error responses of a route; `model`: of a body, a union for several dialects."""
     return {
         status: {"model": model, "description": _PHRASES.get(status) or HTTPStatus(status).phrase}
         for status in sorted(statuses)

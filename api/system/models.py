@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.dialects.messages.protocol import MessagesError
 from api.generation.conversation import chat_text
 from api.generation.messages import template_messages
 from api.generation.models import GenerationDep, ServedModel
 from api.generation.prompt import chat_token_ids, checked_token_ids, prompt_token_ids
 from api.http.caller import speaks_anthropic
-from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import ANY, BODY, NAMED, errors
+from api.http.json_response import OVERLOADED_STATUS, LongJsonResponse, json_response
+from api.http.openapi import ANY, BODY, NAMED, Error, errors
 from api.http.time_slices import SlicesDep
 from api.jobs.request_reader import JsonRoute
 from api.system.protocol import (
     Detokenized,
     DetokenizeRequest,
     Model,
+    ModelInfo,
     ModelList,
+    ModelPage,
     TokenizeRequest,
     TokenizerInfo,
     TokenizerInfoQuery,
@@ -32,9 +34,14 @@ from api.system.protocol import (
 from shared.messages import InvalidParameter
 
 router = APIRouter(route_class=JsonRoute, tags=["Models"])
+_EitherError = Error | MessagesError
 
 
-@router.get("/v1/models", response_model=ModelList, responses=errors(ANY))
+@router.get(
+    "/v1/models",
+    response_model=ModelList | ModelPage,
+    responses=errors(ANY | {OVERLOADED_STATUS}, _EitherError),
+)
 async def list_models(request: Request, generation: GenerationDep) -> Response:
     """Lists the models that requests can name now, in Anthropic's shape if `anthropic-version` is
     sent."""
@@ -44,12 +51,16 @@ async def list_models(request: Request, generation: GenerationDep) -> Response:
     return json_response(ModelList(data=[Model.of(model) for model in known.values()]))
 
 
-@router.get("/v1/models/{model_id:path}", response_model=Model, responses=errors(NAMED))
+@router.get(
+    "/v1/models/{model_id:path}",
+    response_model=Model | ModelInfo,
+    responses=errors(NAMED | {OVERLOADED_STATUS}, _EitherError),
+)
 async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Response:
     """Returns a model, whose name may have slashes."""
     model = await generation.models.require(model_id)
     if speaks_anthropic(request.scope):
-        return json_response(model_info(model))
+        return json_response(ModelInfo.of(model))
     return json_response(Model.of(model))
 
 
@@ -59,7 +70,7 @@ DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
 
 
-def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> dict[str, Any]:
+def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> ModelPage:
     """Returns a page of models. `query`: `limit`, `after_id`, `before_id`, as Anthropic has them.
 
     Raises InvalidParameter.
@@ -76,29 +87,13 @@ def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> dict[
     else:
         has_more = end > begin + limit
         end = min(end, begin + limit)
-    page = [model_info(model) for model in models[begin:end]]
-    return {
-        "data": page,
-        "has_more": has_more,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-    }
-
-
-def model_info(model: ServedModel) -> dict[str, Any]:
-    """Returns one model. `max_input_tokens` and `max_tokens` are each all that prompt and output
-    share."""
-    card = model.card
-    created = datetime.fromtimestamp(card.created_s, UTC)
-    return {
-        "type": "model",
-        "id": card.name,
-        "display_name": card.name,
-        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "lifecycle": "active",
-        "max_input_tokens": model.context_tokens,
-        "max_tokens": model.context_tokens,
-    }
+    page = [ModelInfo.of(model) for model in models[begin:end]]
+    return ModelPage(
+        data=page,
+        has_more=has_more,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+    )
 
 
 def _limit(text: str) -> int:

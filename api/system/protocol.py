@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -94,10 +95,45 @@ class Model(ResponseModel):
 
 
 class ModelList(ResponseModel):
-    """Requests with the header `anthropic-version` get another shape."""
+    """Requests with the header `anthropic-version` get a `ModelPage`."""
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class ModelInfo(ResponseModel):
+    """A model in Anthropic's shape. `max_input_tokens` and `max_tokens` are each all that prompt
+    and output share."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+
+    @classmethod
+    def of(cls, model: ServedModel) -> ModelInfo:
+        """Returns the object of a model of the catalog."""
+        card = model.card
+        created = datetime.fromtimestamp(card.created_s, UTC)
+        return cls(
+            id=card.name,
+            display_name=card.name,
+            created_at=created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            max_input_tokens=model.context_tokens,
+            max_tokens=model.context_tokens,
+        )
+
+
+class ModelPage(ResponseModel):
+    """A page of models in Anthropic's shape."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class Tokens(ResponseModel):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.agent_checks import DEMO
+from tests.support.document_check import CHECKED, collect_written
 from tests.support.launched import Launched
 from tests.support.service_fixtures import (  # noqa: F401
     checkpoint,
@@ -16,6 +17,20 @@ from tests.support.service_fixtures import (  # noqa: F401
     shared_service,
 )
 from tests.support.tool_models import make_demo_with_tools
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processes_check_bodies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the clients send to frontends in processes of their own keeps to the document, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CHECKED, str(tmp_path_factory.mktemp("document") / "mismatches"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _mismatches_are_collected(_processes_check_bodies: None) -> Iterator[None]:
+    yield
+    collect_written()
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from shared.environment import PREFIX, value_of
 from shared.process import die_with_parent, dying_with_this_process
 from shared.setting_names import SETTING_NAMES
 from tests.support import fork_server
+from tests.support.document_check import CHECKED
 from tests.support.fork_server import Start
 from tests.support.throttle import THROTTLE
 
@@ -27,7 +28,7 @@ MODEL = "worker.model.build"  # with torch
 PROGRAM = "from tests.support.fork_server import main; main()"
 STARTED = ("api", "worker", "shared.launcher")
 # What else may differ from the server's variables: it is read when it is used.
-READ_LATE = {"PYTHONPATH", THROTTLE, "CHAOS_DEVICE", "CHAOS_STEP_TOKENS", "CHAOS_TRAP"}
+READ_LATE = {"PYTHONPATH", THROTTLE, CHECKED, "CHAOS_DEVICE", "CHAOS_STEP_TOKENS", "CHAOS_TRAP"}
 
 _arguments_of = inspect.signature(subprocess.Popen._execute_child).bind  # type: ignore[attr-defined]
 

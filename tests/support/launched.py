@@ -18,6 +18,7 @@ from types import TracebackType
 from shared.environment import variable_of
 from shared.process import dying_with_this_process
 from shared.setting_names import SETTING_NAMES
+from tests.support import document_check
 from tests.support.forked import ForkedPopen
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -70,6 +71,7 @@ class Launched:
         self._env = {
             **{name: value for name, value in os.environ.items() if name not in redis_url},
             "PYTHONPATH": str(REPOSITORY),
+            **document_check.environment(),
             "OMP_NUM_THREADS": "1",
             variable_of("port"): str(free_port(int(given.get(variable_of("frontends"), "1")))),
             **given,

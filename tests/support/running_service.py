@@ -24,6 +24,7 @@ from shared.text.model_card import ModelCard, TextModel
 from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.support.checkpoints import make_checkpoint
+from tests.support.document_check import check_bodies
 from tests.support.scripted_worker import Script, ScriptedWorker
 from tests.support.service_processes import worker_process
 
@@ -115,7 +116,7 @@ class RunningService:
             self.loop.close()
 
     async def _main(self) -> None:
-        self.app = create_app(self.settings)
+        self.app = check_bodies(create_app(self.settings))
         self.server = make_server(self.app, self.settings)
         self.transport = await open_transport(
             self.settings.redis_url, namespace=self.settings.namespace

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 
 from shared.process import dying_with_this_process
+from tests.support import document_check
 from tests.support.forked import ForkedPopen
 from tests.support.redis_topologies import until
 
@@ -37,6 +38,7 @@ class Process:
                 "REDIS_URL": redis,
                 "NAMESPACE": namespace,
                 "PORT": "0",
+                **document_check.environment(),
                 **settings,
             },
             stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Models with no chat template, several by name, and one of the operator, over HTTP.
+"""Models with no chat template, several by name, one of the operator, and a strict one, over HTTP.
 
 The engines echo their prompt: the output shows which template rendered it.
 """
@@ -15,9 +15,16 @@ import httpx
 import pytest
 
 from tests.integration.worker.worker_process import WorkerProcess
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import END_OF_TEXT, make_checkpoint
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import running_frontend, wait_until
+from tests.support.running_service import (
+    MODEL,
+    RunningService,
+    running_frontend,
+    running_service,
+    wait_until,
+)
+from tests.support.turn_templates import MISTRAL
 
 BARE, NAMED, GIVEN = "bare", "named", "given"
 SAYS = "{{ messages[-1].content }} "
@@ -118,3 +125,74 @@ def test_a_request_names_one_of_the_checkpoints_templates(templates: Service) ->
 
 def test_the_operators_template_replaces_the_checkpoints(templates: Service) -> None:
     assert templates.chat(GIVEN).startswith("given: hello")
+
+
+# The same conversation in each dialect. The template raises for each of the orders in it: two turns
+# of the user, two of the assistant, and a system message between them.
+STRICT: Mapping[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "system", "content": "S."},
+            {"role": "user", "content": "U1."},
+            {"role": "user", "content": [{"type": "text", "text": "U2."}]},
+            {"role": "assistant", "content": "A1."},
+            {"role": "assistant", "content": "A2."},
+            {"role": "developer", "content": "LATE."},
+            {"role": "user", "content": "U3."},
+        ],
+        "max_tokens": 1,
+    },
+    "/v1/responses": {
+        "instructions": "S.",
+        "input": [
+            {"role": "user", "content": "U1."},
+            {"role": "user", "content": [{"type": "input_text", "text": "U2."}]},
+            {"role": "assistant", "content": "A1."},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "A2."}]},
+            {"role": "developer", "content": "LATE."},
+            {"role": "user", "content": "U3."},
+        ],
+        "max_output_tokens": 16,
+    },
+    "/v1/messages": {
+        "system": "S.",
+        "messages": [
+            {"role": "user", "content": "U1."},
+            {"role": "user", "content": [{"type": "text", "text": "U2."}]},
+            {"role": "assistant", "content": "A1."},
+            {"role": "assistant", "content": [{"type": "text", "text": "A2."}]},
+            {"role": "system", "content": "LATE."},
+            {"role": "user", "content": "U3."},
+        ],
+        "max_tokens": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def strict_service(
+    redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningService]:
+    path = make_checkpoint(tmp_path_factory.mktemp("strict") / "m", chat_template=MISTRAL)
+    with running_service(redis_url, new_namespace(), path) as service:
+        yield service
+
+
+@pytest.mark.parametrize("path", STRICT)
+def test_a_strict_template_gets_the_turns_of_every_dialect_in_its_order(
+    strict_service: RunningService, path: str
+) -> None:
+    # Messages that follow one another are parts of one turn in Anthropic's dialect.
+    between = "\n" if path == "/v1/messages" else "\n\n"
+    strict_service.worker.seen.clear()
+    body = {"model": MODEL, **STRICT[path]}
+    response = httpx.post(f"{strict_service.base_url}{path}", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    (seen,) = strict_service.worker.seen
+    prompt = strict_service.text.tokenizer.decode(
+        seen.job.prompt_token_ids, skip_special_tokens=False
+    )
+    assert prompt.removeprefix(END_OF_TEXT) == (
+        f"[SYSTEM_PROMPT]S.[/SYSTEM_PROMPT][INST]U1.{between}U2.[/INST]A1.{between}A2.</s>"
+        "[INST]LATE.\n\nU3.[/INST]"
+    )

@@ -20,6 +20,12 @@ from shared.launcher.redis_server import PrivateServer
 from shared.text.checkpoint_text import card_from_checkpoint, load_tokenizer
 from shared.transport.connect import open_transport
 from tests.neighbours.joining_model import write_tokenizer
+from tests.support.document_check import (
+    CHECKED,
+    collect_written,
+    raise_mismatch,
+    write_mismatch,
+)
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process
@@ -67,6 +73,18 @@ def test_it_starts_without_redis_and_reports_it() -> None:
         assert refused.headers["x-request-id"].startswith("cmpl-")
         frontend.popen.send_signal(signal.SIGTERM)
         assert frontend.popen.wait(60) == 0
+
+
+def test_its_bodies_are_compared_with_its_document_where_a_variable_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHECKED, str(tmp_path / "mismatches"))
+    with process(ABSENT, new_namespace()):
+        assert (tmp_path / "mismatches").read_text() == ""
+    write_mismatch("POST /x: it differs")
+    collect_written()
+    with pytest.raises(AssertionError, match="POST /x: it differs"):
+        raise_mismatch()
 
 
 def test_it_needs_no_file_of_the_model(scripted: RunningService) -> None:

@@ -3,7 +3,7 @@
 Python imports this by itself at start. In an engine process it sets traps, which a prompt springs
 by its first token (echo runner; with CHAOS_TRAP the poison on any engine), a throttle, which
 tests/support/throttle.py sets, and a device that can fail (with a model). Elsewhere it does nothing
-unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA or JOB_HISTORY is set.
+unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA, JOB_HISTORY or DOCUMENT_CHECKED is set.
 """
 
 from __future__ import annotations
@@ -173,6 +173,20 @@ def _shift_clock(offset_s: float) -> None:
     time.time_ns = lambda: now_ns() + int(offset_s * 1e9)
 
 
+def _check_bodies(path: str) -> None:
+    """The file of a frontend whose bodies are compared is there."""
+    import api.process
+    from tests.support.document_check import check_bodies, write_mismatch
+
+    open(path, "a").close()
+    create_app = api.process.create_app
+
+    def checked(settings: Any) -> Any:
+        return check_bodies(create_app(settings), write_mismatch)
+
+    api.process.create_app = checked
+
+
 def _set_faults() -> None:
     if "worker.engine_process" in sys.orig_argv:
         if SCRIPT in os.environ:
@@ -202,6 +216,8 @@ def _set_faults() -> None:
         from tests.support.job_history import record_worker_calls
 
         record_worker_calls(Path(os.environ["JOB_HISTORY"]))
+    if "DOCUMENT_CHECKED" in os.environ and sys.orig_argv[-2:] == ["-m", "api"]:
+        _check_bodies(os.environ["DOCUMENT_CHECKED"])
 
 
 try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
 import pytest
-from fastapi import FastAPI
+from fastapi import Body, FastAPI
+from fastapi.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from api.batches.protocol import BatchRequest
@@ -32,6 +33,7 @@ from api.system.protocol import DetokenizeRequest, TokenizeRequest
 from shared.messages import InvalidParameter
 from tests.support.api_document import JSON, json_routes, operations, path_of_something
 from tests.support.claude_code import TURN
+from tests.support.document_check import BodyCheck, Document
 
 REPOSITORY = Path(__file__).parents[3]
 REQUESTS: dict[str, type[RequestModel]] = {
@@ -243,6 +245,36 @@ def test_the_document_allows_what_is_accepted(
     whole = {**schema, "components": document["components"]}
     faults = jsonschema.Draft202012Validator(whole).iter_errors(body)
     assert [fault.message for fault in faults] == []
+
+
+def test_a_body_that_the_document_does_not_allow_is_reported() -> None:
+    """By what every service of the tests has, so that the test which sent the body fails."""
+    found: list[str] = []
+    app = FastAPI()
+
+    @app.post("/{name}")
+    async def answer(name: str, body: Annotated[dict[str, int], Body()]) -> JSONResponse:
+        return JSONResponse({"name": name, **body}, 400 if name == "bad" else 200)
+
+    content = {"schema": {"properties": {"a": {}}, "additionalProperties": False}}
+    document = app.openapi()
+    document["components"] = {}
+    operation = document["paths"]["/{name}"]["post"]
+    operation["requestBody"]["content"][JSON] = content
+    operation["responses"]["200"]["content"][JSON] = {"schema": {"required": ["a"]}}
+    app.add_middleware(BodyCheck, document=Document(document), report=found.append)
+    client = TestClient(app)
+    client.post("/x", json={"a": 1})
+    assert found == []
+    client.post("/bad", json={"b": 1})
+    client.post("/x", json={"a": 1, "b": 2})
+    client.post("/x", json={})
+    begin = "POST /{name}: the document does not allow"
+    assert [one.partition(": the body")[0] for one in found] == [
+        f"{begin} its response 400",
+        f"{begin} a request that it accepts",
+        f"{begin} its response 200",
+    ]
 
 
 def test_what_has_no_effect_has_a_type_and_what_is_bounded_a_bound(

@@ -593,7 +593,7 @@ def test_models_come_in_pages() -> None:
 
     def page(**query: str) -> tuple[str, bool]:
         found = model_page(models, query)
-        return "".join(model["id"] for model in found["data"]), found["has_more"]
+        return "".join(model.id for model in found.data), found.has_more
 
     assert page() == ("abcde", False)
     assert page(limit="2") == ("ab", True)
@@ -602,8 +602,8 @@ def test_models_come_in_pages() -> None:
     assert page(after_id="e") == ("", False)
     assert page(limit="2", before_id="d") == ("bc", True)
     assert page(limit="2", before_id="b") == ("a", False)
-    assert model_page(models, {})["data"][0]["created_at"] == "1970-01-01T00:00:00Z"
-    assert model_page([], {})["first_id"] is None
+    assert model_page(models, {}).data[0].created_at == "1970-01-01T00:00:00Z"
+    assert model_page([], {}).first_id is None
     for query in ({"limit": "0"}, {"limit": "x"}, {"after_id": "z"}, {"before_id": "z"}):
         with pytest.raises(InvalidParameter):
             model_page(models, query)

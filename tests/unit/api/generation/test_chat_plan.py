@@ -259,7 +259,7 @@ def test_grammars_of_custom_tools_that_are_too_large_together_are_named(
         tools = [{"type": "custom", "name": f"t{index}", "format": form} for index in range(count)]
         body = {"model": "m", "input": "x", "tools": tools, "tool_choice": choice}
         request = parse_request(body, ResponseRequest)
-        _, offered, plan = response_prompt(hermes, request, [], "", must_fit=False)
+        _, offered, plan = response_prompt(hermes, request, [], {}, "", must_fit=False)
         has_patterns = plan.grammar is not None and "xxxx" in plan.grammar.text
         assert has_patterns is not bool(offered.unkept)
         return list(offered.unkept)
