@@ -82,7 +82,9 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     with (
         Launched(own, own_settings(**model)) as one,
         Launched(
-            ranks, vllm_settings(**model, **size, **{AMX_CALLS: str(calls)}), READY_TIMEOUT_S
+            ranks,
+            vllm_settings(**model, **size, PYTHON_FAULTS=json.dumps({AMX_CALLS: str(calls)})),
+            READY_TIMEOUT_S,
         ) as two,
         ServiceClient(one) as of_one,
         ServiceClient(two) as of_two,

@@ -8,6 +8,7 @@ unless CHAOS_CLOCK_OFFSET_S, CHAOS_SCHEMA, JOB_HISTORY or DOCUMENT_CHECKED is se
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ TRAP = "CHAOS_TRAP"  # set: a poison prompt kills any engine
 AMX_CALLS = "AMX_CALLS"  # names a file, to which who asks for AMX adds its id and its threads
 SCRIPT = "AGENT_SCRIPT"  # names the file of a tests.support.scripted_model.Script
 THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
+PASSED_ON = "PYTHON_FAULTS"  # of a name that is passed on
+NAMES = frozenset((AMX_CALLS, SCRIPT, THROTTLE, "RUNNER", "JOB_HISTORY"))
 
 
 def _set_traps() -> None:
@@ -187,7 +190,15 @@ def _check_bodies(path: str) -> None:
     api.process.create_app = checked
 
 
+def _pass_on() -> None:
+    """The engine process gets the variables of tests, too: its environment is an allow-list."""
+    os.environ.update(json.loads(os.environ.get(PASSED_ON, "{}")))
+    ours = {n: v for n, v in os.environ.items() if n in NAMES or n.startswith("CHAOS_")}
+    os.environ[PASSED_ON] = json.dumps(ours)
+
+
 def _set_faults() -> None:
+    _pass_on()
     if "worker.engine_process" in sys.orig_argv:
         if SCRIPT in os.environ:
             from tests.support.scripted_model import play
