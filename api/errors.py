@@ -328,7 +328,7 @@ def queue_full(error: QueueFull) -> UnavailableError:
         )
     if error.scope in _STORE_LIMITS:
         message = _STORE_LIMITS[error.scope]
-        return overloaded(message, error.retry_after_s, error.allowances, "store_full")
+        return overloaded(message, error.retry_after_s, error.allowances, code="store_full")
     why = "Too many requests are waiting."
     if error.scope == "deadline":
         why = "So many requests are waiting that this one would not be served before its deadline."

@@ -311,7 +311,7 @@ def batch_limits(settings: ApiSettings) -> BatchLimits:
         max_tenant_open=settings.max_open_batches_per_tenant,
         max_tenant_records=MAX_RECORDS_PER_TENANT,
         keep_ms=settings.file_life_s * 1000,
-        max_share_per_tenant=settings.max_queue_share_per_tenant,
+        max_share_per_tenant=_store_share(settings),
     )
 
 
@@ -321,12 +321,19 @@ def admission_limits(settings: ApiSettings) -> AdmissionLimits:
         max_queued_jobs=settings.max_queued_jobs,
         max_queued_tokens=settings.max_queued_tokens,
         max_queue_share_per_tenant=settings.max_queue_share_per_tenant,
+        max_store_share_per_tenant=_store_share(settings),
         max_queued_jobs_per_tenant=settings.max_queued_jobs_per_tenant,
         max_queued_tokens_per_tenant=settings.max_queued_tokens_per_tenant,
         max_jobs_per_tenant=settings.max_jobs_per_tenant,
         requests_per_minute=settings.requests_per_minute,
         tokens_per_minute=settings.tokens_per_minute,
     )
+
+
+def _store_share(settings: ApiSettings) -> float | None:
+    """Returns the share of a tenant of the store; None without keys: nobody is there to share."""
+    has_keys = settings.api_keys or settings.api_keys_file
+    return settings.max_queue_share_per_tenant if has_keys else None
 
 
 def socket_pot(settings: ApiSettings) -> Pot:
@@ -371,7 +378,7 @@ def file_policy(settings: ApiSettings) -> FilePolicy:
         max_bytes=settings.max_files_bytes,
         max_tenant_files=settings.max_files_per_tenant,
         max_tenant_bytes=settings.max_files_bytes_per_tenant,
-        max_share_per_tenant=settings.max_queue_share_per_tenant,
+        max_share_per_tenant=_store_share(settings),
     )
     upload = UploadLimits(
         settings.max_file_bytes, settings.body_timeout_s, settings.refuse_unused_parameters

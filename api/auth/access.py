@@ -21,7 +21,7 @@ from shared.tasks import cancel_and_wait
 
 # Routes without a key: the service's own pages and probes.
 _FREE = frozenset(
-    {"/", "/dashboard", "/docs", "/redoc", "/static/{name}", "/ready", "/openapi.json"}
+    {"/", "/dashboard", "/docs", "/redoc", "/static/{file_name}", "/ready", "/openapi.json"}
 )
 _HEALTH = "/health"
 _METRICS = ("/metrics", "/metrics/deployment")

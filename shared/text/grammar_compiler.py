@@ -150,7 +150,7 @@ class GrammarCompiler:
         work: Callable[[Grammar], Result],
     ) -> Future[Result]:
         def forget_failed(done: Future[Result]) -> None:
-            """An exception that is raised again and again would grow with each time."""
+            """Drops a failed verdict: an exception that is raised again grows each time."""
             if done.exception() is not None:
                 with self._keeping:
                     kept.pop(grammar, None)

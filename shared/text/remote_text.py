@@ -177,7 +177,7 @@ class TextProcess:
             self._is_replacing = False
 
     def _end(self, running: _Running) -> None:
-        """Idempotent."""
+        """Ends a process. Idempotent."""
         with self._lock:
             if running is self._current:
                 self._current = None

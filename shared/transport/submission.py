@@ -71,6 +71,7 @@ def submit_arguments(
         "max_queued": limits.max_queued_jobs,
         "max_queued_tokens": limits.max_queued_tokens,
         "max_tenant_share": share_argument(limits.max_queue_share_per_tenant),
+        "max_store_share": share_argument(limits.max_store_share_per_tenant),
         "max_tenant_queued": _or_none(limits.max_queued_jobs_per_tenant),
         "max_tenant_queued_tokens": _or_none(limits.max_queued_tokens_per_tenant),
         "max_tenant_jobs": _or_none(limits.max_jobs_per_tenant),

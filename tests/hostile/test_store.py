@@ -21,8 +21,8 @@ from tests.support.service_fixtures import checkpoint
 __all__ = ["checkpoint"]
 
 MEGABYTE = 2**20
-MAX_MEMORY = 12 * MEGABYTE
-MOST_REQUESTS = 1200  # far more than fill the store
+MAX_MEMORY = 32 * MEGABYTE
+MOST_REQUESTS = 3000  # far more than fill the store
 KEYS = {tenant: f"sk-penstock-{tenant}" for tenant in ("hostile", "innocent", "other")}
 
 
@@ -38,7 +38,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Itera
     redis.Redis.from_url(url).config_set("maxmemory", MAX_MEMORY)
     keys = ";".join(f"{digest_of(key)} tenant={tenant}" for tenant, key in KEYS.items())
     files_dir = str(tmp_path_factory.mktemp("files"))
-    settings = {"api_keys": keys, "files_dir": files_dir}
+    settings = {"api_keys": keys, "files_dir": files_dir, "max_open_batches_per_tenant": 1000}
     with running_service(url, "hostile", checkpoint, **settings) as running:
         yield Filled(running, url)
     server.stop()

@@ -25,6 +25,8 @@ _CONSTANTS = re.compile(r"\w*CODE|MISSING|NOT_SERVED")
 _TABLES = ("api/errors.py", "api/http/middleware.py")
 # Made of a parameter's name, or of the kind of an input.
 _MADE = {
+    "method_not_allowed",
+    "not_found",
     "image_not_supported",
     "invalid_custom_id",
     "invalid_body",

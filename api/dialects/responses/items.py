@@ -91,7 +91,7 @@ class ReasoningPart(TypedDict):
 class InputMessage(TypedDict):
     """A message; items without a type are messages."""
 
-    type: Literal["message"]
+    type: NotRequired[Literal["message"]]
     id: NotRequired[str]
     status: NotRequired[Status]
     role: Literal["user", "system", "developer", "assistant"]
@@ -133,7 +133,7 @@ class InputCompactionTrigger(TypedDict):
 class InputReference(TypedDict):
     """An item of a stored response, by its id; an item with only an `id` is one."""
 
-    type: Literal["item_reference"]
+    type: NotRequired[Literal["item_reference"]]
     id: str
 
 

@@ -25,7 +25,7 @@ for _, other in ipairs(open) do
 end
 if num_mine + 1 > tonumber(ARGV[13]) then return {'FULL', 'tenant'} end
 
-local bytes = BATCH_BYTES + #ARGV[9]
+local bytes = BATCH_BYTES + BATCH_ERRORS_BYTES + #ARGV[9]
 local why = refused_by_store(tenant, bytes, ARGV[15], false)
 if why then return {'FULL', why} end
 

@@ -4,7 +4,7 @@
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
 --   the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
 --   Its reader: reader ('' none), grace (policy), frontend_lease_ms.
---   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share,
+--   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share, max_store_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
 --   tokens_per_minute.
 --   token_bytes: of a token of the output in the log.
@@ -157,7 +157,7 @@ local log_bytes = math.min(tonumber(params.max_output), expected * num_choices) 
 local is_in_reserve = false
 if not is_again then
   local why
-  why, is_in_reserve = refused_by_store(tenant, fixed_bytes + log_bytes, params.max_tenant_share,
+  why, is_in_reserve = refused_by_store(tenant, fixed_bytes + log_bytes, params.max_store_share,
     params.retain_ms == '')
   if why then return full(why) end
 end

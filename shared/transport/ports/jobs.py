@@ -130,8 +130,8 @@ class AdmissionLimits:
     max_queued_jobs: int = 1000
     max_queued_tokens: int = 2_000_000  # prompt tokens of queued jobs
     # of the job's tenant
-    # of the places in the queue, and of the bytes of the store, that are its own or free
-    max_queue_share_per_tenant: float | None = None
+    max_queue_share_per_tenant: float | None = None  # of the places that are its own or free
+    max_store_share_per_tenant: float | None = None  # of the bytes that are its own or free
     max_queued_jobs_per_tenant: int | None = None
     max_queued_tokens_per_tenant: int | None = None  # prompt tokens of queued jobs
     max_jobs_per_tenant: int | None = None  # queued and running

@@ -1,7 +1,9 @@
 -- Needs lib/held.lua. A batch's states: validating, in_progress, finalizing, completed; failed from validating; cancelling
 -- before cancelled; expired. One frontend at a time runs it, under a lease; `fence` counts the leases,
 -- and a call with an older one is refused.
-local BATCH_BYTES = 2000   -- of a record without errors and labels
+-- Of a record without labels, and of the errors that it may end with: an open batch counts as if it had
+-- all of them.
+local BATCH_BYTES, BATCH_ERRORS_BYTES = 2000, 40960
 local BATCH_OVER = {completed = true, failed = true, expired = true, cancelled = true}
 
 local function set_status(key, status)
@@ -35,7 +37,7 @@ local function end_batch(id, status)
   set_status(key, status)
   redis.call('HSET', key, 'owner', '', 'lease_ms', 0)
   redis.call('PEXPIRE', key, batch[2])
-  keep_batch(id, #(batch[3] or ''), tonumber(batch[2]))
+  keep_batch(id, #(batch[3] or '') - BATCH_ERRORS_BYTES, tonumber(batch[2]))
   if redis.call('EXISTS', P .. 'file:' .. batch[1]) == 1 then
     redis.call('HINCRBY', P .. 'file:' .. batch[1], 'uses', -1)
   end

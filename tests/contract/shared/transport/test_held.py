@@ -17,7 +17,7 @@ from tests.contract.shared.transport.batch_steps import FILE_LIMITS, new_batch, 
 from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
 
-SHARED = AdmissionLimits(max_queue_share_per_tenant=0.75)
+SHARED = AdmissionLimits(max_store_share_per_tenant=0.75)
 FILES_SHARED = replace(FILE_LIMITS, max_share_per_tenant=0.75)
 MEGABYTE = 2**20
 HOUR_MS = 3_600_000

@@ -109,7 +109,7 @@ def test_what_can_be_an_id_has_the_methods_of_its_routes(client: httpx.Client) -
         "/v1/responses/0-x/cancel": "POST",
         "/v1/jobs/gen-0-x": "DELETE, GET",
         "/v1/files/file-0-x": "DELETE, GET",
-        "/v1/batches/batch_0-x": "GET",
+        "/v1/batches/batch_0-x": "DELETE, GET",
         "/v1/models/any/name": "GET",
         "/static/any": "GET, HEAD",
     }.items():

@@ -101,7 +101,7 @@ def test_cancelling_is_idempotent_in_every_state(
     assert client.delete(f"/v1/jobs/{done['id']}").json()["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", ["none", "0-nothing", "gen-0-abc", "%00", "a%20b", "x" * 3000])
+@pytest.mark.parametrize("name", ["none", "0-nothing", "gen-0-abc", "a%20b", "x" * 3000])
 def test_an_unknown_job_is_a_404(client: httpx.Client, name: str) -> None:
     for method, path in (
         ("GET", f"/v1/jobs/{name}"),
