@@ -21,7 +21,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 STORE = REPOSITORY / ".penstock" / "images"
 BASE = "docker.io/library/python:3.11-slim"
-BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates")
+BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "libpython3-dev", "ca-certificates")
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
 BUILD_TIMEOUT_S = 1800  # of vLLM, beside what else a machine does
 
