@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from api.auth.keys import new_key
 from tests.neighbours.conftest import STEP_MS, Shared, launched
+
+METRICS_KEY = new_key()  # the metrics are of all tenants
 
 
 @pytest.fixture(scope="module")
@@ -14,6 +17,7 @@ def small_pots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """The pots that are thousands of places, or hundreds of MiB, are scaled down."""
     env = {
         "RUNNER": "echo",
+        "METRICS_KEY": METRICS_KEY,
         "ECHO_STEP_MS": str(STEP_MS),
         "MAX_OPEN_REQUESTS": "100",
         "MAX_BODY_BYTES": str(2**20),

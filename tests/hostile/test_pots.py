@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
+from tests.hostile.conftest import METRICS_KEY
 from tests.hostile.fillers import FILLERS, QUESTION, filled
 from tests.neighbours.bystanders import Bystanders, Notice
 from tests.neighbours.conftest import Shared
@@ -23,6 +24,7 @@ from tests.neighbours.test_neighbours import MODEL, recorded_bystanders
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
+OF_METRICS = {"authorization": f"Bearer {METRICS_KEY}"}
 WATCH_S = 4.0
 MAX_RATIO = 10  # 2 is what it should be, and what a machine of its own measures
 
@@ -49,7 +51,7 @@ async def test_who_fills_a_pot_is_refused_alone(small_pots: Shared, pot: str) ->
             async with bystanders.watching() as storm:
                 await innocent(small_pots, pot)
                 await asyncio.sleep(WATCH_S)
-            text = (await filler.http.get("/metrics")).text
+            text = (await filler.http.get("/metrics", headers=OF_METRICS)).text
     print(f"\n{pot}: {dict(filler.refusals)}\n  calm:  {calm}\n  storm: {storm}")
     assert set(filler.refusals) == {"429 tenant_share_exceeded"}
     assert refused(text, pot) > 0
