@@ -2,7 +2,8 @@
 -- ARGV: 3 id, 4 tenant, 5 endpoint, 6 input file, 7 window (text), 8 window_ms, 9 metadata (JSON or ''),
 --   10 life_ms of its output files, 11 life_ms of its record after its end, 12 max open batches, 13 max
 --   open batches of the tenant, 14 max records of the tenant, 15 share of the tenant ('' none)
--- Returns {'OK'}, {'FULL', scope} (total, tenant, store, tenant_store), {'NOFILE'} or {'PURPOSE', purpose of the file}.
+-- Returns {'OK'}, {'FULL', scope} (total, tenant, store, tenant_store), {'NOFILE'} or {'PURPOSE',
+--   purpose of the file}.
 -- Idempotent: the same id again (after a lost reply) answers OK and changes nothing.
 -- The input is kept for at least a day longer than the batch may take.
 --@include lib/common.lua

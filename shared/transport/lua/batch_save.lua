@@ -29,13 +29,12 @@ local now = now_ms()
 redis.call('HSET', key, 'lease_ms', whole(lease_ms == 0 and 0 or due_in(lease_ms)))
 if lease_ms == 0 then redis.call('HSET', key, 'owner', '') end
 for i = last_field + 1, #ARGV do
-  local job = redis.call('HMGET', P .. 'job:' .. ARGV[i], 'state', 'retain_ms')
-  local wants_to_stay = not not job[2]
-  if job[1] and not wants_to_stay then bury_record(ARGV[i], SAVED_JOB_MS) end
-  if job[1] and not wants_to_stay then
-    local ended = read_job(ARGV[i], 'tenant', 'held', 'kept_until_ms')
-    local gone_ms = ended.held
-      and keep_held_for(ended.tenant, tonumber(ended.held), ended.kept_until_ms, SAVED_JOB_MS)
+  local job = read_job(ARGV[i], 'state', 'retain_ms', 'tenant', 'held', 'kept_until_ms')
+  local wants_to_stay = not not job.retain_ms
+  if job.state and not wants_to_stay then
+    bury_record(ARGV[i], SAVED_JOB_MS)
+    local gone_ms = job.held
+      and keep_held_for(job.tenant, tonumber(job.held), job.kept_until_ms, SAVED_JOB_MS)
     if gone_ms then redis.call('HSET', P .. 'job:' .. ARGV[i], 'kept_until_ms', gone_ms) end
   end
   for _, name in ipairs(wants_to_stay and {} or {'job:', 'log:'}) do

@@ -10,7 +10,7 @@
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 local id, reader = ARGV[3], ARGV[4]
-local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_ms', 'retain_ms')
+
 -- The log alone: the record says for longer that the job has ended.
 local function shorten_log(ms)
   redis.call('PEXPIRE', P .. 'log:' .. id, ms)
@@ -21,6 +21,7 @@ local function shorten_log(ms)
   end
 end
 
+local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'fe', 'og', 'orphan_ms', 'retain_ms')
 if not job[1] or (job[2] ~= reader and job[2] ~= frontend_of(reader)) then return {'NOOP'} end
 if TERMINAL[job[1]] then
   if not job[5] and redis.call('PTTL', P .. 'log:' .. id) > tonumber(ARGV[5]) then

@@ -5,13 +5,12 @@
 --@include lib/held.lua
 local id = ARGV[3]
 local job_key = P .. 'job:' .. id
-local state = redis.call('HGET', job_key, 'state')
-if not state then return {'GONE'} end
-if not TERMINAL[state] then return {'LIVE', state} end
-local job = read_job(id, 'tenant', 'held', 'kept_until_ms')
+local job = read_job(id, 'state', 'tenant', 'held', 'kept_until_ms')
+if not job.state then return {'GONE'} end
+if not TERMINAL[job.state] then return {'LIVE', job.state} end
 redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id, P .. 'prompt:' .. id)
 redis.call('ZREM', P .. 'prompts', id)
-redis.call('ZREM', P .. 'ended:' .. state, id)
+redis.call('ZREM', P .. 'ended:' .. job.state, id)
 if job.held then release_held(job.tenant, tonumber(job.held), job.kept_until_ms) end
 redis.call('ZREM', P .. 'ended:tenant:' .. (job.tenant or ''), id)
 bury_record(id, 0)

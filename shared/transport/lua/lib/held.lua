@@ -22,9 +22,9 @@ end
 local function keep_held(tenant, bytes, life_ms)
   local width = math.max(1000, 2 ^ math.floor(math.log(life_ms / BUCKETS) / math.log(2)))
   local gone_ms = math.ceil((server_ms() + life_ms) / width) * width
-  redis.call('HINCRBY', P .. 'kept:' .. tenant, whole(gone_ms), whole(bytes))
-  redis.call('ZADD', P .. 'kept', 'LT', whole(gone_ms), tenant)
-  if redis.call('PTTL', P .. 'kept:' .. tenant) < life_ms + LEFTOVER_MS then
+  -- The first of these bytes alone: what comes later expires at the same time.
+  if redis.call('HINCRBY', P .. 'kept:' .. tenant, whole(gone_ms), whole(bytes)) == bytes then
+    redis.call('ZADD', P .. 'kept', 'LT', whole(gone_ms), tenant)
     for _, key in ipairs({'kept:' .. tenant, 'kept', 'held'}) do
       expire_at_least(P .. key, life_ms + LEFTOVER_MS)
     end
