@@ -188,7 +188,7 @@ class LineReader:
 
 
 MAX_ERRORS = 100  # reading stops there
-MAX_ERRORS_BYTES = 32 * 1024  # of their messages and names: they are kept as long as the batch
+MAX_ERRORS_BYTES = 32 * 1024  # of these errors as JSON: they are kept as long as the batch
 
 
 class InputCheck:

@@ -31,7 +31,7 @@ MAX_TENANTS_READ = 1000
 MAX_WORKERS = 100
 MAX_FRONTENDS = 100
 MAX_POTS = 100  # the fullest
-POTS = "pots"  # the member of a frontend's report that has them, as JSON
+POTS = "pots"  # the member of a frontend's report with its pots, as JSON
 SLOW_S = 2.0  # for which what changes seldom is not read again
 
 Limits = Callable[[str], AdmissionLimits]
@@ -54,7 +54,7 @@ _WORKER_FIELDS = (
     "preemptions",
     "beat_age_ms",
 )
-# To who is no operator: what a worker does tells of other tenants' prompts and outputs.
+# What callers without an operator's key see: the other numbers of a worker show what its tenants do.
 _WORKER_FIELDS_OF_ALL = ("id", "status", "models", "engine", "engine_version", "beat_age_ms")
 
 
@@ -94,8 +94,8 @@ class DeploymentReader:
     def service(
         self, key: ViewKey, load: TenantLoad | None = None, *, is_read: bool
     ) -> dict[str, Any]:
-        """Returns the state of the deployment; `is_read`: what is beside it is of now. To who is no
-        operator its numbers are those of `load`."""
+        """Returns the state of the deployment. `is_read`: the lists beside it were read just now.
+        `load`: the tenant's own numbers, which a caller without an operator's key sees."""
         health = self._health
         report = health.report()
         workers = health.workers

@@ -78,7 +78,7 @@ class TextPool:
         return len(self) > self._threads
 
     def check(self, num_bytes: int) -> None:
-        """Looks whether a request of so many bytes may wait now, before they are read. Raises
+        """Checks whether a request of `num_bytes` may wait now, before they are read. Raises
         UnavailableError as `run`."""
         num_bytes = max(MIN_BYTES, num_bytes)
         self._lane(num_bytes).check(num_bytes, payer.get())

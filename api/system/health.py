@@ -177,7 +177,7 @@ class HealthMonitor:
         )
 
     def report_to_tenants(self) -> Health:
-        """Returns the body of GET /health for who is no operator: nothing that other tenants do."""
+        """Returns the body of GET /health without an operator's key: nothing of other tenants."""
         models = {name: ModelLoad(workers=load.workers) for name, load in self.models().items()}
         return Health(status=self.status, models=models, loading=list(self.loading))
 

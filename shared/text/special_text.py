@@ -1,9 +1,9 @@
 """Special tokens in what others wrote: text of their message, and never a turn of its own.
 
 A chat template writes special tokens such as `<|im_start|>` as text, and a message may have the
-same text in it. So messages are marked before they are rendered: a mark within each special token's
-text tells it from those of the template. The tokenizer takes the marks out again and encodes what
-they marked as if it were no special token.
+same text in it. So messages are marked before they are rendered: a mark inside the text of each
+special token separates it from the template's own. The tokenizer removes the marks and encodes the
+marked texts as ordinary text.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Memory:
 
     @contextmanager
     def counted(self, num_bytes: int) -> Iterator[None]:
-        """Counts a call of so many bytes as at work in the block."""
+        """Counts a call of `num_bytes` as running in the block."""
         is_large = num_bytes > LARGE_BYTES
         with self._lock:
             self._num_large += is_large

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.support.browser import PATIENCE_MS, Tab, headless_chromium
+from tests.e2e.pages.conftest import browser, tab
+from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.launched import Launched
 from tests.support.playground import (
     ask,
@@ -22,6 +23,8 @@ from tests.support.playground import (
     text_of,
 )
 from tests.support.real_model import real_checkpoint
+
+__all__ = ["browser", "tab"]
 
 pytestmark = [pytest.mark.packages, pytest.mark.browser]
 
@@ -38,19 +41,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     }
     with Launched(tmp_path_factory.mktemp("page"), env) as penstock:
         yield penstock
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with headless_chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def tab(browser: Browser, service: Launched) -> Iterator[Tab]:
-    tab = Tab(browser, service.base_url)
-    yield tab
-    tab.close()
 
 
 def asked(page: Page, question: str, max_tokens: int) -> Locator:

@@ -52,7 +52,7 @@ _Readable = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | Browser
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the blocks so far have told."""
+    """The state that earlier blocks have set."""
 
     tools: OfferedTools
     names: dict[str, str] = field(default_factory=dict)  # id of a call -> name of its tool
