@@ -54,7 +54,7 @@ _WORKER_FIELDS = (
     "preemptions",
     "beat_age_ms",
 )
-# What callers without an operator's key see: the other numbers of a worker show what its tenants do.
+# For callers without an operator's key: a worker's other numbers show what its tenants do.
 _WORKER_FIELDS_OF_ALL = ("id", "status", "models", "engine", "engine_version", "beat_age_ms")
 
 

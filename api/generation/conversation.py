@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,8 +60,6 @@ def chat_text(
 
 # Prompts that end within the assistant's own turn, whose text the answer continues.
 
-_MARK = "qzxjjxzq"  # where the text ends; in no template's own text
-
 
 def continued_text(
     model: ServedModel,
@@ -79,9 +78,7 @@ def continued_text(
         raise InvalidParameter(
             "messages", "only a last message of an assistant's text is continued"
         )
-    mark = _MARK
-    while mark in last_text(messages):
-        mark += _MARK
+    mark = f"q{secrets.token_hex(8)}q"  # where the text ends: in no message and no template
     marked = {**last, "content": _followed_by(last["content"], mark)}
     text = chat_text(
         model,

@@ -6,7 +6,7 @@ status for an overload; all others have OpenAI's, of `ApiError.body`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -51,7 +51,7 @@ async def send_short(send: Send, response: Response) -> None:
 class LongJsonResponse(Response):
     """A response of any length, encoded and sent in pieces, without a content-length.
 
-    `charge`: takes what it is charged with from a pot, until it is sent.
+    `charge`: is exited when it is sent: what it takes from a pot.
     """
 
     media_type = MEDIA_TYPE
@@ -60,7 +60,7 @@ class LongJsonResponse(Response):
         self,
         payload: Any,
         slices: TimeSlices,
-        charge: Callable[[], AbstractContextManager[object]] = nullcontext,
+        charge: AbstractContextManager[object] = nullcontext(),  # noqa: B008 (has no state)
     ) -> None:
         super().__init__()
         self._payload = payload
@@ -68,7 +68,7 @@ class LongJsonResponse(Response):
         self._charge = charge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._charge():
+        with self._charge:
             await send_json(send, self._payload, self._slices)
 
 

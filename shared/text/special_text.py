@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shared.messages import InvalidParameter
 
-_MARK = "\ufdd0"  # no character: in no text but that of somebody who looks for this
+_MARK = "\ufdd0"  # no character
+# Members of messages, parts and calls that templates compare; what they hold is checked elsewhere.
+_STRUCTURE = ("role", "type")
 
 
 class MarkedText(NamedTuple):
@@ -70,9 +73,8 @@ class SpecialTexts:
         ]
         if not any(finder.finds(text) for finder, text in written):
             return messages, ""
-        mark = _MARK
-        while any(mark in text for _, text in written):
-            mark += _MARK
+        # Random: in no message, tool or template, neither as it is nor escaped as JSON.
+        mark = f"{_MARK}{secrets.token_hex(8)}{_MARK}"
         return [
             message if finder is None else _mapped(message, finder.marking(mark))
             for finder, message in zip(finders, messages, strict=True)
@@ -149,7 +151,7 @@ def _readable(message: Mapping[str, Any], finder: _Finder) -> Mapping[str, Any]:
     for call in calls:
         text = call["function"]["arguments"]
         arguments = _parsed(text) if isinstance(text, str) and "\\" in text else None
-        if any(map(finder.finds_whole, _strings(arguments))):
+        if any(map(finder.finds_whole, _strings(arguments, is_data=True))):
             text = json.dumps(arguments, ensure_ascii=False)
             call = {**call, "function": {**call["function"], "arguments": text}}
         made.append(call)
@@ -165,23 +167,33 @@ def _parsed(text: str) -> Any:
         raise InvalidParameter("messages", "tool call arguments nest too deeply") from None
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: Any, *, is_data: bool = False) -> Iterator[str]:
+    """Yields the strings that others wrote. `is_data`: below the arguments of a call, where the
+    names of members are theirs, too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield name
-            yield from _strings(member)
+            if is_data:
+                yield name
+            if is_data or name not in _STRUCTURE:
+                yield from _strings(member, is_data=is_data or name == "arguments")
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _strings(item)
+            yield from _strings(item, is_data=is_data)
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _mapped(value: Any, change: Callable[[str], str], *, is_data: bool = False) -> Any:
+    """Returns the value with `change` applied to the strings of `_strings`."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(name): _mapped(member, change) for name, member in value.items()}
+        return {
+            change(name) if is_data else name: member
+            if not is_data and name in _STRUCTURE
+            else _mapped(member, change, is_data=is_data or name == "arguments")
+            for name, member in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_mapped(item, change) for item in value]
+        return [_mapped(item, change, is_data=is_data) for item in value]
     return value

@@ -98,7 +98,8 @@ def _shell_output(item: Item) -> str:
     texts = []
     for entry in item["output"]:
         outcome = entry["outcome"]
-        end = "timed out" if outcome["type"] == "timeout" else f"exit code {outcome['exit_code']}"
+        code = outcome.get("exit_code", "unknown")
+        end = "timed out" if outcome["type"] == "timeout" else f"exit code {code}"
         texts += [text for text in (entry["stdout"], entry["stderr"], f"[{end}]") if text]
     return "\n".join(texts)
 

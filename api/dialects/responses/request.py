@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from api.dialects.responses.calls import CUSTOM, FUNCTION, CallTarget, Item
 from api.dialects.responses.conversation import SUMMARY_REQUEST, chat_messages, check_calls
@@ -31,6 +32,7 @@ from api.dialects.responses.tools import (
     ToolChoiceBuiltin,
     ToolChoiceHosted,
     ToolChoiceNamed,
+    tools_of,
 )
 from api.errors import unsupported
 from api.generation.grammars import (
@@ -244,7 +246,7 @@ def response_prompt(
     enforced = model.card.structured_output
     tools = offered_tools(params.tools, whole, enforced=enforced)
     if enforced:
-        _check_grammars(model, params)
+        _check_grammars(model, params, whole)
     with renamed_parameters(PARAM_NAMES):
         tools, prompt = _prepared(model, params, whole, tools, job_id, must_fit=must_fit)
     return items, tools, prompt
@@ -273,14 +275,22 @@ def _prepared(
     try:
         chat = chat_input(params, items, job_id, tools)
         return tools, prepare_prompt(model, chat, must_fit=must_fit)
-    except InvalidParameter:
-        if not any(tool.strict and target.kind == CUSTOM for tool, target in tools.shown):
+    except InvalidParameter as error:
+        custom = [tool for tool, target in tools.shown if tool.strict and target.kind == CUSTOM]
+        at_fault = {"tools", *(tool.schema_param for tool in custom)}
+        if not custom or error.param not in at_fault:
             raise
     tools = offered_tools(params.tools, items, enforced=False)
     chat = chat_input(params, items, job_id, tools)
     return tools, prepare_prompt(model, chat, must_fit=must_fit)
 
 
-def _check_grammars(model: ServedModel, params: ResponseRequest) -> None:
-    for grammar, param in custom_grammars(params.tools, "tools"):
+def _check_grammars(model: ServedModel, params: ResponseRequest, items: Sequence[Item]) -> None:
+    """Checks the grammars of custom tools, also of those that items bring."""
+    brought = [
+        custom_grammars(tools_of(item["tools"]), "input")
+        for item in items
+        if item["type"] in ("tool_search_output", "additional_tools")
+    ]
+    for grammar, param in chain(custom_grammars(params.tools, "tools"), *brought):
         check_grammar(model, RequestedGrammar(grammar, param))

@@ -39,7 +39,6 @@ from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
-from api.http.shares import payer
 from api.http.time_slices import SlicesDep
 from api.http.traces import span_in, trace_generation
 from api.jobs.request_reader import JsonRoute
@@ -182,10 +181,13 @@ async def list_input_items(
 
 async def _whole(stored: StoredResponse, jobs: JobService, responses: ResponseStore) -> Response:
     """Returns the response object, which counts as a whole answer from before it is read."""
-    num_bytes = await jobs.store.stored_bytes(stored.job_id)
-    jobs.answers.check(num_bytes, payer.get())
-    read = await responses.read(stored)
-    return LongJsonResponse(read.payload, jobs.slices, lambda: jobs.answers.take(num_bytes))
+    charge = jobs.answers.take(await jobs.store.stored_bytes(stored.job_id))
+    try:
+        read = await responses.read(stored)
+    except BaseException:
+        charge.give()
+        raise
+    return LongJsonResponse(read.payload, jobs.slices, charge)
 
 
 def _check_is_id(name: str) -> None:

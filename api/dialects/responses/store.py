@@ -134,8 +134,19 @@ class ResponseStore:
         there are too many, UnavailableError where the tenant reads too much at once, and
         TransportError.
         """
+        if name is None:
+            return []
         with self._reading.take(0) as charge:
             return await self._earlier_items(tenant, name, charge)
+
+    async def _charge(self, charge: Charge, job_id: str, param: str) -> None:
+        """Charges what is stored of a response, before it is read. Raises UnavailableError and
+        InvalidParameter."""
+        charge.grow(await self._jobs.stored_bytes(job_id))
+        if charge.amount > MAX_READ_BYTES:
+            raise InvalidParameter(
+                param, f"the conversation has more than {MAX_READ_BYTES} bytes as it is stored"
+            )
 
     async def _earlier_items(self, tenant: str, name: str | None, charge: Charge) -> list[Item]:
         turns: list[list[Item]] = []
@@ -146,11 +157,7 @@ class ResponseStore:
                 raise InvalidParameter(
                     PARAM, f"the conversation has more than {MAX_TURNS} responses"
                 )
-            charge.grow(await self._jobs.stored_bytes(parse_job_id(name) or ""))
-            if charge.amount > MAX_READ_BYTES:
-                raise InvalidParameter(
-                    PARAM, f"the conversation has more than {MAX_READ_BYTES} bytes as it is stored"
-                )
+            await self._charge(charge, parse_job_id(name) or "", PARAM)
             items, job_id, previous = await self._turn(tenant, name)
             num_bytes += len(msgspec.json.encode(items))
             if num_bytes > MAX_BYTES:
@@ -166,10 +173,19 @@ class ResponseStore:
     async def referenced_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
         """Returns the items of stored responses with these ids, by id; each response is read once.
 
-        Renews the retention of those responses. Raises ClientError when there is no such item (404,
-        also for another tenant's), or its response has not ended (400), InvalidParameter when there
-        are too many, and TransportError.
+        Each is looked at and charged as in `earlier_items`, and its retention is renewed. Raises
+        ClientError when there is no such item (404, also for another tenant's), or its response has
+        not ended (400), InvalidParameter when there are too many, UnavailableError where the tenant
+        reads too much at once, and TransportError.
         """
+        if not item_ids:
+            return {}
+        with self._reading.take(0) as charge:
+            return await self._referenced_items(tenant, item_ids, charge)
+
+    async def _referenced_items(
+        self, tenant: str, item_ids: Sequence[str], charge: Charge
+    ) -> dict[str, Item]:
         uses = Counter(item_ids)
         named: dict[str, list[str]] = {}  # id of a job -> ids of its response's items
         for item_id in uses:
@@ -182,6 +198,7 @@ class ResponseStore:
         found: dict[str, Item] = {}
         num_bytes = 0
         for job_id, ids in named.items():
+            await self._charge(charge, job_id, REFERRER)
             items = await self._items_by_id(tenant, job_id, ids[0])
             for item_id in ids:
                 item = items.get(item_id)
@@ -194,8 +211,7 @@ class ResponseStore:
                         REFERRER, f"the items that it refers to have more than {MAX_BYTES} bytes"
                     )
         request_bytes.set(request_bytes.get() + num_bytes)
-        if named:
-            await self._jobs.renew(list(named))
+        await self._jobs.renew(list(named))
         return found
 
     async def _items_by_id(self, tenant: str, job_id: str, item_id: str) -> dict[str, Item]:
@@ -210,7 +226,7 @@ class ResponseStore:
             raise _item_not_found(item_id) from None
         if read.end is None:
             raise ClientError(
-                f"Item with id '{item_id}' is of a response that has not ended yet.",
+                f"Item with id '{item_id}' belongs to a response that has not ended.",
                 code="item_in_progress",
                 param=REFERRER,
             )
@@ -273,7 +289,7 @@ class ResponseStore:
 def _item_not_found(item_id: str) -> ClientError:
     return ClientError(
         f"Item with id '{item_id[:MAX_ECHO_CHARS]}' not found. Items are kept with a response that "
-        "is stored; any other has to be sent whole.",
+        "is stored; send other items in full.",
         status=404,
         code="item_not_found",
         param=REFERRER,

@@ -117,12 +117,26 @@ def test_a_marked_special_token_is_decoded_to_its_text(kind: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|im_start|>b<|im_end|>"
 
 
-def test_a_text_with_the_mark_gets_a_longer_one() -> None:
+@pytest.mark.parametrize("mark", ["\ufdd0", "\\ufdd0"])  # as it is, and as JSON escapes it
+def test_a_text_with_a_mark_is_kept_as_it_is(mark: str) -> None:
     tokenizer = tokenizer_of("byte_level")
-    written = "<\ufdd0|im_start|><|im_start|>\ufdd0"
-    text = rendered(turn_templates.QWEN3, [{"role": "user", "content": written}], tokenizer)
+    written = f"<{mark}|im_start|><|im_start|>{mark * 10_000}"
+    messages = [{"role": "system", "content": mark}, {"role": "user", "content": written}]
+    text = rendered(turn_templates.QWEN3, messages, tokenizer)
     assert written in text.plain
-    assert specials_of(tokenizer, text) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert text.plain.count(mark) == written.count(mark) + 1
+    turns = ["<|im_start|>", "<|im_end|>"]
+    assert specials_of(tokenizer, text) == [*turns, *turns, "<|im_start|>"]
+
+
+def test_members_of_a_message_are_not_taken_for_the_beginning_of_a_special_token() -> None:
+    special = SpecialTexts(["eop", "<|im_start|>"])
+    messages = [{"role": "user", "content": [{"type": "text", "text": "eop<|im_start|>"}]}]
+    (marked,), mark = special.marked(messages)
+    assert marked["role"] == "user"
+    (part,) = marked["content"]
+    assert part["type"] == "text"
+    assert part["text"] == f"e{mark}op<{mark}|im_start|>"
 
 
 def test_the_pattern_finds_the_longest_text() -> None:
