@@ -37,7 +37,7 @@ from api.http.middleware import (
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
-from api.http.shares import PayerMiddleware, Pot
+from api.http.shares import Pot
 from api.http.traces import TracesMiddleware
 from api.jobs import durable_routes
 from api.jobs import routes as jobs
@@ -140,7 +140,6 @@ def _add_middleware(
         max_bytes=settings.max_body_bytes,
         larger={("POST", files.PATH): settings.max_file_bytes + FORM_BYTES},
     )
-    app.add_middleware(PayerMiddleware, has_tenants=lambda: not ring.is_open)
     app.add_middleware(
         AccessMiddleware,
         ring=ring,
@@ -164,7 +163,7 @@ def _add_middleware(
         is_trusted=partial(has_operators_key, ring),
     )
     app.add_middleware(TrailingSlashMiddleware)
-    app.add_middleware(ResponseSockets, pot=sockets, max_bytes=settings.max_body_bytes)
+    app.add_middleware(ResponseSockets, ring=ring, pot=sockets, max_bytes=settings.max_body_bytes)
 
 
 def _batch_runner(services: Services) -> BatchRunner:

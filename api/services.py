@@ -354,8 +354,8 @@ def body_pot(settings: ApiSettings) -> Pot:
         # One may always come, compressed and decoded.
         max(settings.max_open_body_bytes, 2 * settings.max_body_bytes),
         settings.max_queue_share_per_tenant,
-        what="request bodies on their way",
-        full="Too many request bodies are on their way. Try again later.",
+        what="request bytes being received",
+        full="Too many request bodies are being received. Try again later.",
     )
 
 
@@ -363,11 +363,11 @@ def answer_pot(settings: ApiSettings) -> Pot:
     """Returns what bounds the bytes of whole answers that are not sent yet."""
     return Pot(
         "answer_bytes",
-        settings.max_open_answer_bytes,
+        # One may always come.
+        max(settings.max_open_answer_bytes, settings.max_answer_bytes),
         settings.max_queue_share_per_tenant,
-        what="answers that wait until they are whole and read",
-        full="Too many whole answers wait to be read. Try again later, or request a stream.",
-        always=1,
+        what="buffered response bytes",
+        full="Too many buffered responses. Try again later, or request a stream.",
     )
 
 

@@ -16,6 +16,7 @@ from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.errors import invalid_api_key, key_disabled, key_revoked, operator_required
 from api.http.caller import Caller, caller_in, set_caller
+from api.http.shares import Payer, payer
 from api.ids import parse_job_id
 from shared.tasks import cancel_and_wait
 
@@ -64,6 +65,7 @@ class AccessMiddleware:
         if not key_id:
             await self._app(scope, receive, send)
             return
+        payer.set(Payer(caller.tenant, caller.scope is None))
         with self._ring.in_use(key_id) as revoked:
             await self._app(scope, _until_revoked(receive, revoked), send)
 
@@ -92,8 +94,7 @@ class AccessMiddleware:
         is_operator = self._ring.is_operator(key)
         if route in _METRICS and not is_operator:
             raise operator_required(
-                "The metrics are of all tenants: they need an operator's key, or "
-                "PENSTOCK_METRICS_KEY."
+                "Metrics cover all tenants and require an operator's key or PENSTOCK_METRICS_KEY."
             )
         return replace(
             caller,

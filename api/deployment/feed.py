@@ -66,7 +66,7 @@ class DeploymentFeed:
             "dashboard_views",
             MAX_VIEWS,
             share,
-            what="different views of dashboards",
+            what="dashboard views",
             full=full,
             retry_after_s=RETRY_AFTER_S,
         )

@@ -14,6 +14,7 @@ from api.deployment.history import HistoryRing
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
+from api.http.shares import PotReport
 from api.jobs.protocol import DeadLetterObject, JobObject
 from api.system.health import HealthMonitor, worker_object
 from api.system.protocol import LoadingWorker
@@ -223,26 +224,22 @@ class DeploymentReader:
 
     async def _pot_rows(self) -> Rows:
         """Returns who holds what of Redis and of each frontend, fullest first."""
-        rows = [
-            {"id": f"{report.process_id}/{pot['pot']}", "frontend": report.process_id, **pot}
+        pots = [
+            (report.process_id, pot)
             for report in await self._frontends()
             for pot in _pots(report.stats.get(POTS, ""))
         ]
         queue = self._health.queue
         if queue is not None and queue.store_limit:
-            rows.append(
-                {
-                    "id": "redis",
-                    "frontend": "Redis",
-                    "pot": "store_bytes",
-                    "used": queue.store_used,
-                    "limit": queue.store_limit,
-                    "refused": None,  # not counted: a refused submit writes nothing
-                    "holders": [list(pair) for pair in queue.held_by_tenant.items()],
-                }
-            )
-        rows.sort(key=lambda row: row["used"] / row["limit"], reverse=True)
-        return [(row["id"], row) for row in rows[:MAX_POTS]]
+            holders = list(queue.held_by_tenant.items())  # a refused submit writes nothing
+            store = PotReport("store_bytes", queue.store_used, queue.store_limit, None, holders)
+            pots.append(("Redis", store))
+        pots.sort(key=lambda entry: entry[1].used / max(1, entry[1].limit), reverse=True)
+        ids = [(f"{frontend}/{pot.pot}", frontend, pot) for frontend, pot in pots[:MAX_POTS]]
+        return [
+            (name, {"id": name, "frontend": frontend, **msgspec.to_builtins(pot)})
+            for name, frontend, pot in ids
+        ]
 
     async def _frontends(self) -> Sequence[ProcessReport]:
         kept = self._reports
@@ -252,10 +249,10 @@ class DeploymentReader:
         return kept[1]
 
 
-def _pots(text: str) -> list[dict[str, Any]]:
+def _pots(text: str) -> list[PotReport]:
     """Returns the pots of a frontend's report; none where another release wrote something else."""
     try:
-        return msgspec.json.decode(text, type=list[dict[str, Any]])
+        return msgspec.json.decode(text, type=list[PotReport])
     except msgspec.MsgspecError:
         return []
 

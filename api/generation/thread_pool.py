@@ -130,6 +130,7 @@ class TextPool:
                 if future.done():
                     return
                 if leaving is not None and leaving.done():
+                    leaving.result()  # ApiError: its key was revoked
                     raise ClientDisconnect
                 if left_s is not None and self._text_threads.drop(task):
                     raise overloaded(

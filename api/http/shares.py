@@ -9,16 +9,14 @@ frontend. A pot is looked at before the work that it bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
 
 from api.errors import UnavailableError, overloaded, share_exceeded
-from api.http.caller import caller_in
 
 SHARE = 0.75
 RESERVED, LITTLE, FOR_OPERATORS = 1 / 10, 1 / 200, 1 / 50  # of the limit
@@ -38,25 +36,21 @@ class Payer:
 payer: ContextVar[Payer | None] = ContextVar("payer", default=None)
 
 
-class PayerMiddleware:
-    """Pure ASGI, inside of the access. Makes the caller's tenant the payer of its request."""
+class PotReport(msgspec.Struct):
+    """A pot as operators see it."""
 
-    def __init__(self, app: ASGIApp, has_tenants: Callable[[], bool]) -> None:
-        self._app = app
-        self._has_tenants = has_tenants
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._has_tenants():
-            caller = caller_in(scope)
-            payer.set(Payer(caller.tenant, caller.scope is None))
-        await self._app(scope, receive, send)
+    pot: str
+    used: int
+    limit: int
+    refused: int | None  # None: not counted
+    holders: list[tuple[str, int]]  # tenants with what they have, those with the most first
 
 
 class Pot:
     """At most `limit` of something at once, for all and for each tenant. On one event loop.
 
-    `what`: names it in errors, in the plural. `full`: the sentence of a full pot. `always`: so many
-    takers are let in whatever they take. `share` 1: neither a share nor a reserve.
+    `what`: names it in errors, in the plural. `full`: the sentence of a full pot. `always`: this
+    many takers are admitted regardless of the amount. `share` 1: neither a share nor a reserve.
     """
 
     def __init__(
@@ -115,15 +109,8 @@ class Pot:
             by_tenant[name] = by_tenant.get(name, 0) + amount
         return nlargest(MAX_HOLDERS, by_tenant.items(), key=lambda item: item[1])
 
-    def report(self) -> dict[str, Any]:
-        """Returns the pot as operators see it."""
-        return {
-            "pot": self.name,
-            "used": self.used,
-            "limit": self.limit,
-            "refused": self.num_refused,
-            "holders": self.holders(),
-        }
+    def report(self) -> PotReport:
+        return PotReport(self.name, self.used, self.limit, self.num_refused, self.holders())
 
     def add(self, of: Payer | None, amount: int) -> None:
         """Counts `amount`, negative to give back. For Charge."""

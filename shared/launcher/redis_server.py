@@ -227,8 +227,11 @@ class PrivateServer:
 
 
 def _machine_memory() -> int:
-    """Returns the bytes of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Returns the bytes of memory of the machine, or of its container if that has less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="ascii").strip() if limit.exists() else "max"
+    return machine if text == "max" else min(machine, int(text))
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

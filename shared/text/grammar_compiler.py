@@ -105,10 +105,8 @@ class GrammarCompiler:
         self._built: LLTokenizer | None = None
         self._writable = WritableText(range(256))  # known when the tree is built
         self._keeping = threading.RLock()  # a future that is done calls back at once
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
-        self._admitted: OrderedDict[Grammar, Future[None]] = (
-            OrderedDict()
-        )  # megabytes each compiled
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()  # megabytes each
+        self._admitted: OrderedDict[Grammar, Future[None]] = OrderedDict()
 
     def build(self) -> LLTokenizer:
         """Returns the vocabulary's tree. Raises GrammarInvalid where there can be none.

@@ -40,7 +40,7 @@ from shared.text.text_requests import (
 from shared.text.tokenizer import FastTokenizer
 
 LOADING_NICENESS = 10  # streams that are served meanwhile go first
-LARGE_BYTES = 64 * 1024  # of a call: its tokens take memory that others should not be judged by
+LARGE_BYTES = 64 * 1024  # while a larger call runs, the memory is not measured
 TRIM_GROWTH, TRIM_BYTES = 1.25, 16 * 2**20  # of the memory since it was trimmed last
 
 
@@ -56,6 +56,7 @@ class _Memory:
         self._num_large = 0  # calls at work
         self.rss_bytes = 0  # as measured last; 0: not known
         self._trimmed_bytes = 0
+        self._is_trimming = False
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)  # glibc's
 
     @contextmanager
@@ -71,14 +72,22 @@ class _Memory:
                 self._num_large -= is_large
 
     def measure(self) -> None:
-        """Measures it, and trims it where it has grown, unless a large call is at work."""
+        """Measures it, unless a large call is running, and trims it where it has grown."""
         with self._lock:
-            if self._num_large:
+            if self._is_trimming:
                 return
-            self.rss_bytes = _rss_bytes()
-            if self.rss_bytes > self._trimmed_bytes * TRIM_GROWTH + TRIM_BYTES:
-                self._trim(0)
-                self.rss_bytes = self._trimmed_bytes = _rss_bytes()
+            rss_bytes = _rss_bytes()
+            if not self._num_large:
+                self.rss_bytes = rss_bytes
+            if rss_bytes <= self._trimmed_bytes * TRIM_GROWTH + TRIM_BYTES:
+                return
+            self._is_trimming = True
+        self._trim(0)  # takes tens of milliseconds: no other call waits for it
+        with self._lock:
+            self._trimmed_bytes = _rss_bytes()
+            if not self._num_large:
+                self.rss_bytes = self._trimmed_bytes
+            self._is_trimming = False
 
 
 def _rss_bytes() -> int:

@@ -34,9 +34,10 @@ class LaunchedStep:
 
         All tokens of the steps before have to be committed.
         """
-        structured = [s for s in self.schedule.structured if not s.is_finished]
-        if not self.schedule.structured:
+        all_structured = self.schedule.structured
+        if not all_structured:
             return {}
+        structured = [s for s in all_structured if not s.is_finished]
         begin_s = self._clock()
         put_off = self._handle.sample_structured([s.seq_id for s in structured])
         self._host_s += self._clock() - begin_s

@@ -102,7 +102,9 @@ class PenstockLogitsProcessor(LogitsProcessor):
             eos_token_ids=eos,
             device=device,
             row_threads=RowThreads(torch.get_num_threads() if device.type == "cpu" else 1),
-            grammar_masks=GrammarMasks(self._compiler, eos, device) if self._compiler else None,
+            grammar_masks=GrammarMasks(self._compiler, eos, device, is_waited_for=True)
+            if self._compiler
+            else None,
         )
         self._rows = BatchRows(max_left=max_num_seqs)
         self._present: list[tuple[int, BatchRow]] = []

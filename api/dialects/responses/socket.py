@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth.keys import KeyRing
 from api.dialects.responses.socket_events import Event, Payload, parsed_events
 from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
 from api.generation.schemas import whole_number
+from api.http.caller import caller_in
 from api.http.json_response import error_response
 from api.http.shares import Pot
 from api.ids import public_id
@@ -45,8 +47,9 @@ _ENDS = ("response.completed", "response.incomplete")
 class ResponseSockets:
     """Pure ASGI, outermost. Serves sockets while `pot` has room, and messages of `max_bytes`."""
 
-    def __init__(self, app: ASGIApp, pot: Pot, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, pot: Pot, max_bytes: int) -> None:
         self._app = app
+        self._ring = ring
         self._pot = pot
         self._max_bytes = max_bytes
 
@@ -55,25 +58,22 @@ class ResponseSockets:
             await self._app(scope, receive, send)
             return
         await receive()  # websocket.connect
-        refusal = await self._refusal(scope)
-        if refusal is not None:
-            await _refuse(refusal, send)
+        looked_up = _request(scope, "GET", "/v1/models", b"")  # by its host, origin and key
+        messages = await _messages_of(self._app, looked_up)
+        if messages[0]["status"] >= 400:
+            await _refuse(messages, send)
             return
         try:
-            charge = self._pot.take()  # of the payer that the look at the key has set
+            charge = self._pot.take()  # charged to the tenant that authentication set
         except ApiError as error:
             request = _request(scope, "GET", PATH, b"")
             await _refuse(await _messages_of(error_response(error, request), request), send)
             return
-        with charge:
+        socket = ResponseSocket(self._app, scope, send, self._max_bytes)
+        with charge, self._ring.in_use(caller_in(looked_up).key_id) as revoked:
+            revoked.add_done_callback(lambda _: socket.end("The API key is no longer valid."))
             await send({"type": "websocket.accept"})
-            await ResponseSocket(self._app, scope, send, self._max_bytes).serve(receive)
-
-    async def _refusal(self, scope: Scope) -> Sequence[Message] | None:
-        """Returns the response to a handshake that is refused: by its host, origin or key."""
-        request = _request(scope, "GET", "/v1/models", b"")
-        messages = await _messages_of(self._app, request)
-        return None if messages[0]["status"] < 400 else messages
+            await socket.serve(receive)
 
 
 async def _messages_of(app: ASGIApp, scope: Scope) -> Sequence[Message]:
@@ -132,6 +132,7 @@ class ResponseSocket:
         self._waiting: deque[str] = deque()
         self._has_more = asyncio.Event()
         self._is_gone = asyncio.Event()
+        self._why = ""  # it is closed for this reason
         # The last response that was not stored: its id, and all items up to its end.
         self._unstored: tuple[str, list[Any]] | None = None
 
@@ -147,17 +148,20 @@ class ResponseSocket:
         finally:
             await cancel_and_wait(reading)
 
+    def end(self, why: str) -> None:
+        """Closes the socket for a reason, "" where the client is gone, behind the current turn."""
+        self._why = why
+        self._is_gone.set()
+        self._has_more.set()
+
     async def _read(self, receive: Receive) -> None:
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
-                self._is_gone.set()
-                self._has_more.set()
+                self.end("")
                 return
             if len(self._waiting) == MAX_WAITING:
-                await self._close(_POLICY, f"More than {MAX_WAITING} messages wait.")
-                self._is_gone.set()
-                self._has_more.set()
+                self.end(f"More than {MAX_WAITING} messages wait.")
                 return
             self._waiting.append(message.get("text") or "")  # bytes are no JSON
             self._has_more.set()
@@ -174,6 +178,8 @@ class ResponseSocket:
             except TimeoutError:
                 await self._close(_GOING_AWAY, "No message came for an hour.")
                 return None
+        if self._why:
+            await self._close(_POLICY, self._why)
         return None
 
     async def _close(self, code: int, reason: str) -> None:

@@ -8,7 +8,6 @@ than its part, over its tokens, is given up.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,6 +60,7 @@ class _State:
     mask: NDArray[np.int32]  # [ceil(vocab / 32)], one bit for each token that may come
     made: Future[None] = field(default_factory=Future)
     num_outputs: int = -1  # before the token of which `made` is, or will be, the mask
+    compiled: Future[LLMatcher] | None = None  # until `matcher` is there
     matcher: LLMatcher | None = None
     num_consumed: int = 0  # output tokens
     num_masks: int = 0
@@ -81,20 +82,27 @@ class GrammarMasks:
     """
 
     def __init__(
-        self, compiler: GrammarCompiler, eos_token_ids: frozenset[int], device: torch.device
+        self,
+        compiler: GrammarCompiler,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+        *,
+        is_waited_for: bool = False,
     ) -> None:
-        """Raises GrammarInvalid when nothing can be matched over this vocabulary."""
+        """`is_waited_for`: each step waits for all masks, so slow ones have no thread that yields
+        to others. Raises GrammarInvalid when nothing can be matched over this vocabulary."""
         compiler.build()
         self._compiler = compiler
         self._eos_token_ids = eos_token_ids
         self._vocab_size = compiler.vocab_size
         self._num_words = -(-compiler.vocab_size // 32)
         self._states: dict[int, _State] = {}
+        self._is_waited_for = is_waited_for
         self._is_pinned = device.type == "cuda"
         # Where the model runs on the processor its threads have the cores.
         self._num_threads = 1 if device.type == "cpu" else min(MAX_THREADS, available_cores())
         self._threads = ThreadPoolExecutor(self._num_threads, "masks")
-        self._slow_thread = ThreadPoolExecutor(1, "slow-masks", initializer=_take_what_is_left)
+        self._slow_thread = ThreadPoolExecutor(1, "slow-masks", initializer=_lower_priority)
 
     def expect(self, sequences: Iterable[DecodingSequence]) -> None:
         """Begins to compile what these will need, while the device computes their logits."""
@@ -119,14 +127,11 @@ class GrammarMasks:
                 state.made.result()  # of the token before: it is there
             state.made, state.num_outputs = Future(), row.num_outputs
             item = (state, list(row.output_token_ids[state.num_consumed :]))
-            if (
-                state.matcher is None
-                and not (compiled := self._compiler.compiled(state.grammar)).done()
-            ):
-                compiled.add_done_callback(
-                    lambda _, item=item: self._submit(self._threads, [item])  # type: ignore[misc]
-                )
-            elif state.is_slow:
+            if state.matcher is None and state.compiled is None:
+                state.compiled = self._compiler.compiled(state.grammar)
+            if state.compiled is not None and not state.compiled.done():
+                state.compiled.add_done_callback(partial(self._submit_compiled, item))
+            elif state.is_slow and not self._is_waited_for:
                 self._submit(self._slow_thread, [item])
             else:
                 quick.append(item)
@@ -176,7 +181,7 @@ class GrammarMasks:
             self._hold_back_ends(mask, rows[i])
         for i, why in failed.items():
             log.warning(
-                "A grammar could not be followed.", extra={"seq_id": rows[i].seq_id, "reason": why}
+                "the grammar of a request failed", extra={"seq_id": rows[i].seq_id, "reason": why}
             )
             failed[i] = f"{ErrorCode.GRAMMAR_FAILED.value}: {why}"
         return indices, masks, failed
@@ -186,11 +191,17 @@ class GrammarMasks:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
+    def _submit_compiled(self, item: tuple[_State, list[int]], _: Future[LLMatcher]) -> None:
+        self._submit(self._threads, [item])
+
     def _submit(
         self, threads: ThreadPoolExecutor, items: Sequence[tuple[_State, list[int]]]
     ) -> None:
-        with contextlib.suppress(RuntimeError):  # the process ends
+        try:
             threads.submit(self._make_all, items)
+        except RuntimeError as error:  # the process ends, or can have no more threads
+            for state, _ in items:
+                state.made.set_exception(RuntimeError(f"a mask could not be made: {error}"))
 
     def _make_all(self, items: Sequence[tuple[_State, list[int]]]) -> None:
         """Makes masks, of each item's state behind its new tokens."""
@@ -208,7 +219,9 @@ class GrammarMasks:
         """Makes one mask. Raises GrammarInvalid."""
         matcher = state.matcher
         if matcher is None:  # a text that is resumed is read whole: that is no mask's time
-            matcher = state.matcher = self._compiler.matcher(state.grammar)
+            assert state.compiled is not None, "made behind its compilation"
+            matcher = state.matcher = state.compiled.result().deep_copy()
+            state.compiled = None
             self._consume(state, matcher, new)
             new = []
         begun_s = time.thread_time()
@@ -265,7 +278,7 @@ def _cap_on_device(logits: Tensor, indices: Sequence[int], masks: NDArray[np.int
     logits.index_copy_(0, index, capped)
 
 
-def _take_what_is_left() -> None:
+def _lower_priority() -> None:
     """Gives this thread the lowest priority, where a thread can have one of its own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

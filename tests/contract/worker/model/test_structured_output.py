@@ -236,11 +236,13 @@ def test_masks_that_come_late_change_no_output_and_hold_up_no_neighbour(
         for output in engine.step():
             tokens[output.request_id] += output.token_ids
 
-    for _ in range(20):
-        step()
-    assert tokens["8"] == expected[8].token_ids[: 20 - lookahead]
-    assert not any(tokens[str(i)] for i in range(8))
-    released.set()
+    try:
+        for _ in range(20):
+            step()
+        assert tokens["8"] == expected[8].token_ids[: 20 - lookahead]
+        assert not any(tokens[str(i)] for i in range(8))
+    finally:
+        released.set()  # threads wait for it
     while engine.has_unfinished():
         step()
         engine.check_integrity()

@@ -127,8 +127,8 @@ async def test_who_holds_what_is_for_operators_alone() -> None:
     reader = reader_of(fakes)
     lists = (await reader.content(ALL)).lists
     assert [(name, row["holders"]) for name, row in lists["pots"]] == [
-        ("fe-1/websockets", [["t2", 3]]),
-        ("fe-1/uploads", [["t1", 1]]),
+        ("fe-1/websockets", [("t2", 3)]),
+        ("fe-1/uploads", [("t1", 1)]),
     ]
     assert all("pots" not in row for _, row in lists["frontends"])
     of_tenant = (await reader.content(ViewKey("t7", "t7", is_operator=False))).lists

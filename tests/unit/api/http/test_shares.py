@@ -60,7 +60,7 @@ def test_a_full_pot_is_a_503_and_operators_have_a_reserve() -> None:
     looks, code = fill(pot, Payer("first", is_operator=True))
     assert (len(looks), code) == (2, "server_overloaded")
     assert pot.holders() == [("first", 102)]
-    assert pot.report()["refused"] == 3
+    assert pot.report().refused == 3
 
 
 def test_a_tenant_with_nothing_may_take_much_and_grow_within_its_share() -> None:

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-from tests.support.triton_device import NO_TRITON, has_triton
+from tests.support.torch_device import torch_device
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
+
+pytestmark = pytest.mark.triton
 
 
 @pytest.mark.skipif(
@@ -16,3 +19,4 @@ from tests.support.triton_device import NO_TRITON, has_triton
 )
 def test_kernels_run_where_the_extra_dev_brings_triton() -> None:
     assert has_triton(), NO_TRITON
+    assert IS_INTERPRETED or torch_device().type == "cuda", "neither interpreted nor on a device"
