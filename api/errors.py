@@ -232,7 +232,7 @@ def operator_required(message: str) -> ApiError:
 
 def key_revoked() -> ApiError:
     """Returns the error of an open request whose key has been removed or disabled since."""
-    return invalid_api_key("The API key of this request is not valid any more.")
+    return invalid_api_key("The API key of this request is no longer valid.")
 
 
 def unavailable(

@@ -39,8 +39,9 @@ class ApiSettings(SharedSettings):
         default=256 * 2**20,
         ge=4096,
         le=2**40,
-        description="Bytes of request bodies on their way to this frontend, until they are parsed; "
-        "more are 503, of one tenant beyond its share 429.",
+        description="Bytes of request bodies that this frontend receives at once, until they are "
+        "parsed, at least twice PENSTOCK_MAX_BODY_BYTES; more are 503, of one tenant beyond its "
+        "share 429.",
     )
     body_timeout_s: float = Field(
         default=60.0, gt=0, le=3600, description="Seconds in which a request body must arrive."
@@ -69,7 +70,8 @@ class ApiSettings(SharedSettings):
         ge=4096,
         le=2**40,
         description="Bytes of whole (not streamed) responses of more than 64 KiB that this "
-        "frontend holds until they are sent; more are 503, of one tenant beyond its share 429.",
+        "frontend holds until they are sent, at least PENSTOCK_MAX_ANSWER_BYTES; more are 503, of "
+        "one tenant beyond its share 429.",
     )
     max_queued_jobs: int = Field(
         default=1000, ge=1, le=10_000_000, description="Jobs waiting in the queue; more are 503."

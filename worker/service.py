@@ -232,7 +232,7 @@ class WorkerService:
             log.warning(warning, extra={"model": self._model.name})
         if not ready.exact_resume:
             log.warning(
-                "an output that is cut goes on with other tokens than without the cut",
+                "resume is not exact: after a restart this engine continues with other tokens",
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
 

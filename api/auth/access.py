@@ -132,7 +132,7 @@ class AccessMiddleware:
             return None
         tenant, key_id = await self._stream_tokens(scope).opened_by(token, job_id)
         if not self._ring.is_valid(key_id):
-            raise invalid_api_key("The key that made the token in the URL is not valid any more.")
+            raise invalid_api_key("The key that made the token in the URL is no longer valid.")
         return replace(caller, tenant=tenant, scope=tenant, is_operator=False, key_id=key_id)
 
 

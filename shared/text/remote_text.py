@@ -83,7 +83,7 @@ class TextProcess:
                     break
             finally:
                 self._give_back(running)
-        raise RenderingUnavailable("the process of the model's tokenizer ended or stood still")
+        raise RenderingUnavailable("the model's tokenizer process exited or timed out")
 
     @property
     def pid(self) -> int:

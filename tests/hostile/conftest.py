@@ -23,6 +23,7 @@ def small_pots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         "MAX_BODY_BYTES": str(2**20),
         "MAX_OPEN_BODY_BYTES": str(4 * 2**20),
         "MAX_OPEN_ANSWER_BYTES": str(2**20),
+        "MAX_ANSWER_BYTES": str(2**20),
         "MAX_WAITING_TEXT_BYTES": str(2**19),
     }
     yield from launched(tmp_path_factory.mktemp("hostile"), env)

@@ -55,6 +55,7 @@ async def test_who_fills_a_pot_is_refused_alone(small_pots: Shared, pot: str) ->
     print(f"\n{pot}: {dict(filler.refusals)}\n  calm:  {calm}\n  storm: {storm}")
     assert set(filler.refusals) == {"429 tenant_share_exceeded"}
     assert refused(text, pot) > 0
+    assert pots_of(text) == set(FILLERS)
     assert storm.faults == []
     assert len(storm.worst_gap_s) >= 5, "nobody was served meanwhile"
     first = p95(storm.first_token_s) / p95(calm.first_token_s)
@@ -62,6 +63,13 @@ async def test_who_fills_a_pot_is_refused_alone(small_pots: Shared, pot: str) ->
     print(f"  p95 of the first token {first:.2f} times, worst gap {gap:.2f} times")
     assert first <= MAX_RATIO
     assert gap <= MAX_RATIO
+
+
+def pots_of(text: str) -> set[str]:
+    """Returns the names of all pots in a scrape of the frontend."""
+    families = text_string_to_metric_families(text)
+    found = (sample for family in families for sample in family.samples)
+    return {sample.labels["pot"] for sample in found if sample.name == "penstock:pot_limit"}
 
 
 def refused(text: str, pot: str) -> float:

@@ -115,7 +115,7 @@ def _system(message: SystemMessage, tools: OfferedTools, *, is_over: bool) -> Co
                 name = added_name(block)
                 texts += [] if name is None else [tools.found(name)]
             case ToolRemovalBlock(tool=ToolNameReference(name=name)):
-                texts.append(f"The tool '{name}' is not available any more.")
+                texts.append(f"The tool '{name}' is no longer available.")
     return [_part(text) for text in texts]
 
 

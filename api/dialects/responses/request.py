@@ -177,7 +177,7 @@ async def prepare_response(
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
     report_ignored(prompt.ignored, PARAM_NAMES)
-    report_ignored(tools.unkept, why="this model's calls cannot be kept to the grammar")
+    report_ignored(tools.unkept, why="the grammar cannot be enforced for this model")
     budget.report_clipped("max_output_tokens", params.max_output_tokens)
     job = new_job(
         caller,

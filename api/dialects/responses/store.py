@@ -145,7 +145,7 @@ class ResponseStore:
         charge.grow(await self._jobs.stored_bytes(job_id))
         if charge.amount > MAX_READ_BYTES:
             raise InvalidParameter(
-                param, f"the conversation has more than {MAX_READ_BYTES} bytes as it is stored"
+                param, f"the conversation has more than {MAX_READ_BYTES} bytes as stored"
             )
 
     async def _earlier_items(self, tenant: str, name: str | None, charge: Charge) -> list[Item]:

@@ -310,7 +310,7 @@ def test_a_revoked_key_ends_what_it_has_opened(
             )
             operator.delete(f"/v1/jobs/{others_name}")
         for end in ends:
-            assert any("not valid any more" in line for line in end), end
+            assert any("no longer valid" in line for line in end), end
 
 
 @pytest.mark.parametrize("metrics_key", ["", METRICS_KEY])

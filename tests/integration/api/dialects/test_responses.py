@@ -425,7 +425,7 @@ def test_a_conversation_that_is_stored_in_too_many_bytes_is_refused_before_it_is
 
     monkeypatch.setattr(store, "request_record", counted)
     monkeypatch.setattr(earlier, "MAX_READ_BYTES", 8_000)
-    with pytest.raises(openai.BadRequestError, match="as it is stored"):
+    with pytest.raises(openai.BadRequestError, match="as stored"):
         create(client, previous_response_id=second.id)
     assert [f"resp_{job_id}" for job_id in read] == [second.id]
 
@@ -514,6 +514,9 @@ def test_references_have_a_bound(client: OpenAI, monkeypatch: pytest.MonkeyPatch
         patched.setattr(earlier, "MAX_BYTES", num_bytes * 3 // 2)
         create(client, input=reference(ids[0]))
         assert param_of([ids[0]] * 2) == "input"
+    with monkeypatch.context() as patched:
+        patched.setattr(earlier, "MAX_READ_BYTES", 1)
+        assert param_of(ids[:1]) == "input"
 
 
 def test_a_response_that_is_referred_to_is_kept_anew(

@@ -223,7 +223,7 @@ def test_a_conversation_that_finds_tools_keeps_its_prompt_and_tells_of_them() ->
         texts.append("\n".join(part["text"] for part in text_parts(turns[-1]["content"])))
     assert "'later' is available: {" in texts[0]
     assert "'later' is available." in texts[1]  # it is defined once
-    assert "'Read' is not available any more." in texts[2]
+    assert "'Read' is no longer available." in texts[2]
     assert "anew" in texts[4]
     assert "Be brief." in texts[5]
 
