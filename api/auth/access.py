@@ -70,6 +70,8 @@ class AccessMiddleware:
             await self._app(scope, _until_revoked(receive, revoked), send)
 
     async def _identified(self, scope: Scope, caller: Caller) -> Caller:
+        if self._ring.is_open and not self._metrics_key:
+            return caller
         route = self._route(scope)
         if route in _FREE:
             return caller

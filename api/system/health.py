@@ -20,6 +20,7 @@ from api.http.caller import CallerDep
 from api.http.json_response import json_response
 from api.http.open_requests import OpenRequestsDep
 from api.http.openapi import FREE, KEYED, errors, statuses
+from api.http.shares import RESERVED
 from api.system.protocol import (
     Health,
     HealthStatus,
@@ -43,7 +44,6 @@ _VERSION = version("penstock")
 MAX_AGE_S = 5.0  # a frontend with an older state is not ready
 MAX_LOADING = 100  # workers
 MAX_WORD_CHARS = 200
-RESERVED_BYTES = 1 / 10  # of Redis' memory; lua/lib/held.lua has the same
 _STORE_SENTENCES = {
     "ok": (logging.INFO, "Redis has memory again. All requests are accepted."),
     "nearly_full": (
@@ -105,7 +105,7 @@ class HealthMonitor:
         if self.queue is None or not self.queue.store_limit:
             return "ok"
         used = self.queue.store_used / self.queue.store_limit
-        return "full" if used >= 1 else "nearly_full" if used > 1 - RESERVED_BYTES else "ok"
+        return "full" if used >= 1 else "nearly_full" if used > 1 - RESERVED else "ok"
 
     @property
     def num_running(self) -> int:

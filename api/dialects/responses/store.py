@@ -217,40 +217,42 @@ class ResponseStore:
     async def _items_by_id(self, tenant: str, job_id: str, item_id: str) -> dict[str, Item]:
         """Returns the items of a response, input and output. Raises ClientError, which names
         `item_id`, and TransportError."""
-        try:
-            stored = await self.find(tenant, job_id)
-            read = await self.read(stored, text_only=True)
-        except ClientError as error:
-            if error.status != 404:
-                raise
-            raise _item_not_found(item_id) from None
-        if read.end is None:
-            raise ClientError(
-                f"Item with id '{item_id}' belongs to a response that has not ended.",
-                code="item_in_progress",
-                param=REFERRER,
-            )
+        running = ClientError(
+            f"Item with id '{item_id}' belongs to a response that has not ended.",
+            code="item_in_progress",
+            param=REFERRER,
+        )
+        stored, read = await self._read_ended(tenant, job_id, _item_not_found(item_id), running)
         return {item["id"]: item for item in (*stored.request.input, *read.payload["output"])}
 
-    async def _turn(self, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
-        """Returns a response's input and output items, its job's id and the previous response's."""
+    async def _read_ended(
+        self, tenant: str, name: str, missing: ClientError, running: ClientError
+    ) -> tuple[StoredResponse, ReadResponse]:
+        """Returns a response that has ended. Raises `missing` or `running`, and TransportError."""
         try:
             stored = await self.find(tenant, name)
             read = await self.read(stored, text_only=True)
         except ClientError as error:
             if error.status != 404:
                 raise
-            raise ClientError(
-                f"Previous response with id '{name[:MAX_ECHO_CHARS]}' not found.",
-                code="previous_response_not_found",
-                param=PARAM,
-            ) from None
+            raise missing from None
         if read.end is None:
-            raise ClientError(
-                f"Previous response with id '{name}' has not ended yet.",
-                code="previous_response_in_progress",
-                param=PARAM,
-            )
+            raise running
+        return stored, read
+
+    async def _turn(self, tenant: str, name: str) -> tuple[list[Item], str, str | None]:
+        """Returns a response's input and output items, its job's id and the previous response's."""
+        missing = ClientError(
+            f"Previous response with id '{name[:MAX_ECHO_CHARS]}' not found.",
+            code="previous_response_not_found",
+            param=PARAM,
+        )
+        running = ClientError(
+            f"Previous response with id '{name[:MAX_ECHO_CHARS]}' has not ended yet.",
+            code="previous_response_in_progress",
+            param=PARAM,
+        )
+        stored, read = await self._read_ended(tenant, name, missing, running)
         if isinstance(read.end, Failed):
             raise ClientError(
                 f"Previous response with id '{name}' has no output: it is "
