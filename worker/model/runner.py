@@ -149,23 +149,15 @@ class TorchModelRunner:
             self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
             handle.add(index_of, sampled)
         elif logits is not None:
-            later = structured
+            waiting = structured
             if structured and not runs_ahead:
                 unready = self._masks.unready([rows[i] for i in structured])
-                later = [i for i in structured if rows[i].seq_id in unready]
+                waiting = [i for i in structured if rows[i].seq_id in unready]
                 handle.put_off(unready)
-            if later:
+            if waiting:
                 sample = PartialSample(self._sampler, logits, rows, previous.token_ids)
-                others = sorted(set(range(len(rows))).difference(later))
-                if others:
-                    handle.add([rows[i].seq_id for i in others], sample.draw(others))
                 this = PreviousSample(sample.token_ids, index_of, batch.decodes)
-                if runs_ahead:
-                    places = {rows[i].seq_id: i for i in later}
-                    rest = functools.partial(self._draw_rest, handle, sample, places, this)
-                    handle.wait_with(lambda seq_ids: self._reset_on_failure(lambda: rest(seq_ids)))
-                else:
-                    self._previous = this
+                self._draw_some(handle, sample, waiting, this, runs_ahead=runs_ahead)
             else:
                 sampled = self._sampler.sample(logits, rows, previous.token_ids)
                 self._previous = PreviousSample(sampled.token_ids, index_of, batch.decodes)
@@ -183,6 +175,28 @@ class TorchModelRunner:
     def _runs_ahead(self) -> bool:
         """Whether the step before is in flight, and rows with a grammar may lack a token."""
         return self._newest is not None and not self._newest.is_collected
+
+    def _draw_some(
+        self,
+        handle: TorchStepHandle,
+        sample: PartialSample,
+        waiting: Collection[int],
+        this: PreviousSample,
+        *,
+        runs_ahead: bool,
+    ) -> None:
+        """Draws all rows but the waiting ones: these are drawn when the step before is known, where
+        that is in flight, and were put off otherwise."""
+        rows = sample.rows
+        others = sorted(set(range(len(rows))).difference(waiting))
+        if others:
+            handle.add([rows[i].seq_id for i in others], sample.draw(others))
+        if not runs_ahead:
+            self._previous = this
+            return
+        places = {rows[i].seq_id: i for i in waiting}
+        rest = functools.partial(self._draw_rest, handle, sample, places, this)
+        handle.wait_with(lambda seq_ids: self._reset_on_failure(lambda: rest(seq_ids)))
 
     @torch.inference_mode()
     def _draw_rest(
