@@ -250,6 +250,26 @@ def test_masks_that_come_late_change_no_output_and_hold_up_no_neighbour(
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
+def test_slow_masks_have_a_thread_of_their_own_and_change_no_output(
+    model: Model, lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [kept(PERSON, i, max_tokens=40) for i in range(3)]
+    expected = generate(new_engine(model.build(lookahead=lookahead)), prompts(3), params)
+    threads: set[str] = set()
+    make = GrammarMasks._make
+
+    def make_noted(masks: GrammarMasks, state: Any, new: list[int]) -> None:
+        threads.add(threading.current_thread().name.rpartition("_")[0])
+        make(masks, state, new)
+
+    monkeypatch.setattr(GrammarMasks, "_make", make_noted)
+    monkeypatch.setattr(grammar_masks, "SLOW_CPU_SECONDS", -1.0)
+    results = generate(new_engine(model.build(lookahead=lookahead)), prompts(3), params)
+    assert threads == {"masks", "slow-masks"}  # the first one of a row is compiled before
+    assert [each.token_ids for each in results] == [each.token_ids for each in expected]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_grammar_of_which_each_mask_takes_longer_ends_its_rows_and_no_other(
     model: Model, lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
