@@ -16,26 +16,39 @@ def reporting_bar(report: Callable[[float], None]) -> type[Any]:
     # Here and not above: it takes most of a second, and a local directory does not need it.
     from huggingface_hub.utils.tqdm import tqdm
 
-    shares: dict[int, float] = {}  # of the bars of bytes, by their ids
-    num_bars_of_bytes = 0
+    bars_of_bytes: list[Bar] = []
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            nonlocal num_bars_of_bytes
             self._is_of_bytes = kwargs.get("unit") == "B"
             self._num_done = kwargs.get("initial") or 0
-            num_bars_of_bytes += self._is_of_bytes
+            if self._is_of_bytes:
+                bars_of_bytes.append(self)
             super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             # `self.n` stays where it is while bars are not shown, as where there is no terminal.
             self._num_done += n or 0
-            if self.total and self._is_of_bytes:
-                shares[id(self)] = min(1.0, max(0.0, self._num_done / self.total))
-                report(max(shares.values()))
-            elif self.total and not num_bars_of_bytes:
-                report(min(1.0, self._num_done / self.total))
+            self._report()
             shown: bool | None = super().update(n)
             return shown
+
+        def refresh(self, *args: Any, **kwargs: Any) -> bool | None:
+            """Also reports: the hub's package refreshes a bar whose total has grown."""
+            self._report()
+            shown: bool | None = super().refresh(*args, **kwargs)
+            return shown
+
+        def _report(self) -> None:
+            if not getattr(self, "total", None):  # tqdm refreshes it while it is made
+                return
+            if self._is_of_bytes:
+                report(max(bar._share() for bar in bars_of_bytes))
+            elif not bars_of_bytes:
+                report(self._share())
+
+        def _share(self) -> float:
+            total = getattr(self, "total", None)
+            return min(1.0, max(0.0, self._num_done / total)) if total else 0.0
 
     return Bar
