@@ -34,7 +34,7 @@ def reporting_bar(report: Callable[[float], None]) -> type[Any]:
             return shown
 
         def refresh(self, *args: Any, **kwargs: Any) -> bool | None:
-            """Also reports: the hub's package refreshes a bar whose total has grown."""
+            """Reports too, for the hub's package refreshes a bar whose total has grown."""
             self._report()
             shown: bool | None = super().refresh(*args, **kwargs)
             return shown

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -42,6 +43,7 @@ from shared.text.tokenizer import FastTokenizer
 LOADING_NICENESS = 10  # streams that are served meanwhile go first
 LARGE_BYTES = 64 * 1024  # while a larger call runs, the memory is not measured
 TRIM_GROWTH, TRIM_BYTES = 1.25, 16 * 2**20  # of the memory since it was trimmed last
+TRIM_SECONDS = 1.0  # from one trim to the next
 
 
 class _Memory:
@@ -53,10 +55,11 @@ class _Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._num_large = 0  # calls at work
-        self.rss_bytes = 0  # as measured last; 0: not known
+        self._num_large = 0  # calls that run
+        self.rss_bytes = 0  # as measured last, while no large call ran; 0: not known
         self._trimmed_bytes = 0
-        self._is_trimming = False
+        self._num_due = 0  # trims after large calls
+        self._next_trim_s = 0.0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)  # glibc's
 
     @contextmanager
@@ -70,24 +73,26 @@ class _Memory:
         finally:
             with self._lock:
                 self._num_large -= is_large
+                if is_large:
+                    self._num_due = 2  # its own text may not be freed yet at the first
 
     def measure(self) -> None:
-        """Measures it, unless a large call is running, and trims it where it has grown."""
+        """Measures it, unless a large call runs, and trims it after large calls and where it has
+        grown, at most once a second."""
         with self._lock:
-            if self._is_trimming:
-                return
-            rss_bytes = _rss_bytes()
-            if not self._num_large:
+            rss_bytes, is_quiet = _rss_bytes(), not self._num_large
+            if is_quiet:
                 self.rss_bytes = rss_bytes
-            if rss_bytes <= self._trimmed_bytes * TRIM_GROWTH + TRIM_BYTES:
+            has_grown = rss_bytes > self._trimmed_bytes * TRIM_GROWTH + TRIM_BYTES
+            is_due = has_grown or (is_quiet and self._num_due > 0)
+            if not is_due or time.monotonic() < self._next_trim_s:
                 return
-            self._is_trimming = True
+            self._next_trim_s = time.monotonic() + TRIM_SECONDS
         self._trim(0)  # takes tens of milliseconds: no other call waits for it
         with self._lock:
-            self._trimmed_bytes = _rss_bytes()
-            if not self._num_large:
-                self.rss_bytes = self._trimmed_bytes
-            self._is_trimming = False
+            if is_quiet and not self._num_large:
+                self._num_due -= self._num_due > 0
+                self.rss_bytes = self._trimmed_bytes = _rss_bytes()
 
 
 def _rss_bytes() -> int:

@@ -43,6 +43,7 @@ class Partition:
         self._server = server
         self._stack = contextlib.AsyncExitStack()
         self._beating: dict[str, asyncio.Task[None]] = {}
+        self._dying: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Partition:
         return self
@@ -51,6 +52,8 @@ class Partition:
         ended = [task for task in self._beating.values() if task.done()]
         for name in list(self._beating):
             self.die(name)
+        if self._dying:  # one that connects meanwhile would leave its connection open
+            await asyncio.wait(self._dying)
         await self._stack.aclose()
         for task in ended:  # one that raised: a test would wait in vain for what it does
             task.result()
@@ -86,7 +89,8 @@ class Partition:
 
     def die(self, name: str) -> None:
         """Says nothing any more, and nobody is told."""
-        self._beating.pop(name).cancel()
+        self._dying.append(self._beating.pop(name))
+        self._dying[-1].cancel()
 
     def freeze_server(self) -> None:
         self._signal(signal.SIGSTOP)
