@@ -97,7 +97,7 @@ class Housekeeping:
         if not is_in_time and last_s is not None:
             self._has_lapsed = True
             since_s = round(self._heartbeat_s - last_s, 2)
-            log.warning("the lease had ended", extra={"since_last_beat_s": since_s})
+            log.warning("the frontend's lease had expired", extra={"since_last_beat_s": since_s})
 
     async def _reap(self) -> None:
         """Reaps once this frontend's own lease runs and its readers have attached."""

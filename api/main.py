@@ -209,9 +209,13 @@ async def _check(
     settings: ApiSettings, transport: RedisTransport, open_requests: OpenRequests
 ) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
-    outage = RateLimitedOutageLog(log, failing="redis is away", recovered="redis is here", of=STORE)
+    outage = RateLimitedOutageLog(
+        log, failing="Redis is unavailable", recovered="Redis is available again", of=STORE
+    )
     held = RateLimitedOutageLog(
-        log, failing="nothing is accepted as durable", recovered="accepting as durable"
+        log,
+        failing="durable jobs are refused: Redis does not confirm writes",
+        recovered="durable jobs are accepted again",
     )
     while True:
         try:
@@ -225,10 +229,12 @@ async def _check(
                 continue
             held.succeeded()
             for sentence in sentences:
-                log.warning("redis", extra={"detail": sentence})
+                log.warning(sentence)
             return
         except UnsafeServer as error:
-            log.critical("redis is refused", extra={"detail": str(error)})
+            log.critical(
+                "Redis is refused: its configuration is unsafe", extra={"detail": str(error)}
+            )
             open_requests.close(f"The job store is refused: {error}")
             return
         except TransportError as error:

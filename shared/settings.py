@@ -127,7 +127,7 @@ def log_name_warnings() -> None:
     if REPORT_FD in os.environ:
         return
     for sentence in name_warnings(os.environ):
-        log.warning("name of a variable", extra={"detail": sentence})
+        log.warning(sentence)
 
 
 def _sentence(error: ValidationError) -> str:

@@ -155,7 +155,7 @@ def open_tracing(service: str, instance_id: str) -> Tracing:
         reason = f"{error}: pip install 'penstock[otel]'"
     except ValueError as error:
         reason = str(error)
-    log.warning("no traces are sent", extra={"reason": reason})
+    log.warning("tracing is off", extra={"reason": reason})
     return Tracing()
 
 

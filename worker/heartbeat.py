@@ -149,7 +149,7 @@ class Heartbeat:
         await asyncio.sleep(self._interval_s)
         late_s = time.monotonic() - begin_s - self._interval_s
         if late_s * 1000 > LATE_SHARE * self._lease_ms:
-            log.warning("the service stood still", extra={"late_s": round(late_s, 2)})
+            log.warning("the worker's event loop was blocked", extra={"late_s": round(late_s, 2)})
 
 
 RATE_WINDOW_S = 5.0

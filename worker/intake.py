@@ -110,7 +110,7 @@ class Intake:
             self._reconcile_at_s = time.monotonic() + self._reconcile_interval_s
             lost = await self._queue.reconcile(self._worker_id, self._jobs.ids)
             if lost:
-                log.info("lost deliveries found", extra={"num_jobs": len(lost)})
+                log.info("found lost deliveries", extra={"num_jobs": len(lost)})
                 await self._take(lost)
         count = self._num_to_take()
         if count == 0:
@@ -121,7 +121,7 @@ class Intake:
         suspects = self._nothing_waits or not self._engine.is_failing
         recovered = await self._queue.recover(self._worker_id, count, suspects=suspects)
         if recovered:
-            log.info("jobs recovered", extra={"num_jobs": len(recovered)})
+            log.info("recovered jobs of other workers", extra={"num_jobs": len(recovered)})
             await self._take(recovered)
             count = self._num_to_take()
         if count == 0:

@@ -107,8 +107,8 @@ class Publisher:
         self.has_capacity.set()
         self._outage = RateLimitedOutageLog(
             log,
-            failing="the log is unreachable; output is buffered",
-            recovered="the log is reachable again",
+            failing="Redis is unavailable; output is buffered",
+            recovered="Redis is available again; output is written",
             of=STORE,
         )
 

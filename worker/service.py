@@ -193,7 +193,10 @@ class WorkerService:
         await self._retrying("announcing the model", self._repair)
         await asyncio.to_thread(collapse_heap)
         report_ready()
-        log.info("ready", extra={"worker_id": self.worker_id, "model": self._checkpoint.name})
+        log.info(
+            "the worker is ready",
+            extra={"worker_id": self.worker_id, "model": self._checkpoint.name},
+        )
 
     async def _load(self) -> None:
         ready = await self._supervisor.start()
@@ -238,12 +241,12 @@ class WorkerService:
 
     async def _connect(self) -> None:
         for warning in await self._retrying("reaching the store", self._check):
-            log.warning("the store's configuration is unsafe", extra={"detail": warning})
+            log.warning(warning)
 
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
         backoff = Backoff(0.1, 2.0)
         outage = RateLimitedOutageLog(
-            log, failing="waiting for the store", recovered="the store is here", of=STORE
+            log, failing="waiting for Redis", recovered="Redis is available", of=STORE
         )
         while True:
             try:
@@ -311,14 +314,14 @@ class WorkerService:
         """
         jobs = self._runner.take_from_engine()
         if jobs:
-            log.warning("jobs go back to the queue", extra={"num_jobs": len(jobs)})
+            log.warning("jobs return to the queue", extra={"num_jobs": len(jobs)})
             attempts = [(running.job.job_id, running.attempt) for running in jobs]
             self._deaths.append((attempts, cause))
         try:
             await self._blame()
         except TransportError as error:
             # The store still assigns them to this worker: reconciling takes them up again.
-            log.warning("jobs could not be handed back", extra={"error": str(error)})
+            log.warning("failed to return jobs to the queue", extra={"error": str(error)})
         self._intake.suspect()
 
     async def _blame(self) -> None:
@@ -357,7 +360,7 @@ class WorkerService:
         except TransportError:
             raise
         except Exception:
-            log.exception("lost deliveries could not be read")
+            log.exception("failed to read lost deliveries")
             return
         await self._release(lost)
 
@@ -389,7 +392,7 @@ class WorkerService:
 
         Returns the jobs that have not ended by then, removed from the table, to be handed back.
         """
-        log.info("draining", extra={"num_jobs": len(self._jobs)})
+        log.info("draining: the worker takes no new jobs", extra={"num_jobs": len(self._jobs)})
         self._heartbeat.draining = True
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
@@ -425,7 +428,7 @@ class WorkerService:
                 extra={"num_jobs": len(jobs), "error": str(error)},
             )
         if jobs:
-            log.info("jobs handed back", extra={"num_jobs": len(jobs)})
+            log.info("jobs returned to the queue", extra={"num_jobs": len(jobs)})
 
 
 def _raise_the_first(*tasks: asyncio.Task[None]) -> None:

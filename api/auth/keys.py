@@ -150,12 +150,15 @@ class KeyRing:
         try:
             if self._path is not None and self._stamp(self._path) != self._seen:
                 self._read()
-                log.info("keys read", extra={"keys": len(self)})
+                log.info("the API keys file was reloaded", extra={"keys": len(self)})
                 self._end_revoked()
             self._last_error = ""
         except KeysInvalid as error:
             if str(error) != self._last_error:  # once, not at every check
-                log.error("keys not read", extra={"reason": str(error)})
+                log.error(
+                    "failed to read the API keys file; the previous keys stay valid",
+                    extra={"reason": str(error)},
+                )
             self._last_error = str(error)
 
     def _end_revoked(self) -> None:

@@ -141,7 +141,7 @@ class BatchLease:
             useless=self._unused_blobs(progress),
         )
         ended = await self._retried(lambda: self._batches.end(self.claim, end))
-        log.info("batch ended", extra={"batch_id": self.claim.batch_id, "status": ended})
+        log.info("a batch ended", extra={"batch_id": self.claim.batch_id, "status": ended})
 
     def _unused_blobs(self, progress: BatchProgress) -> list[str]:
         """Returns the names of blobs that owners may have written and never saved."""

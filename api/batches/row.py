@@ -189,7 +189,9 @@ class RowTask:
         except InvalidParameter as error:
             return self._refused(invalid_parameter(error))
         except Exception:
-            log.exception("row failed", extra={"job_id": self._job_id})
+            log.exception(
+                "a batch row failed with an unexpected error", extra={"job_id": self._job_id}
+            )
             return self._refused(internal_error())
         finally:
             self._span.end()
@@ -220,7 +222,7 @@ class RowTask:
                 return RowResult(self._line, self._job_id, text, True, end.usage)
             if end.code not in _ANEW or num_jobs == MAX_JOBS:
                 return self._failed(end)
-            log.warning("row restarted", extra={"job_id": self._job_id, "reason": end.code})
+            log.warning("restarted a batch row", extra={"job_id": self._job_id, "reason": end.code})
             if end.code == ErrorCode.MODEL_REPLACED and not await self._forget():
                 return self._stopped()
         raise AssertionError("unreachable")

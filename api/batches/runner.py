@@ -173,7 +173,10 @@ class BatchRunner:
 
     async def _claim_forever(self) -> None:
         outage = RateLimitedOutageLog(
-            log, failing="no batch can be claimed", recovered="batches can be claimed", of=STORE
+            log,
+            failing="batches cannot be claimed",
+            recovered="batches can be claimed again",
+            of=STORE,
         )
         while True:
             try:
@@ -183,7 +186,7 @@ class BatchRunner:
             except TransportError as error:
                 outage.failed(reason=str(error))
             except Exception:
-                log.exception("no batch claimed")
+                log.exception("failed to claim a batch")
             await asyncio.sleep(CLAIM_EVERY_S)
 
     def _has_capacity(self) -> bool:
@@ -200,7 +203,7 @@ class BatchRunner:
         return await self._context.batches.claim(frontend_id, lease_ms, list(self._unwanted))
 
     def _begin(self, claim: BatchClaim) -> None:
-        log.info("batch claimed", extra={"batch_id": claim.batch_id, "fence": claim.fence})
+        log.info("claimed a batch", extra={"batch_id": claim.batch_id, "fence": claim.fence})
         batch = BatchTask(self._context, claim)
         task = asyncio.create_task(self._run(batch), name=f"batch-{claim.batch_id}")
         self._running[task] = batch
@@ -214,17 +217,20 @@ class BatchRunner:
             await batch.run()
             return
         except LeaseLost:
-            log.info("batch lost", extra=fields)
+            log.info("lost the lease of a batch", extra=fields)
             return
         except TransportError as error:
-            log.warning("batch left", extra={**fields, "reason": str(error)})
+            log.warning("stopped running a batch", extra={**fields, "reason": str(error)})
             return
         except (OSError, BlobDamaged, BlobsUnavailable) as error:
-            log.error("batch cannot be run here", extra={**fields, "reason": str(error)})
+            log.error("a batch cannot run on this frontend", extra={**fields, "reason": str(error)})
         except Exception:
-            log.exception("batch stopped", extra=fields)
+            log.exception("a batch stopped with an unexpected error", extra=fields)
         self._unwanted[claim.batch_id] = time.monotonic() + UNWANTED_S
         try:
             await self._context.batches.save(claim, 0)
         except (LeaseLost, TransportError) as error:
-            log.info("batch not given back", extra={**fields, "reason": str(error)})
+            log.info(
+                "failed to release a batch; its lease expires",
+                extra={**fields, "reason": str(error)},
+            )

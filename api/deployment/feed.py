@@ -80,8 +80,8 @@ class DeploymentFeed:
         self._reading: asyncio.Task[None] | None = None
         self._outage = RateLimitedOutageLog(
             log,
-            failing="the dashboards are not fed",
-            recovered="the dashboards are fed again",
+            failing="the dashboards are not updated",
+            recovered="the dashboards are updated again",
             of=STORE,
         )
 
@@ -153,7 +153,7 @@ class DeploymentFeed:
         except (TransportError, TimeoutError) as error:
             self._outage.failed(reason=str(error) or type(error).__name__)
         except Exception:
-            log.exception("a round of the dashboards failed")
+            log.exception("failed to update the dashboards")
         for key, (view, *_) in list(self._views.items()):
             service = self._reader.service(key, is_read=False)
             await view.update(Content({"service": service}), self._slices)

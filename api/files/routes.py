@@ -149,4 +149,6 @@ class ContentResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _log_damage(self, error: Exception) -> None:
-        log.error("file is damaged", extra={"file": self._record.file_id, "reason": str(error)})
+        log.error(
+            "a stored file is damaged", extra={"file": self._record.file_id, "reason": str(error)}
+        )

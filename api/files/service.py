@@ -108,7 +108,7 @@ class FileService:
         except BlobsUnavailable as error:
             raise unavailable_files(str(error)) from error
         except OSError as error:
-            log.error("upload failed", extra={"reason": str(error)})
+            log.error("failed to store an upload", extra={"reason": str(error)})
             raise unavailable_files("The file could not be written.") from error
 
     async def get(self, file_id: str, tenant: str) -> FileRecord:
@@ -151,7 +151,7 @@ class FileService:
         if time.monotonic() - self._orphans_s >= ORPHANS_EVERY_S:
             self._orphans_s = time.monotonic()
             if num_removed := await self.storage.remove_orphans():
-                log.info("orphaned blobs removed", extra={"count": num_removed})
+                log.info("removed blobs without a file record", extra={"count": num_removed})
 
     async def _check_quota(self, request: Request, tenant: str) -> None:
         """Refuses by the announced length, before anything is written. Raises ApiError."""

@@ -129,7 +129,7 @@ class FileStorage:
             why_not = f"its directory cannot be used ({error.strerror})."
         if why_not and why_not != self._why_not:
             log.error(
-                "files are unavailable",
+                "the files directory is unavailable",
                 extra={"directory": str(self._directory), "reason": why_not},
             )
         self._why_not = why_not
@@ -225,7 +225,10 @@ class FileStorage:
                     path.unlink(missing_ok=True)
                     gone.append(path.name)
                 except OSError as error:
-                    log.warning("blob stays", extra={"blob": path.name, "reason": str(error)})
+                    log.warning(
+                        "failed to delete a file's blob",
+                        extra={"blob": path.name, "reason": str(error)},
+                    )
             return gone
 
         return await self.run(unlink)

@@ -229,11 +229,17 @@ class ModelCatalog:
             card = _of_all_workers(ModelCard.from_json(blob), found)
             return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
         except UnavailableError as error:  # of this model's text alone, and of this moment
-            log.error("model text not loaded", extra={"model": name, "reason": error.message})
+            log.error(
+                "failed to load the tokenizer or the chat template of a model",
+                extra={"model": name, "reason": error.message},
+            )
             self._load_again_s[name] = time.monotonic() + LOAD_RETRY_S
             return None
         except TextInvalid as error:
-            log.error("model cannot be served", extra={"model": name, "reason": str(error)})
+            log.error(
+                "a model cannot be served by this frontend",
+                extra={"model": name, "reason": str(error)},
+            )
             if len(self._refused) < MAX_SEEN and "missing" not in str(error):
                 self._refused[name] = blob
             return None

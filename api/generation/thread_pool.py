@@ -106,7 +106,7 @@ class TextPool:
             await self._wait(task, future)
             return await asyncio.shield(future)
         except RenderingUnavailable as error:
-            log.error("chat template not rendered", extra={"reason": str(error)})
+            log.error("failed to render a chat template", extra={"reason": str(error)})
             message = "The prompt could not be rendered now. Try again soon."
             raise unavailable(message, RETRY_AFTER_S) from None
         finally:

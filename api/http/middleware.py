@@ -100,7 +100,7 @@ def error_of(error: Exception) -> ApiError:
         case TransportError():
             return store_unreachable(error)
         case _:
-            log.error("request failed", exc_info=error)
+            log.error("a request failed with an unexpected error", exc_info=error)
             return internal_error()
 
 

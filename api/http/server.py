@@ -75,7 +75,10 @@ class DrainingServer(uvicorn.Server):
         if self._cut_at_s is None:
             self._open_requests.close("This frontend is shutting down. Try again.")
             self._cut_at_s = now_s + self._shutdown_timeout_s
-            log.info("draining", extra={"open_requests": len(self._open_requests)})
+            log.info(
+                "draining: the frontend accepts no new requests",
+                extra={"open_requests": len(self._open_requests)},
+            )
         self._ticks += 1
         if not len(self._open_requests):
             return self._ticks > GRACE_TICKS
@@ -83,7 +86,10 @@ class DrainingServer(uvicorn.Server):
             return False
         if not self._is_cut:
             self._is_cut = True
-            log.warning("cutting", extra={"open_requests": len(self._open_requests)})
+            log.warning(
+                "the shutdown time is over; open requests are cut",
+                extra={"open_requests": len(self._open_requests)},
+            )
             self._open_requests.cut_all()
         return now_s > self._cut_at_s + CUT_TIMEOUT_S
 
@@ -158,7 +164,7 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            log.info("invalid HTTP", extra={"reason": type(error).__name__})
+            log.info("a connection sent invalid HTTP", extra={"reason": type(error).__name__})
             self.send_400_response("Invalid HTTP request received.")
         else:
             if self._num_unframed <= MAX_HEAD_BYTES:
@@ -272,7 +278,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _stalled(self) -> None:
-        log.info("client stopped reading", extra={"limit_s": self._write_timeout_s})
+        log.info(
+            "a client stopped reading; its connection is closed",
+            extra={"limit_s": self._write_timeout_s},
+        )
         self.transport.abort()
 
     def _refuse(self, status: int, phrase: str, message: str, code: str) -> None:

@@ -89,7 +89,9 @@ class AcceptedJobs:
 
     async def _missed(self, job_id: str, accepted: _Accepted, looked_s: float) -> None:
         if looked_s - accepted.seen_s > MAX_BLIND_S:
-            log.warning("a job is gone; it may have ended", extra={"job_id": job_id})
+            log.warning(
+                "a job's record is missing; it may have ended and expired", extra={"job_id": job_id}
+            )
             self._forget(job_id)
             return
         if accepted.missing_s is None:
@@ -102,7 +104,7 @@ class AcceptedJobs:
         except QueueFull:  # of memory
             return
         if restored is Restored.RESTORED:
-            log.warning("a lost job was queued again", extra={"job_id": job_id})
+            log.warning("resubmitted a job that Redis had lost", extra={"job_id": job_id})
             accepted.seen_s, accepted.missing_s = looked_s, None
             accepted.accepted_s = looked_s
         else:

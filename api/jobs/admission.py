@@ -114,7 +114,7 @@ class Admission:
 
     async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
         extra = {"job_id": job.job_id, "reason": str(error), **OF_STORE_OUTAGE}
-        log.warning("submit failed", extra=extra)
+        log.warning("failed to submit a job", extra=extra)
         # By its key it can be requested again, and others may be reading it.
         if job.idempotency is None:
             await self._disconnects.cancel(job.job_id)
@@ -216,7 +216,10 @@ class DurableAccept:
             kind, names, durability, self._num_replicas, self._timeout_s
         )
         if not is_there:
-            log.warning("not confirmed", extra={"record": names[0], "durability": str(durability)})
+            log.warning(
+                "Redis did not confirm a record in time; the request was refused",
+                extra={"record": names[0], "durability": str(durability)},
+            )
             raise NotConfirmed(
                 f"Nothing was accepted: the job store did not confirm '{durability}' within "
                 f"{self._timeout_s:g} s. Try again."

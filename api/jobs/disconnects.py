@@ -116,7 +116,10 @@ class DisconnectTracker:
         except (TransportError, TimeoutError) as error:
             if time.monotonic() > self._pending.get(job_id, 0.0):
                 self._pending.pop(job_id, None)
-                log.error("cancel given up", extra={"job_id": job_id, "reason": str(error)})
+                log.error(
+                    "gave up cancelling a job after its client disconnected",
+                    extra={"job_id": job_id, "reason": str(error)},
+                )
             return
         self._pending.pop(job_id, None)
         self.num_cancelled += 1
@@ -129,4 +132,4 @@ class DisconnectTracker:
         except (TransportError, TimeoutError) as error:
             # Its lease or deadline ends the job, its retention the text.
             extra = {"job_id": job_id, "reason": str(error), **OF_STORE_OUTAGE}
-            log.warning("detach failed", extra=extra)
+            log.warning("failed to record that a reader left", extra=extra)

@@ -268,7 +268,10 @@ class JobStream:
         return event
 
     def _diverged(self, detail: str) -> Failed:
-        log.error("stream diverged", extra={"job_id": self.job_id, "detail": detail})
+        log.error(
+            "a stream no longer matches its job's log and was aborted",
+            extra={"job_id": self.job_id, "detail": detail},
+        )
         return self._failed(
             ErrorCode.STREAM_DIVERGED,
             "The job's log no longer continues what was streamed: it was rolled back in an outage "

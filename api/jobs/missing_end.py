@@ -123,7 +123,10 @@ class MissingEnd:
         restored = await self._resubmit()
         if restored is Restored.RESTORED:
             self.seen()
-            log.warning("job resubmitted", extra={"job_id": self._job_id})
+            log.warning(
+                "resubmitted a job that Redis had lost, for its reader",
+                extra={"job_id": self._job_id},
+            )
         return restored
 
 

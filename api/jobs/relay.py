@@ -207,7 +207,7 @@ class QuietStreams:
             self._failed(page, str(error))
             return False
         except Exception:
-            log.exception("look failed")
+            log.exception("failed to check quiet streams")
             self._failed(page, "a fault of this process")
             return False
         self._away_since_s = None
@@ -226,7 +226,7 @@ class QuietStreams:
         if self._away_since_s is None:
             self._away_since_s = now
             extra = {"reason": reason, **OF_STORE_OUTAGE}
-            log.warning("quiet streams cannot be looked at", extra=extra)
+            log.warning("quiet streams cannot be checked while Redis is unavailable", extra=extra)
         if now < self._away_since_s + self._outage_s:
             for watch in page:
                 self._push(watch, now)

@@ -77,13 +77,18 @@ class StreamResponse(Response):
         try:
             await self._body.run(stream, self._source, send)
         except StreamInterrupted:
-            log.error("stream interrupted", extra={"job_id": self._source.job_id})
+            log.error(
+                "a stream was interrupted: Redis was unavailable for too long",
+                extra={"job_id": self._source.job_id},
+            )
             message = f"The job store went away. {self._resume_hint()}"
             await self._body.fail(unavailable(message), scope, send)
         except ApiError as error:
             await self._body.fail(error, scope, send)
         except Exception:
-            log.exception("response failed", extra={"job_id": self._source.job_id})
+            log.exception(
+                "a response failed with an unexpected error", extra={"job_id": self._source.job_id}
+            )
             await self._body.fail(internal_error(), scope, send)
 
     async def _cut(self, scope: Scope, send: Send) -> None:

@@ -58,7 +58,10 @@ class TailEvents:
             for part in split_long(delta):  # splitting a long one takes time as well
                 yield from self._choice_events(part) if has_choices else self._text_events(part)
         except Diverged as error:
-            log.error("stream diverged", extra={"job_id": self._job_id, "detail": str(error)})
+            log.error(
+                "a stream no longer matches its job's log and was aborted",
+                extra={"job_id": self._job_id, "detail": str(error)},
+            )
             raise ApiError(
                 500,
                 "The job's log does not continue what this reader has: its id is not of this "

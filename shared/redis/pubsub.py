@@ -85,8 +85,8 @@ class Subscriber:
         self._heard_s = 0.0  # when the server last sent anything
         self._outage = RateLimitedOutageLog(
             log,
-            failing="pub/sub connection lost, trying again",
-            recovered="pub/sub connection is back",
+            failing="lost the pub/sub connection; reconnecting",
+            recovered="reconnected to pub/sub",
             of=STORE,
         )
         self.reconnects = 0

@@ -162,7 +162,7 @@ class TextProcess:
             self._is_replacing = True
         extra = {"model": self._model, "rss_mib": rss_bytes >> 20}
         extra["max_mib"] = running.max_rss_bytes >> 20
-        log.warning("the tokenizer's process uses too much memory and is replaced", extra=extra)
+        log.warning("the tokenizer process uses too much memory and is replaced", extra=extra)
         threading.Thread(target=self._replace, args=(running,), daemon=True).start()
 
     def _replace(self, old: _Running) -> None:
@@ -172,7 +172,7 @@ class TextProcess:
             old.replaceable_s = time.monotonic() + MIN_LIFE_S
             if not self._is_closed:
                 extra = {"model": self._model, "reason": str(error)}
-                log.error("the tokenizer's process is not replaced", extra=extra)
+                log.error("failed to replace the tokenizer process", extra=extra)
         finally:
             self._is_replacing = False
 

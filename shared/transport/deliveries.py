@@ -99,7 +99,9 @@ class DeliveryReader:
     async def _fail(
         self, worker_id: str, job_id: str, attempt: bytes, code: ErrorCode, message: str
     ) -> None:
-        log.error("delivered job cannot run", extra={"job_id": job_id, "code": str(code)})
+        log.error(
+            "a delivered job cannot run and was failed", extra={"job_id": job_id, "code": str(code)}
+        )
         await self._scripts.call(
             self._connections.scripts,
             "finish",

@@ -59,7 +59,7 @@ class RedisSubscription:
         try:
             event = decode_frame(data)
         except (ValueError, TypeError):
-            log.warning("unreadable frame", extra={"job_id": self.job_id})
+            log.warning("received an unreadable pub/sub frame", extra={"job_id": self.job_id})
             self.on_confirmed()
             return
         if event is None:

@@ -329,7 +329,7 @@ class RedisJobQueue:
                 await asyncio.sleep(RETRY_S)
                 return _Pulled(more=True)
             if is_out_of_memory(reply):
-                log.warning("the server is full: no new work is taken")
+                log.warning("Redis is out of memory: no new jobs are taken")
                 return _Pulled()
             raise reply
         if reply[0] == b"NOLEASE":

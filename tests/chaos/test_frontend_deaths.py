@@ -144,7 +144,7 @@ async def test_a_stopping_frontend_lets_short_streams_finish_and_cuts_long_ones(
     long = [scenario.client(300, first_url=0, resumes=True) for _ in range(4)]
     async with scenario.middle_of([*short, *long]):
         leaving.terminate()
-        await until(lambda: " draining " in leaving.log, "the drain")
+        await until(lambda: " draining: " in leaving.log, "the drain")
         assert await leaving.answers("/ready") == 503
         # From here on the short ones are let go, and the long ones until they are longer.
         scenario.deployment.throttle.apply(100)

@@ -185,7 +185,7 @@ async def test_both_sides_speak_tls_and_believe_only_a_certificate_they_can_chec
         clients = scenario.clients(8, 100)
         async with scenario.middle_of(clients):
             proxy.cut()
-            await until(lambda: "waiting for the store" in doubting.log, "the doubting one's word")
+            await until(lambda: "waiting for Redis" in doubting.log, "the doubting one's word")
         await scenario.all_finished(clients)
         assert " ready " not in doubting.log
         doubting.terminate()

@@ -72,7 +72,7 @@ async def test_everybody_waits_for_a_redis_that_is_not_there_yet(scenario: Scena
     workers = [deployment.start_worker() for _ in range(2)]
     frontends = [deployment.start_frontend() for _ in range(2)]
     for worker in workers:
-        await until(lambda w=worker: "waiting for the store" in w.log, "a worker to wait")
+        await until(lambda w=worker: "waiting for Redis" in w.log, "a worker to wait")
     for frontend in frontends:
         await until(lambda f=frontend: _status(f, "/health", 200), "a frontend to live")
         assert await frontend.answers("/ready") == 503

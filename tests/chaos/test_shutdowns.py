@@ -25,7 +25,7 @@ async def test_a_worker_with_time_to_drain_finishes_what_it_runs(scenario: Scena
     async with scenario.middle_of(clients):
         for worker in scenario.deployment.workers:
             worker.terminate()
-            await until(lambda w=worker: " draining " in w.log, "the drain")
+            await until(lambda w=worker: " draining: " in w.log, "the drain")
     for worker in scenario.deployment.workers:
         assert await worker.ended() == 0
     await scenario.all_finished(clients)

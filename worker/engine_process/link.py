@@ -151,7 +151,7 @@ class EngineLink:
         if configure.options.engine == "vllm":
             version = await check_interpreter(configure.options.engine_python or sys.executable)
         for path in await asyncio.to_thread(sweep):
-            log.info("removed what a killed engine left", extra={"path": str(path)})
+            log.info("removed the files of a killed engine", extra={"path": str(path)})
         env = environment_of(configure.options, version)
         scratch = None
         if configure.options.engine == "vllm":

@@ -74,7 +74,7 @@ def main() -> int:
     try:
         return _serve(configure.options, link, logs)
     except LinkClosed:
-        log.info("the service is gone; ending")
+        log.info("the worker process ended; the engine exits")
         return 0
     except Exception:
         log.critical("the engine process ends after an unexpected error", exc_info=True)
@@ -105,7 +105,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
     except LinkClosed:
         raise
     except Exception as error:
-        log.error("the engine could not be built", exc_info=True)
+        log.error("the engine failed to start", exc_info=True)
         link.send(LoadFailed(f"{type(error).__name__}: {error}", by_settings=False))
         return EXIT_NOT_BUILT
     collapse_heap()

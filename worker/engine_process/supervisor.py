@@ -242,7 +242,7 @@ class EngineSupervisor:
                 EngineNotLoaded,
                 OSError,
             ) as error:  # OSError: no process, no socket
-                log.error("the engine could not be restarted", extra={"error": str(error)})
+                log.error("the engine failed to restart", extra={"error": str(error)})
                 last_error = str(error)
                 await self.close()
                 continue
@@ -265,7 +265,9 @@ class EngineSupervisor:
             now_s, shown = time.monotonic(), (stage, round(100 * fraction))
             if shown != logged and (now_s - logged_s >= PROGRESS_LOG_S or fraction >= 1.0):
                 logged_s, logged = now_s, shown
-                log.info("the engine loads the model", extra={"stage": stage, "percent": shown[1]})
+                log.info(
+                    "the engine is loading the model", extra={"stage": stage, "percent": shown[1]}
+                )
 
         try:
             self.ready = await asyncio.wait_for(link.ready(on_progress), self._load_timeout_s)

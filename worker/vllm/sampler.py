@@ -234,6 +234,6 @@ def _compiler(
     try:
         compiler.build()
     except GrammarInvalid as error:
-        log.warning("structured output is off", extra={"reason": str(error)})
+        log.warning("structured output is unavailable for this model", extra={"reason": str(error)})
         return None
     return compiler

@@ -90,7 +90,8 @@ class ResponseStore:
             return StoredResponse(name, record, decode_request(text))
         except ValueError as error:
             log.error(
-                "request record unreadable", extra={"job_id": record.job_id, "reason": str(error)}
+                "failed to read the request of a stored response",
+                extra={"job_id": record.job_id, "reason": str(error)},
             )
             raise response_not_found(name) from error
 
@@ -101,7 +102,10 @@ class ResponseStore:
         try:
             model = await self._models.of_card(stored.request.card)
         except TextInvalid as error:  # no worker has announced the model for a day
-            log.error("model text lost", extra={"job_id": stored.job_id, "reason": str(error)})
+            log.error(
+                "the tokenizer of a stored response's model has expired",
+                extra={"job_id": stored.job_id, "reason": str(error)},
+            )
             raise response_not_found(stored.name) from error
         return ResponseFormatter(
             stored.request, stored.job_id, model.text.tokenizer, starting_after

@@ -245,7 +245,7 @@ async def test_sigterm_lets_running_jobs_finish(
     job_id = await frontend.submit(PROMPT, max_tokens=60)
     await frontend.num_tokens(job_id, 3)
     worker.signal(signal.SIGTERM)
-    await until(lambda: " draining " in worker.log, "the drain")  # before, it still takes work
+    await until(lambda: " draining: " in worker.log, "the drain")  # before, it still takes work
     late = await frontend.submit(PROMPT)
     throttle.release()
     assert await worker.ended() == 0
@@ -279,7 +279,7 @@ async def test_a_second_sigterm_hands_back_at_once(
     job_id = await frontend.submit(PROMPT, max_tokens=400)
     await frontend.num_tokens(job_id, 3)
     worker.signal(signal.SIGTERM)
-    await until(lambda: " draining " in worker.log, "the drain")
+    await until(lambda: " draining: " in worker.log, "the drain")
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0
     assert await frontend.state(job_id) is JobState.QUEUED
@@ -339,7 +339,7 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet_and_survives_it
     url = server.start()
     server.stop()
     worker = start_worker(url=url, ECHO_STEP_MS=10, MAX_UNFLUSHED_TOKENS=20)
-    await until(lambda: "waiting for the store" in worker.log, "the worker to wait")
+    await until(lambda: "waiting for Redis" in worker.log, "the worker to wait")
     server = PrivateServer(tmp_path / "data")
     assert server.start() == url
     try:
@@ -427,7 +427,7 @@ async def test_a_worker_that_still_waits_for_its_server_ends_on_sigterm(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start_worker(url=f"unix://{tmp_path}/nowhere.sock")
-    await until(lambda: "waiting for the store" in worker.log, "the worker to wait")
+    await until(lambda: "waiting for Redis" in worker.log, "the worker to wait")
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0
     assert worker.engine_pids() == []

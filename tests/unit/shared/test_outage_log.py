@@ -160,11 +160,11 @@ def test_a_long_outage_is_reminded_of_by_one_loop_at_a_time(loops: Loops) -> Non
 
 
 def test_what_is_tried_once_has_a_line_of_its_own_where_no_loop_fails(loops: Loops) -> None:
-    loops.logger.warning("submit failed", extra=OF_STORE_OUTAGE)
+    loops.logger.warning("failed to submit a job", extra=OF_STORE_OUTAGE)
     loops.fail("queue")
     loops.logger.warning("submit failed again", extra=OF_STORE_OUTAGE)
     loops.logger.warning("another matter")
-    assert loops.lines == ["submit failed", "queue fails", "another matter"]
+    assert loops.lines == ["failed to submit a job", "queue fails", "another matter"]
 
 
 def test_a_loop_that_ended_in_an_outage_hides_no_later_one(loops: Loops) -> None:

@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_said_and_stops_nothing(
         monkeypatch.setenv(name, value)
     assert not open_tracing("service", "1").is_on
     (record,) = caplog.records
-    assert record.getMessage() == "no traces are sent"
+    assert record.getMessage() == "tracing is off"
     assert words in record.reason  # type: ignore[attr-defined]
 
 

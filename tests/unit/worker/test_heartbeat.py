@@ -155,4 +155,4 @@ async def test_a_loop_that_stalled_for_half_a_lease_is_logged(
     finally:
         task.cancel()
         await asyncio.wait([task])
-    assert "the service stood still" in caplog.text
+    assert "the worker's event loop was blocked" in caplog.text

@@ -189,7 +189,11 @@ def test_a_frontend_that_was_taken_for_dead_writes_nothing_that_counts(
         first.popen.send_signal(signal.SIGCONT)  # and speaks under its old fence
         service.script.step_s = 0.0
         completed(client, batch_id)
-        wait_until(lambda: "batch lost" in "".join(first.lines), "the first to notice", LIMIT_S)
+        wait_until(
+            lambda: "lost the lease of a batch" in "".join(first.lines),
+            "the first to notice",
+            LIMIT_S,
+        )
     assert answers(client, batch_id) == expected
 
 

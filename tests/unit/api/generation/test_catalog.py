@@ -223,7 +223,9 @@ async def test_what_cannot_be_read_is_left_out_and_logged(
     await catalog.refresh()
     await catalog.refresh()
     assert list(catalog.known) == ["m"]
-    assert [record.message for record in caplog.records].count("model cannot be served") == 1
+    assert [record.message for record in caplog.records].count(
+        "a model cannot be served by this frontend"
+    ) == 1
 
 
 async def test_the_context_is_what_model_and_cache_both_hold(
