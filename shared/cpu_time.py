@@ -21,3 +21,21 @@ def work_cpu_s() -> float:
 def add_cpu_s(seconds: float) -> None:
     """Counts processor time that another thread or process spent on this thread's behalf."""
     _elsewhere.seconds += seconds
+
+
+class TenantSeconds:
+    """Processor seconds by tenant. Safe on several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+
+    def add(self, tenant: str, seconds: float) -> None:
+        with self._lock:
+            self._seconds[tenant] = self._seconds.get(tenant, 0.0) + seconds
+
+    def drain(self) -> dict[str, float]:
+        """Returns what was added since the last call."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, {}
+        return seconds

@@ -123,6 +123,7 @@ class WorkerService:
             lease_ms=settings.lease_ms,
             interval_s=settings.beat_interval_ms / 1000,
             stats=load,
+            spent_us=self._supervisor.mask_us,
             on_drop=lambda job_id, attempt, why: self._runner.cancel(job_id, attempt, why),
             on_trouble=lambda: self._intake.suspect(),
         )
