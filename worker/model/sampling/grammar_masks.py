@@ -112,7 +112,7 @@ class GrammarMasks:
         for sequence in sequences:
             grammar = sequence.params.grammar
             if grammar is not None and sequence.seq_id not in self._states:
-                self._compiler.compiled(grammar)
+                self._compiled(grammar, sequence.tenant)
 
     def begin(self, rows: Iterable[SamplingRow]) -> None:
         """Begins to make the masks of these rows, as far as they are not there or under way."""
@@ -131,7 +131,7 @@ class GrammarMasks:
             state.made, state.num_outputs = Future(), row.num_outputs
             item = (state, list(row.output_token_ids[state.num_consumed :]))
             if state.matcher is None and state.compiled is None:
-                state.compiled = self._compiler.compiled(state.grammar)
+                state.compiled = self._compiled(state.grammar, state.tenant)
             if state.compiled is not None and not state.compiled.done():
                 state.compiled.add_done_callback(partial(self._submit_compiled, item))
             elif state.is_slow and not self._is_waited_for:
@@ -193,6 +193,9 @@ class GrammarMasks:
         """Frees what was kept for these sequences; unknown ones are fine."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
+
+    def _compiled(self, grammar: Grammar, tenant: str) -> Future[LLMatcher]:
+        return self._compiler.compiled(grammar, partial(self.times.add, tenant))
 
     def _submit_compiled(self, item: tuple[_State, list[int]], _: Future[LLMatcher]) -> None:
         self._submit(self._threads, [item])
