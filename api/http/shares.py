@@ -199,11 +199,11 @@ class Accounts:
         return [Spent(tenant, *amounts) for tenant, amounts in spent.items()]
 
     def reported(self, spent: Sequence[Spent]) -> None:
-        """The store has it."""
+        """Notes that the store has it."""
         self._reported_us.update({tenant: cpu_us for tenant, cpu_us, _ in spent})
 
     def give_back(self, spent: Sequence[Spent]) -> None:
-        """The store may not have it: it is reported again."""
+        """Counts what the store may not have once more, for the next report."""
         for one in spent:
             self._add(*one)
 
