@@ -280,6 +280,11 @@ def share_exceeded(what: str, retry_after_s: float) -> UnavailableError:
     )
 
 
+def is_refusal(error: ApiError) -> bool:
+    """Returns whether the error is of a limit: of a tenant, or of the deployment."""
+    return error.status == 429 or error.code in ("server_overloaded", "store_full")
+
+
 def store_unreachable(error: TransportError) -> UnavailableError:
     """Returns an error that does not name the reason, which is in the log."""
     del error

@@ -12,6 +12,7 @@ from typing import Annotated
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from api.dependencies import provided
+from api.http.shares import Accounts
 from shared.metrics import Exposition, MetricRow, MetricsNames, MetricTable
 
 _OF_REQUESTS = ("kind", "model_name")
@@ -167,6 +168,20 @@ DEPLOYMENT_METRICS = MetricTable(
             "Bytes that Redis may use (maxmemory); 0: it has no limit.",
         ),
         MetricRow(
+            "penstock:tenant_cpu_seconds_total",
+            "counter",
+            ("tenant",),
+            "Processor seconds of text, of the admission of grammars and of their masks, of the "
+            "16 tenants that used most.",
+        ),
+        MetricRow(
+            "penstock:tenant_refused_total",
+            "counter",
+            ("tenant",),
+            "Requests refused for a limit of the tenant (429) or of all (503), of the 16 tenants "
+            "with most.",
+        ),
+        MetricRow(
             "penstock:workers", "gauge", ("status",), "Live workers: ok, draining or stalled."
         ),
         MetricRow(
@@ -203,6 +218,7 @@ class Metrics:
         self.generation_tokens = self._counter("penstock:response_generation_tokens_total")
         self.disconnects = self._counter("penstock:disconnects_total")
         self.cancels_by_request = 0
+        self.accounts = Accounts()
 
     @property
     def exposition(self) -> Exposition:

@@ -101,7 +101,9 @@ class Services:
         self.open_requests = open_requests
         self.slices = TimeSlices()
         share = settings.max_queue_share_per_tenant
-        self.pool = TextPool(settings.text_threads, settings.max_waiting_text_bytes, share)
+        self.pool = TextPool(
+            settings.text_threads, settings.max_waiting_text_bytes, share, metrics.accounts
+        )
         self.rendering = RenderingProcesses()
         self.catalog = ModelCatalog(
             transport.registry,
@@ -221,7 +223,8 @@ class Services:
         )
 
     async def _report(self) -> None:
-        """Tells the deployment that this frontend is there. Raises TransportError."""
+        """Tells the deployment that this frontend is there and what its tenants have used, and
+        learns what they used elsewhere. Raises TransportError."""
         settings = self.settings
         stats: dict[str, str | int] = {
             "host": host_name(),
@@ -233,7 +236,18 @@ class Services:
             "dashboards": self.feed.num_watchers,
             "pots": json_bytes([pot.report() for pot in self.pots]).decode(),
         }
-        await self._deployment.report(ProcessKind.FRONTEND, self.frontend_id, stats)
+        accounts = self.metrics.accounts
+        spent = accounts.drain()
+        try:
+            await self._deployment.report(ProcessKind.FRONTEND, self.frontend_id, stats, spent)
+        except BaseException:
+            accounts.give_back(spent)
+            raise
+        accounts.reported(spent)
+        if self.health.queue is not None:
+            elsewhere = accounts.elsewhere(self.health.queue.cpu_us_by_tenant)
+            for tenant, cpu_s in elsewhere.items():
+                self.pool.charge(tenant, cpu_s)
 
     def _new_collector(self) -> FrontendCollector:
         return FrontendCollector(

@@ -341,8 +341,8 @@ class ApiSettings(SharedSettings):
     )
     monitoring_without_keys: bool = Field(
         default=False,
-        description="Serve the metrics (without PENSTOCK_METRICS_KEY) and the whole of GET /health "
-        "without a key, if keys are configured.",
+        description="Serve the metrics, which name tenants, (without PENSTOCK_METRICS_KEY) and the "
+        "whole of GET /health without a key, if keys are configured.",
     )
     stream_token_s: int = Field(
         default=600,

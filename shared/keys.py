@@ -41,6 +41,8 @@ class Keys:
         self.absent = f"{prefix}absent"  # never written: see Scripts
         self.stat = f"{prefix}stat"
         self.held = f"{prefix}held"  # tenant -> bytes in the store
+        self.cpu = f"{prefix}cpu"  # tenant -> microseconds of processors
+        self.refused = f"{prefix}refused"  # tenant -> requests that were refused
         self.pulse = f"{prefix}pulse"
         self.dead_letters = f"{prefix}dlq"
         self.prompts = f"{prefix}prompts"  # ids of ended jobs whose prompts are kept

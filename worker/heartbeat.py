@@ -11,10 +11,12 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from shared.outages import STORE, RateLimitedOutageLog
+from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import UNKNOWN_FILES, AppendStatus, JobQueue, WorkerReport
 from worker.engine_process.supervisor import EngineSupervisor
@@ -52,11 +54,12 @@ class Heartbeat:
         lease_ms: int,
         interval_s: float,
         stats: Callable[[], Mapping[str, float | str]],
+        spent_us: Counter[str],
         on_drop: Callable[[str, int, str], None],
         on_trouble: Callable[[], None],
     ) -> None:
         """`on_drop(job_id, attempt, why)`: the attempt is not this worker's any more; FENCED where
-        there is a later one.
+        there is a later one. `spent_us`: processor time by tenant, which each heartbeat takes out.
 
         The publisher learns which jobs the server has, and which it has lost.
         """
@@ -67,6 +70,7 @@ class Heartbeat:
         self._lease_ms = lease_ms
         self._interval_s = interval_s
         self._stats = stats
+        self._spent_us = spent_us
         self._engine = engine
         self._publisher = publisher
         self._on_drop = on_drop
@@ -105,18 +109,24 @@ class Heartbeat:
         """Sends one heartbeat. Raises TransportError."""
         attempts = {running.job.job_id: running.attempt for running in self._jobs}
         begin_s = time.monotonic()
-        reply = await self._queue.heartbeat(
-            WorkerReport(
-                worker_id=self._worker_id,
-                lease_ms=self._lease_ms,
-                models=self._models,
-                stats=self._stats(),
-                running=tuple(attempts.items()),
-                draining=self.draining,
-                stalled=self._engine.stalled,
-                files=self.files,
-            )
+        spent = [Spent(tenant, cpu_us) for tenant, cpu_us in self._spent_us.items()]
+        self._spent_us.clear()
+        report = WorkerReport(
+            worker_id=self._worker_id,
+            lease_ms=self._lease_ms,
+            models=self._models,
+            stats=self._stats(),
+            running=tuple(attempts.items()),
+            draining=self.draining,
+            stalled=self._engine.stalled,
+            files=self.files,
+            spent=spent,
         )
+        try:
+            reply = await self._queue.heartbeat(report)
+        except BaseException:  # the server may not have it: it is reported again
+            self._spent_us.update({one.tenant: one.cpu_us for one in spent})
+            raise
         self._confirmed_s = begin_s
         self._was_confirmed = True
         self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)

@@ -123,6 +123,7 @@ class WorkerService:
             lease_ms=settings.lease_ms,
             interval_s=settings.beat_interval_ms / 1000,
             stats=load,
+            spent_us=self._supervisor.mask_us,
             on_drop=lambda job_id, attempt, why: self._runner.cancel(job_id, attempt, why),
             on_trouble=lambda: self._intake.suspect(),
         )
@@ -137,9 +138,8 @@ class WorkerService:
             pull_block_ms=settings.pull_block_ms,
             reconcile_interval_s=settings.reconcile_interval_s,
         )
-        self.metrics.read_from(
-            WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
-        )
+        state = WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
+        self.metrics.read_from(state)
         self.probes = WorkerProbes(self._supervisor, self._heartbeat)
         # Set when the model is loaded; before that there are no jobs.
         self._model: LoadedModel

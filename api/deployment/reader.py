@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from api.deployment.history import HistoryRing
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
-from api.http.shares import PotReport
+from api.http.shares import MAX_HOLDERS, PotReport
 from api.jobs.protocol import DeadLetterObject, JobObject
 from api.system.health import HealthMonitor, worker_object
 from api.system.protocol import LoadingWorker
@@ -22,7 +23,7 @@ from shared.messages import JobState
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
 from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, JobStore, Requeued
-from shared.transport.ports.registry import WorkerStatus
+from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 MAX_JOBS = 50
 MAX_DEAD_LETTERS = 50
@@ -234,7 +235,9 @@ class DeploymentReader:
             holders = list(queue.held_by_tenant.items())  # a refused submit writes nothing
             store = PotReport("store_bytes", queue.store_used, queue.store_limit, None, holders)
             pots.append(("Redis", store))
-        pots.sort(key=lambda entry: entry[1].used / max(1, entry[1].limit), reverse=True)
+        pots.sort(key=lambda entry: entry[1].used / max(1, entry[1].limit or 0), reverse=True)
+        if queue is not None:
+            pots[:0] = [("all", account) for account in _accounts(queue)]
         ids = [(f"{frontend}/{pot.pot}", frontend, pot) for frontend, pot in pots[:MAX_POTS]]
         return [
             (name, {"id": name, "frontend": frontend, **msgspec.to_builtins(pot)})
@@ -247,6 +250,14 @@ class DeploymentReader:
             found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
             kept = self._reports = (time.monotonic(), found)
         return kept[1]
+
+
+def _accounts(queue: QueueStats) -> Iterator[PotReport]:
+    """Yields what tenants have used and were refused of the whole deployment."""
+    cpu_s = {tenant: us // 1_000_000 for tenant, us in queue.cpu_us_by_tenant.items()}
+    for name, by_tenant in (("cpu_seconds", cpu_s), ("refused_requests", queue.refused_by_tenant)):
+        holders = list(islice(by_tenant.items(), MAX_HOLDERS))
+        yield PotReport(name, sum(by_tenant.values()), None, None, holders)
 
 
 def _pots(text: str) -> list[PotReport]:

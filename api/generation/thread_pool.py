@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from api.errors import overloaded, unavailable
-from api.http.shares import SHARE, Pot, payer
+from api.http.shares import SHARE, Accounts, Payer, Pot, payer
+from shared.cpu_time import work_cpu_s
 from shared.tasks import cancel_and_wait
 from shared.text.base import RenderingUnavailable
 
@@ -47,8 +48,15 @@ class TextPool:
     nor are refused because of them.
     """
 
-    def __init__(self, threads: int, max_waiting_bytes: int, share: float = SHARE) -> None:
-        self._text_threads = TextThreads(threads)
+    def __init__(
+        self,
+        threads: int,
+        max_waiting_bytes: int,
+        share: float = SHARE,
+        accounts: Accounts | None = None,
+    ) -> None:
+        """`accounts`: are charged with the processor time of the work."""
+        self._text_threads = TextThreads(threads, accounts or Accounts())
         self._threads = threads
         self.small, self.large = (
             Pot(
@@ -77,6 +85,10 @@ class TextPool:
         """Whether more work is there than threads."""
         return len(self) > self._threads
 
+    def charge(self, tenant: str, cpu_s: float) -> None:
+        """Has a tenant wait longer for its next turn: for what it used elsewhere."""
+        self._text_threads.charge(tenant, cpu_s)
+
     def check(self, num_bytes: int) -> None:
         """Checks whether a request of `num_bytes` may wait now, before they are read. Raises
         UnavailableError as `run`."""
@@ -92,7 +104,7 @@ class TextPool:
         when the client leaves meanwhile, and whatever else `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
         charge = self._lane(num_bytes).take(num_bytes)
-        task = self._text_threads.submit(payer.get(), num_bytes, work, *args)
+        task = self._text_threads.submit(_tenant_of(payer.get()), num_bytes, work, *args)
         future = asyncio.wrap_future(task.future)
 
         def given_back(done: asyncio.Future[Any]) -> None:
@@ -153,6 +165,11 @@ class TextPool:
 
 SMALL_BYTES = 64 * 1024  # of a request; its text takes some ten milliseconds
 MAX_IDLE_ACCOUNTS = 1024
+MAX_AHEAD_S = 5.0  # of the others' work that a tenant waits for, however much it has used
+
+
+def _tenant_of(of: Payer | None) -> str:
+    return "" if of is None else of.tenant
 
 
 @dataclass(eq=False, slots=True)
@@ -161,39 +178,45 @@ class TextTask:
 
     run: Callable[[], None]
     future: Future[Any]
-    of: object
+    of: str
     is_small: bool
     begun_s: float = 0.0  # 0: it waits
 
 
 @dataclass(eq=False, slots=True)
 class _Account:
-    """One tenant's work, and the seconds of threads that it has used."""
+    """One tenant's work, and the processor seconds that it has used."""
 
     used_s: float
     small: deque[TextTask] = field(default_factory=deque)
     large: deque[TextTask] = field(default_factory=deque)
     running: set[TextTask] = field(default_factory=set)
 
+    @property
+    def is_idle(self) -> bool:
+        return not (self.small or self.large or self.running)
+
     def due_s(self, now_s: float) -> float:
-        """Returns what it has used, running work included."""
+        """Returns what it has used. Running work counts by the clock until it has ended."""
         return self.used_s + sum(now_s - task.begun_s for task in self.running)
 
 
 class TextThreads:
     """`num_threads` threads and two lanes for each tenant, each in the order of arrival.
 
-    The tenant that has used the least of the threads' time has the next turn (start-time fair
-    queueing: one that comes anew starts beside the one served last). Time is measured, not
-    estimated: work that fails, is refused later or is read by nobody counts as any other.
+    The tenant that has used the least processor time has the next turn (start-time fair queueing:
+    one that comes anew starts beside the one served last). Time is measured, not estimated: work
+    that fails, is refused later or is read by nobody counts as any other, and so does what the
+    tenant used in other processes (`charge`), up to MAX_AHEAD_S.
 
     With two threads or more, the first of them takes small work only: it never waits for large
     work. The others take a tenant's large work first, so that small work cannot starve it.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, totals: Accounts) -> None:
         self._num_threads = num_threads
-        self._accounts: dict[object, _Account] = {}
+        self._totals = totals
+        self._accounts: dict[str, _Account] = {}
         self._served_s = 0.0  # what the tenant whose turn came last had used
         self._changed = threading.Condition()
         self._num_started = 0
@@ -205,7 +228,7 @@ class TextThreads:
         """Threads that are at work now."""
         return self._num_busy
 
-    def submit(self, of: object, num_bytes: int, work: Callable[..., Any], *args: Any) -> TextTask:
+    def submit(self, of: str, num_bytes: int, work: Callable[..., Any], *args: Any) -> TextTask:
         """Queues `work` of the tenant `of`; `num_bytes` (of the request) choose the lane.
 
         Raises RuntimeError after `close`.
@@ -224,15 +247,21 @@ class TextThreads:
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the text threads are closed")
-            account = self._accounts.get(of)
-            if account is None:
-                account = self._accounts[of] = _Account(self._served_s)
-            elif not (account.small or account.large or account.running):
-                account.used_s = max(account.used_s, self._served_s)
+            account = self._account(of)
             (account.small if task.is_small else account.large).append(task)
             self._start()
             self._changed.notify_all()
         return task
+
+    def charge(self, of: str, cpu_s: float) -> None:
+        """Counts seconds that a tenant used in other processes."""
+        with self._changed:
+            if self._is_closed:
+                return
+            account = self._account(of)
+            most_s = max(account.used_s, self._served_s + MAX_AHEAD_S)
+            account.used_s = min(account.used_s + cpu_s, most_s)
+            self._forget_idle()
 
     def drop(self, task: TextTask) -> bool:
         """Cancels work that waits; returns False where a thread is at it or it has been."""
@@ -256,6 +285,13 @@ class TextThreads:
         for task in dropped:
             task.future.cancel()
 
+    def _account(self, of: str) -> _Account:
+        """Returns a tenant's account; one without work is not behind the tenant served last."""
+        account = self._accounts.setdefault(of, _Account(self._served_s))
+        if account.is_idle:
+            account.used_s = max(account.used_s, self._served_s)
+        return account
+
     def _start(self) -> None:
         """Starts all threads with the first work."""
         while self._num_started < self._num_threads:
@@ -268,12 +304,15 @@ class TextThreads:
 
     def _serve(self, takes_large: bool) -> None:
         while (task := self._next(takes_large)) is not None:
+            begun_s = work_cpu_s()
             try:
                 task.run()
             finally:
+                cpu_s = work_cpu_s() - begun_s
+                self._totals.charge(task.of, cpu_s)
                 with self._changed:
                     self._num_busy -= 1
-                    self._end(task)
+                    self._end(task, cpu_s)
                 del task  # its arguments, a prompt perhaps, are not kept until the next work
 
     def _next(self, takes_large: bool) -> TextTask | None:
@@ -304,15 +343,16 @@ class TextThreads:
         self._served_s = max(self._served_s, account.due_s(now_s))
         return (account.large if takes_large and account.large else account.small).popleft()
 
-    def _end(self, task: TextTask) -> None:
+    def _end(self, task: TextTask, cpu_s: float) -> None:
         account = self._accounts.get(task.of)
         if account is None:  # closed
             return
         account.running.discard(task)
-        account.used_s += time.monotonic() - task.begun_s
-        idle = [
-            of for of, one in self._accounts.items() if not (one.small or one.large or one.running)
-        ]
+        account.used_s += cpu_s
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        idle = [of for of, one in self._accounts.items() if one.is_idle]
         # Those that are ahead are remembered: else many short visits would be free.
         for of in idle:
             if len(idle) > MAX_IDLE_ACCOUNTS or self._accounts[of].used_s <= self._served_s:

@@ -76,6 +76,7 @@ _ROUTINE = frozenset(
     }
 )
 _HEADERS = "response_headers"  # in the scope's state
+_REFUSED = "refused"  # likewise
 _NAMED = ("/v1/jobs/", "/v1/responses/")  # a job's public id follows
 
 
@@ -190,6 +191,8 @@ class RequestIdMiddleware:
         is_routine = route in _ROUTINE and method in ("GET", "HEAD") and is_answer
         # 499: the client had left before there was a response.
         self._metrics.http_responses.labels(route, method, str(status or 499)).inc()
+        if _REFUSED in scope["state"]:
+            self._metrics.accounts.refuse()
         log.log(
             logging.DEBUG if is_routine else logging.INFO,
             "request answered",
@@ -206,6 +209,11 @@ class RequestIdMiddleware:
 def set_headers(scope: Scope, headers: Mapping[str, str]) -> None:
     """Adds headers to the response of this request, whatever sends it: a route or an error."""
     scope.setdefault("state", {}).setdefault(_HEADERS, {}).update(headers)
+
+
+def note_refused(scope: Scope) -> None:
+    """Notes that this request is refused because of a limit: it is counted for its tenant."""
+    scope.setdefault("state", {})[_REFUSED] = True
 
 
 def _new_caller(scope: Scope) -> Caller:

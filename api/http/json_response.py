@@ -13,8 +13,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.errors import ApiError
-from api.http.caller import caller_in, speaks_anthropic
+from api.errors import ApiError, is_refusal
+from api.http.caller import caller_in, note_refused, speaks_anthropic
 from api.http.sse import json_bytes, json_pieces
 from api.http.time_slices import TimeSlices
 
@@ -96,6 +96,8 @@ async def send_json(send: Send, payload: Any, slices: TimeSlices) -> None:
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Returns the response to the request of `scope`."""
+    if is_refusal(error):
+        note_refused(scope)
     status, body = error.status, error.body()
     if speaks_anthropic(scope):
         status, body = anthropic_status(status), anthropic_body(error, caller_in(scope).request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from fastapi import APIRouter
 from prometheus_client.core import Metric
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from api.generation.models import ModelCatalog
 from api.http.open_requests import OpenRequests
 from api.http.openapi import KEYED, errors
-from api.http.shares import Pot
+from api.http.shares import MAX_HOLDERS, Pot
 from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import RelayCounts
 from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
@@ -80,6 +81,11 @@ class DeploymentCollector(Collector):
         yield value("penstock:dead_letters", queue.dead_letters)
         yield value("penstock:store_bytes", queue.store_used)
         yield value("penstock:store_bytes_max", queue.store_limit)
+        used_us = islice(queue.cpu_us_by_tenant.items(), MAX_HOLDERS)
+        used_s = {tenant: cpu_us / 1e6 for tenant, cpu_us in used_us}
+        yield values("penstock:tenant_cpu_seconds_total", used_s)
+        refused = dict(islice(queue.refused_by_tenant.items(), MAX_HOLDERS))
+        yield values("penstock:tenant_refused_total", refused)
         yield values("penstock:workers", health.num_by_status)
         workers = {model: load.workers for model, load in models.items()}
         yield values("penstock:model_workers", workers)

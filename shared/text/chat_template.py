@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from shared.cpu_time import add_cpu_s
 from shared.messages import InvalidParameter
 from shared.text.base import RenderingUnavailable, TextInvalid
 from shared.text.rendering import (
@@ -255,12 +256,19 @@ class _Process:
         return self._exchange(data, deadline_s)
 
     def _exchange(self, data: bytes, deadline_s: float) -> RenderReply:
-        self._connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-        send(self._connection, data)
-        answer = receive(self._connection)
-        if answer is None:
-            raise EOFError
-        return msgspec.json.decode(answer, type=RenderReply)
+        begun_s = time.monotonic()
+        self._connection.settimeout(max(0.001, deadline_s - begun_s))
+        try:
+            send(self._connection, data)
+            answer = receive(self._connection)
+            if answer is None:
+                raise EOFError
+            reply = msgspec.json.decode(answer, type=RenderReply)
+        except BaseException:
+            add_cpu_s(time.monotonic() - begun_s)  # nobody can say: it was at work at most so long
+            raise
+        add_cpu_s(reply.cpu_s)
+        return reply
 
     def end(self) -> int | None:
         """Kills it. Returns what it had ended with, as Popen.returncode; None if it had not."""

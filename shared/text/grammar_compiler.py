@@ -9,10 +9,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from shared.cpu_time import add_cpu_s
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.base import GrammarInvalid
 from shared.text.compilable_schema import fault_in
@@ -123,23 +125,43 @@ class GrammarCompiler:
 
     def check(self, grammar: Grammar, param: str) -> None:
         """Compiles it within the limits of admission, which are tighter than those of a run, and
-        begins some outputs. Raises InvalidParameter(param) with a sentence."""
+        begins some outputs, for the first caller: see shared.cpu_time. Raises
+        InvalidParameter(param) with a sentence."""
+        took_s: list[float] = []
         try:
-            self._kept(self._admitted, grammar, self._admit).result()
+            admit = partial(self._timed, self._admit, took_s.append)
+            self._kept(self._admitted, grammar, admit).result()
         except GrammarInvalid as error:
             raise InvalidParameter(param, str(error)) from error
+        finally:
+            add_cpu_s(sum(took_s))
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """Returns a new matcher at the beginning of an output. Raises GrammarInvalid."""
         return self.compiled(grammar).result().deep_copy()
 
-    def compiled(self, grammar: Grammar) -> Future[LLMatcher]:
+    def compiled(
+        self, grammar: Grammar, charge: Callable[[float], object] = lambda cpu_s: None
+    ) -> Future[LLMatcher]:
         """Returns the cached matcher: to be copied, never to be advanced itself.
 
         Compiled on a thread of its own unless it is there, in bounded time for any author. The
-        future raises GrammarInvalid.
+        future raises GrammarInvalid. `charge` gets the processor seconds, where it was not there.
         """
-        return self._kept(self._compiled, grammar, self._runnable)
+        return self._kept(self._compiled, grammar, partial(self._timed, self._runnable, charge))
+
+    def _timed(
+        self,
+        work: Callable[[Grammar], Result],
+        charge: Callable[[float], object],
+        grammar: Grammar,
+    ) -> Result:
+        self.build()  # is everybody's
+        begun_s = time.thread_time()
+        try:
+            return work(grammar)
+        finally:
+            charge(time.thread_time() - begun_s)
 
     def _kept(
         self,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shared.cpu_time import add_cpu_s
 from shared.messages import Grammar, InvalidParameter
 from shared.text.base import RenderingUnavailable, TextInvalid
 from shared.text.chat_template import PASSED_ON
@@ -244,12 +245,15 @@ class _Running:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
             connection = self._connected()
+        begun_s = time.monotonic()
         try:
             send(connection, data)
             reply = msgspec.json.decode(_received(connection), type=TextReply)
         except BaseException:
+            add_cpu_s(time.monotonic() - begun_s)  # nobody can say: it was at work at most so long
             connection.close()
             raise
+        add_cpu_s(reply.cpu_s)
         with self._lock:
             if not self._is_ended:
                 self._idle.append(connection)

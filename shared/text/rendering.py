@@ -54,6 +54,7 @@ class RenderReply(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     code: str | None = None
     out_of_memory: bool = False
+    cpu_s: float = 0.0  # that the request took
 
 
 def send(connection: socket.socket, data: bytes) -> None:

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -32,12 +33,15 @@ def serve(connection: socket.socket) -> None:
     templates: dict[int, CompiledChatTemplate] = {}
     clock = _Clock()
     while (data := receive(connection)) is not None:
+        begun_s = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, KILL_CPU_SECONDS)
         try:
             reply = _reply(msgspec.json.decode(data, type=RenderRequest), templates, clock)
+            reply.cpu_s = time.process_time() - begun_s
             answer = msgspec.json.encode(reply)
         except MemoryError:
-            answer = msgspec.json.encode(RenderReply(out_of_memory=True))
+            cpu_s = time.process_time() - begun_s
+            answer = msgspec.json.encode(RenderReply(out_of_memory=True, cpu_s=cpu_s))
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(connection, answer)
 

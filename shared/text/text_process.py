@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.cpu_time import work_cpu_s
 from shared.messages import Grammar, InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.grammar_compiler import GrammarCompiler
@@ -184,8 +185,10 @@ def _serve(text: _Text, memory: _Memory, connection: socket.socket) -> None:
     decoder = msgspec.json.Decoder(TextCall)
     try:
         while (data := receive(connection)) is not None:
+            begun_s = work_cpu_s()
             with memory.counted(len(data)):
                 reply = text.reply(decoder.decode(data))
+                reply.cpu_s = work_cpu_s() - begun_s
                 reply.rss_bytes = memory.rss_bytes
                 send(connection, msgspec.json.encode(reply))
                 del data, reply

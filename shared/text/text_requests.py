@@ -64,8 +64,10 @@ TextCall = EncodeCall | TokenIdCall | CheckCall
 
 class TextReply(msgspec.Struct, omit_defaults=True):
     """`token_ids` of an EncodeCall or, one or none, of a TokenIdCall; else `error` is a sentence
-    for the client. `rss_bytes`: the process's memory after a call before."""
+    for the client. `rss_bytes`: the process's memory after a call before. `cpu_s`: processor
+    seconds that the call took."""
 
     token_ids: list[int] = []
     error: str | None = None
     rss_bytes: int = 0
+    cpu_s: float = 0.0

@@ -16,9 +16,10 @@ from shared.transport.ports.deployment import (
     HistorySlot,
     ProcessKind,
     ProcessReport,
+    Spent,
     TenantLoad,
 )
-from shared.transport.scripts import Scripts
+from shared.transport.scripts import Argument, Scripts
 
 TENANT_PAGE = 200  # read in one call
 
@@ -35,9 +36,13 @@ class RedisDeployment:
         self._scripts = scripts
 
     async def report(
-        self, kind: ProcessKind, process_id: str, stats: Mapping[str, str | int]
+        self,
+        kind: ProcessKind,
+        process_id: str,
+        stats: Mapping[str, str | int],
+        spent: Sequence[Spent] = (),
     ) -> None:
-        words = itertools.chain.from_iterable(stats.items())
+        words = itertools.chain(account_arguments(spent), *stats.items())
         with translated("report"):
             await self._scripts.call(
                 self._connections.scripts, "report", kind, process_id, REPORT_LIFE_MS, *words
@@ -84,6 +89,14 @@ class RedisDeployment:
                 pipe.hgetall(self._keys.history(number))
             rows = await pipe.execute()
         return History(now_s, [_slot(n, row) for n, row in zip(numbers, rows, strict=True)])
+
+
+def account_arguments(spent: Sequence[Spent]) -> list[Argument]:
+    """Returns what lua/lib/accounts.lua reads, behind their number."""
+    arguments: list[Argument] = [len(spent)]
+    for one in spent:
+        arguments += one
+    return arguments
 
 
 def _seconds(time: tuple[int, int]) -> float:

@@ -18,6 +18,7 @@ from shared.redis.pool import Command
 from shared.redis.pubsub import Subscriber
 from shared.transport.appends import append_arguments, append_result
 from shared.transport.deliveries import DeliveryReader
+from shared.transport.deployment import account_arguments
 from shared.transport.failures import group_is_missing, is_out_of_memory, translated
 from shared.transport.ports.jobs import Restored, TransportError
 from shared.transport.ports.queue import (
@@ -118,6 +119,7 @@ class RedisJobQueue:
             report.lease_ms,
             json.dumps(report.models),
             clock.testimony,
+            *account_arguments(report.spent),
             len(stats),
         ]
         for name, value in stats.items():

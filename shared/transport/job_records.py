@@ -29,10 +29,10 @@ POSITION_MAX = 1000  # entries counted per lane
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 # Everything that this release writes; what else a hash holds is shown as `extra`.
 _JOB_FIELDS = frozenset(
-    b"v state model tenant kind attempt owner crashes deaths stalls losses n b h prompt_tokens "
-    b"cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms end_ms "
-    b"deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid retain_ms "
-    b"choices lane work reserved idem durability sampling ps claims "
+    b"v state model tenant kind attempt owner crashes deaths stalls clear_n losses n b h "
+    b"prompt_tokens cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms "
+    b"end_ms deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid "
+    b"retain_ms choices lane work reserved idem durability sampling ps claims "
     b"held held_log lp_bytes kept_until_ms brief".split()
 )
 

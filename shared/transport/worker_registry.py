@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -74,8 +74,10 @@ class RedisWorkerRegistry:
                 pipe.zcard(self._keys.queued_for(name))
                 pipe.zrange(self._keys.queued_for(name), 0, 0)
             pipe.xlen(self._keys.dead_letters)
-            pipe.hgetall(self._keys.held)
-            fields, *replies, dead_letters, held = await pipe.execute()
+            of_tenants = (self._keys.held, self._keys.cpu, self._keys.refused)
+            for key in of_tenants:
+                pipe.hgetall(key)
+            fields, *replies, dead_letters, held, cpu, refused = await pipe.execute()
             lanes, of_queues = replies[: len(models)], replies[len(models) :]
             due = {name: ids[0] for name, ids in zip(names, of_queues[1::2], strict=True) if ids}
             ages_s = await self._ages_s(due)
@@ -90,7 +92,7 @@ class RedisWorkerRegistry:
             for model in models
         }
         self._drains.observe(totals, waiting, self._clock())
-        return queue_stats(fields, queued, ages_s, dead_letters, held)
+        return queue_stats(fields, queued, ages_s, dead_letters, (held, cpu, refused))
 
     async def _ages_s(self, jobs: Mapping[str, bytes]) -> dict[str, float]:
         """Returns the seconds since the submits of jobs; one that has just gone is left out."""
@@ -208,8 +210,9 @@ def queue_stats(
     queued_by_model: Mapping[str, int],
     queue_age_s: Mapping[str, float],
     dead_letters: int,
-    held: Hash,
+    of_tenants: tuple[Hash, Hash, Hash],
 ) -> QueueStats:
+    held, cpu, refused = map(_most_first, of_tenants)
     totals = {
         name.removesuffix(b"_total").decode(): int(value)
         for name, value in fields.items()
@@ -225,11 +228,15 @@ def queue_stats(
         dead_letters=dead_letters,
         store_used=int(fields.get(b"store_used", 0)),
         store_limit=int(fields.get(b"store_limit", 0)),
-        held_by_tenant={
-            tenant.decode(): int(held[tenant])
-            for tenant in heapq.nlargest(MAX_SHOWN_TENANTS, held, key=lambda name: int(held[name]))
-        },
+        held_by_tenant=dict(itertools.islice(held.items(), MAX_SHOWN_TENANTS)),
+        cpu_us_by_tenant=cpu,
+        refused_by_tenant=refused,
     )
+
+
+def _most_first(amounts: Hash) -> dict[str, int]:
+    counted = [(tenant.decode(), int(amount)) for tenant, amount in amounts.items()]
+    return dict(sorted(counted, key=lambda item: item[1], reverse=True))
 
 
 def _number_or_text(value: str) -> float | str:

@@ -40,6 +40,7 @@ class ScheduledSequence(NamedTuple):
     prompt_token_ids: View[int]
     output_token_ids: View[int]
     scores: range = range(0)
+    tenant: str = ""
 
     @property
     def end(self) -> int:
@@ -64,6 +65,8 @@ class DecodingSequence(Protocol):
     def prompt_token_ids(self) -> View[int]: ...
     @property
     def output_token_ids(self) -> View[int]: ...
+    @property
+    def tenant(self) -> str: ...
 
 
 class DecodeRun:
@@ -131,6 +134,7 @@ class DecodeStep(NamedTuple):
                 sequence.params,
                 sequence.prompt_token_ids,
                 sequence.output_token_ids,
+                tenant=sequence.tenant,
             )
             for sequence, start, table, token_id in zip(
                 run.sequences, run.starts, run.block_tables, self.token_ids(), strict=True

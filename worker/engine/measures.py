@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,9 +35,13 @@ class Distribution:
 
 
 class StepMeasures:
-    """Distributions since the engine's start. The engine observes sizes; who steps it, seconds."""
+    """Distributions since the engine's start. The engine observes sizes; who steps it, seconds.
 
-    def __init__(self) -> None:
+    `drain_masks` returns the processor seconds of grammars' masks since its last call, by tenant.
+    """
+
+    def __init__(self, drain_masks: Callable[[], dict[str, float]] = dict) -> None:
+        self.drain_masks = drain_masks
         self.seconds = Distribution(STEP_SECONDS)
         self.tokens = Distribution(SIZES)  # prompt tokens computed or hit, and generated ones
         self.sequences = Distribution(SIZES)

@@ -366,6 +366,7 @@ class Scheduler:
                     prompt_token_ids=sequence.prompt_token_ids,
                     output_token_ids=sequence.output_token_ids,
                     scores=item.scores,
+                    tenant=sequence.tenant,
                 )
             )
             sequence.num_scheduled_tokens += item.num_tokens

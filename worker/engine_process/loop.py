@@ -131,10 +131,11 @@ class EngineLoop:
         now_s = time.monotonic()
         if with_stats or now_s - self._stats_at_s >= STATS_INTERVAL_S:
             self._stats_at_s = now_s
-            measures = None
+            measures, mask_s = None, dict[str, float]()
             if with_stats or now_s - self._measures_at_s >= MEASURES_INTERVAL_S:
                 self._measures_at_s = now_s
                 measures = self._engine.measures.counts()
-            self._link.send(StepOutputs(outputs, asdict(self._engine.stats()), measures))
+                mask_s = self._engine.measures.drain_masks()
+            self._link.send(StepOutputs(outputs, asdict(self._engine.stats()), measures, mask_s))
         elif outputs:
             self._link.send(StepOutputs(outputs))

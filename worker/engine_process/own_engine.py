@@ -14,6 +14,7 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
+from worker.engine.measures import StepMeasures
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
@@ -33,7 +34,7 @@ def build_own_engine(
     """
     if options.runner == "echo":
         config, runner = _echo(options)
-        num_parameters, dtype = 0, "echo"
+        num_parameters, dtype, mask_times = 0, "echo", None
     else:
         check_checkpoint(options)
         processes = None
@@ -48,8 +49,11 @@ def build_own_engine(
         built = build_model(options, report, on_rank_end, processes)
         config, runner = built.engine_config, built.runner
         num_parameters, dtype = built.num_parameters, built.dtype
+        mask_times = built.mask_times
+    engine = Engine(config, runner, clock=time.perf_counter)
+    engine.measures = StepMeasures(mask_times.drain if mask_times is not None else dict)
     return BuiltEngine(
-        engine=Engine(config, runner, clock=time.perf_counter),
+        engine=engine,
         config=config,
         vocab_size=runner.vocab_size,
         num_parameters=num_parameters,

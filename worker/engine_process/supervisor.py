@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from shared.backoff import Backoff
@@ -74,6 +74,7 @@ class EngineSupervisor:
         self._has_output = False  # this engine process has given a token
         self.stats: dict[str, int] = {}
         self.measures: dict[str, Counts] = StepMeasures().counts()
+        self.mask_us: Counter[str] = Counter()  # of masks, by tenant; who reports it takes it out
         self.ready: EngineReady | None = None
 
     async def start(self) -> EngineReady:
@@ -131,6 +132,8 @@ class EngineSupervisor:
                         self.stats = step.stats
                     if step.measures is not None:
                         self.measures = step.measures
+                    for tenant, seconds in step.mask_s.items():
+                        self.mask_us[tenant] += round(seconds * 1e6)
                     if not self._has_output and any(o.token_ids for o in step.outputs):
                         self._has_output, self.is_failing = True, False
                     on_message(step)

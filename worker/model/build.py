@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.cores import default_threads
+from shared.cpu_time import TenantSeconds
 from worker.engine.config import EngineConfig
 from worker.engine.ports import ModelRunner
 from worker.engine_options import (
@@ -59,6 +60,7 @@ class BuiltModel:
     dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
     close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
+    mask_times: TenantSeconds | None = None
 
 
 def build_model(
@@ -198,6 +200,7 @@ def complete(
         dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
         close=ranks.close if ranks is not None else lambda: None,
+        mask_times=grammar_masks.times if grammar_masks is not None else None,
     )
     _log_ready(built, options, source.name, part.built.tier, device)
     return built

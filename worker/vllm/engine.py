@@ -17,6 +17,7 @@ from vllm import LLMEngine, RequestOutput
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 
+from shared.cpu_time import TenantSeconds
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFull, RequestRefused, StepsFailed, failure_named
@@ -26,12 +27,12 @@ from worker.engine.request import EngineOutput, EngineRequest, EngineStats, chec
 from worker.engine.stop import StopMatch, find_stop
 from worker.model.device import step_failure
 from worker.vllm.admission import Admission, starved_ids
-from worker.vllm.grammars import grammar_failure
+from worker.vllm.grammars import bounded_grammar
 from worker.vllm.kv_blocks import FailedBlocks
 from worker.vllm.live_request import LiveRequest
 from worker.vllm.params import vllm_params
 from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
-from worker.vllm.sampler import take_reports
+from worker.vllm.sampler import drain_masks, take_reports
 from worker.vllm.stats import StatsReader, num_hashed_blocks
 from worker.vllm.warm_up import warm_up_requests
 
@@ -64,6 +65,8 @@ class VllmEngine:
         self._num_entered = 0
         self._ended_on_arrival: dict[str, EngineOutput] = {}
         self._failed_blocks = FailedBlocks(llm)
+        self._mask_times = TenantSeconds()
+        stats.drain_masks = self._drain_masks
 
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""
@@ -201,7 +204,11 @@ class VllmEngine:
         for live in list(self._live.values()):
             if live.request.params.grammar is None or not live.vllm_id:
                 continue
-            if why := grammar_failure(self._llm, live.vllm_id):
+            grammar = bounded_grammar(self._llm, live.vllm_id)
+            if grammar is None:
+                continue
+            self._mask_times.add(live.tenant, grammar.take_cpu_s())
+            if why := grammar.failure:
                 self.cancel(live.request.request_id)
                 outputs.append(_failed(live, ErrorCode.GRAMMAR_FAILED, why))
         return outputs
@@ -224,6 +231,13 @@ class VllmEngine:
         if live is None or not token_ids or not self._own_sampler:
             return False
         return live.request.params.logprobs is not None or FAILED_TOKEN in token_ids
+
+    def _drain_masks(self) -> dict[str, float]:
+        if self._own_sampler:
+            for times in self._llm.collective_rpc(drain_masks):
+                for tenant, seconds in times.items():
+                    self._mask_times.add(tenant, seconds)
+        return self._mask_times.drain()
 
     def _take_reports(self) -> None:
         live_by_id = {live.sampler_id: live for live in self._live.values() if live.vllm_id}

@@ -35,12 +35,19 @@ class BoundedGrammar(GuidanceGrammar):
 
     num_masks = 0
     cpu_s = 0.0
+    charged_s = 0.0  # of it
 
     def fill_bitmask(self, bitmask: Any, idx: int) -> None:
         begun_s = time.thread_time()
         super().fill_bitmask(bitmask, idx)
         self.cpu_s += time.thread_time() - begun_s
         self.num_masks += 1
+
+    def take_cpu_s(self) -> float:
+        """Returns the processor seconds since the last call."""
+        taken_s = self.cpu_s - self.charged_s
+        self.charged_s = self.cpu_s
+        return taken_s
 
     @property
     def failure(self) -> str:
@@ -72,9 +79,9 @@ def bound_grammars() -> None:
     structured_output.GuidanceBackend = BoundedBackend
 
 
-def grammar_failure(llm: LLMEngine, vllm_id: str) -> str:
-    """Returns why the grammar of a request inside vLLM cannot be followed; empty: it can."""
+def bounded_grammar(llm: LLMEngine, vllm_id: str) -> BoundedGrammar | None:
+    """Returns the grammar of a request inside vLLM; None where it has none, or not yet."""
     request = llm.engine_core.engine_core.scheduler.requests.get(vllm_id)
     structured = request.structured_output_request if request is not None else None
     grammar = structured.grammar if structured is not None else None
-    return grammar.failure if isinstance(grammar, BoundedGrammar) else ""
+    return grammar if isinstance(grammar, BoundedGrammar) else None

@@ -28,6 +28,7 @@ class SampledRequest(NamedTuple):
     seq_id: int  # unique in the engine's life
     params: SamplingParams
     num_prompt_tokens: int  # of the client's prompt: vLLM's has outputs of earlier attempts as well
+    tenant: str
 
 
 _decoder = msgspec.msgpack.Decoder(SampledRequest)
@@ -42,7 +43,8 @@ class ValueAndRank(Protocol):
 
 def to_extra_args(request: EngineRequest, seq_id: int) -> dict[str, Any]:
     """Returns what the sampler must know of a request, as plain data for any process of vLLM's."""
-    sampled = SampledRequest(seq_id, request.params, len(request.prompt_token_ids))
+    num_prompt_tokens = len(request.prompt_token_ids)
+    sampled = SampledRequest(seq_id, request.params, num_prompt_tokens, request.tenant)
     return {_KEY: base64.b64encode(_encoder.encode(sampled)).decode()}
 
 

@@ -54,6 +54,7 @@ class BatchRow:
         seq_id: int,
         params: SamplingParams,
         num_prompt_tokens: int,
+        tenant: str,
         prompt: Sequence[int],
         output: Sequence[int],
     ) -> BatchRow:
@@ -65,6 +66,7 @@ class BatchRow:
             prompt_token_ids=prompt[:num_prompt_tokens],
             output_token_ids=Outputs(known, output) if known else output,
             position=len(prompt) + len(output),
+            tenant=tenant,
         )
         later = SamplingRow(seq_id, params, (), (), position=params.min_tokens)
         plain_from = params.min_tokens if later.is_plain_greedy else None

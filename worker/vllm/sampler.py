@@ -96,15 +96,16 @@ class PenstockLogitsProcessor(LogitsProcessor):
         vocab_size = model_config.get_vocab_size()
         self._device = device
         self._compiler = _compiler(tokenizer, vocab_size, sorted(eos))
+        self._masks = None
+        if self._compiler:
+            self._masks = GrammarMasks(self._compiler, eos, device, is_waited_for=True)
         self._sampler = Sampler(
             vocab_size,
             max_num_seqs=max_num_seqs,
             eos_token_ids=eos,
             device=device,
             row_threads=RowThreads(torch.get_num_threads() if device.type == "cpu" else 1),
-            grammar_masks=GrammarMasks(self._compiler, eos, device, is_waited_for=True)
-            if self._compiler
-            else None,
+            grammar_masks=self._masks,
         )
         self._rows = BatchRows(max_left=max_num_seqs)
         self._present: list[tuple[int, BatchRow]] = []
@@ -163,6 +164,10 @@ class PenstockLogitsProcessor(LogitsProcessor):
             reports += self._steps.popleft().reports()
         return reports
 
+    def drain_masks(self) -> dict[str, float]:
+        """Returns the processor seconds of masks since the last call, by tenant."""
+        return self._masks.times.drain() if self._masks is not None else {}
+
     def _drawn(self) -> list[tuple[int, BatchRow]]:
         """Returns the rows whose token is not just the largest logit, moved on to this step."""
         drawn = []
@@ -207,6 +212,15 @@ class PenstockLogitsProcessor(LogitsProcessor):
 def take_reports(worker: Any) -> list[Report]:
     """Returns the reports of the processor in a worker of vLLM's, which calls this."""
     return [report for each in _processors(worker) for report in each.take_reports()]
+
+
+def drain_masks(worker: Any) -> dict[str, float]:
+    """Returns what masks took in a worker of vLLM's, which calls this."""
+    return {
+        tenant: seconds
+        for each in _processors(worker)  # one at most
+        for tenant, seconds in each.drain_masks().items()
+    }
 
 
 def keeps_to_grammars(worker: Any) -> bool:

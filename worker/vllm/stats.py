@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm import LLMEngine
@@ -28,6 +29,7 @@ class StatsReader:
     """Keeps the last figures of one engine; `logger` is what vLLM makes its stat logger with."""
 
     def __init__(self) -> None:
+        self.drain_masks: Callable[[], dict[str, float]] = dict  # see StepMeasures
         self.reset()
 
     def reset(self) -> None:
@@ -35,7 +37,7 @@ class StatsReader:
         self._scheduler = SchedulerStats()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated_tokens = 0
-        self.measures = StepMeasures()
+        self.measures = StepMeasures(lambda: self.drain_masks())
 
     def logger(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
         """Returns a stat logger that records here."""

@@ -1,6 +1,7 @@
 -- heartbeat: renew a worker's lease, store its report, and return which of its jobs to drop.
--- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 testimony (lib/pulse.lua), 7 number of fields f,
---   then f names and values, then id and attempt of each job it runs
+-- ARGV: 3 worker, 4 lease_ms, 5 models (JSON list), 6 testimony (lib/pulse.lua), 7 number of accounts,
+--   then as many triples (lib/accounts.lua), number of fields f, f names and values, id and attempt of each
+--   job it runs
 -- Returns {what `pulse` returns, ids to drop, ids that the server has lost, ids to drop that have a later
 --   attempt}. To drop: ended, taken by another worker, orphaned or past the deadline (these two are ended
 --   here). A job that this worker has
@@ -14,16 +15,19 @@
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
-local wid, lease_ms, num_fields = ARGV[3], ARGV[4], tonumber(ARGV[7])
+--@include lib/accounts.lua
+local wid, lease_ms = ARGV[3], ARGV[4]
 local lease = P .. 'w:' .. wid
 redis.call('PEXPIRE', lease, lease_ms)
 local seen = pulse(ARGV[6])
-for i = 8, 7 + 2 * num_fields, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) end
+local first = charge_accounts(8, tonumber(ARGV[7])) + 1
+local jobs = first + 2 * tonumber(ARGV[first - 1])
+for i = first, jobs - 1, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) end
 redis.call('HSET', lease, 'beat_ms', whole(server_ms()), 'lease_ms', lease_ms, 'models', ARGV[5])
 redis.call('PEXPIRE', lease, lease_ms)
 redis.call('HSET', P .. 'workers', wid, ARGV[5])
 local drop, lost, taken = {}, {}, {}
-for i = 8 + 2 * num_fields, #ARGV, 2 do
+for i = jobs, #ARGV, 2 do
   local id, attempt = ARGV[i], ARGV[i + 1]
   local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'fe', 'orphan_ms',
     'og', 'deadline_ms')

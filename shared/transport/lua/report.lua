@@ -1,13 +1,15 @@
 -- report: keep what a process says of itself, and list it while it goes on saying so.
 -- ARGV: 3 'frontend' or 'loading' (a worker that cannot serve yet), 4 its id, 5 ms for which that holds,
---   6.. names and values
+--   6 number of accounts, then as many triples (lib/accounts.lua), then names and values
 -- Returns 1. PEXPIRE is first, as in heartbeat.lua: the report of a process that is listed is not refused
 -- above maxmemory.
 --@include lib/common.lua
+--@include lib/accounts.lua
 local kind, id, life_ms = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, index, now = P .. kind .. ':' .. id, P .. kind .. 's', server_ms()
 redis.call('PEXPIRE', key, life_ms)
-redis.call('HSET', key, 'report_ms', whole(now), unpack(ARGV, 6))
+local stats = charge_accounts(7, tonumber(ARGV[6]))
+redis.call('HSET', key, 'report_ms', whole(now), unpack(ARGV, stats))
 redis.call('PEXPIRE', key, life_ms)
 redis.call('ZADD', index, whole(now), id)
 redis.call('ZREMRANGEBYSCORE', index, '-inf', whole(now - life_ms))

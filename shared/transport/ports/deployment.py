@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 HISTORY_SLOT_S = 30  # lua/lib/history.lua has the same
 HISTORY_SLOTS = 120  # that are read: an hour
@@ -18,6 +18,14 @@ class ProcessKind(StrEnum):
 
     FRONTEND = "frontend"
     LOADING = "loading"  # a worker whose model is not loaded yet
+
+
+class Spent(NamedTuple):
+    """What came to a tenant's account since the last report."""
+
+    tenant: str
+    cpu_us: int  # processor time, microseconds
+    refused: int = 0  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +75,13 @@ class Deployment(Protocol):
     """Every call may raise TransportError."""
 
     async def report(
-        self, kind: ProcessKind, process_id: str, stats: Mapping[str, str | int]
+        self,
+        kind: ProcessKind,
+        process_id: str,
+        stats: Mapping[str, str | int],
+        spent: Sequence[Spent] = (),
     ) -> None:
-        """Keeps a process's report for REPORT_LIFE_MS."""
+        """Keeps a process's report for REPORT_LIFE_MS; adds `spent` to the tenants' accounts."""
         ...
 
     async def reports(self, kind: ProcessKind, limit: int) -> Sequence[ProcessReport]:

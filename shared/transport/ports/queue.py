@@ -19,6 +19,7 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
+from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import Restored
 
 
@@ -191,6 +192,7 @@ class WorkerReport:
     draining: bool = False
     stalled: bool = False  # the engine has work and makes no step, or its device has failed
     files: ModelFiles = UNKNOWN_FILES
+    spent: Sequence[Spent] = ()  # of tenants, since the last report
 
 
 class CrashCause(StrEnum):

@@ -66,6 +66,10 @@ class QueueStats:
     store_limit: int = field(default=0, compare=False)
     # Of the tenants that hold most of them, the most first: estimated bytes.
     held_by_tenant: Mapping[str, int] = field(default_factory=dict)
+    # The accounts of all tenants, those with the most first: processor microseconds, and requests
+    # that were refused.
+    cpu_us_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
+    refused_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 class WorkerRegistry(Protocol):

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
 
+from shared.transport.ports.deployment import Spent
+from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, HeartbeatReply, WorkerReport
 from tests.unit.worker.fakes import FakeQueue, make_job, until
 from worker.heartbeat import Heartbeat
@@ -24,6 +27,7 @@ class Bench:
         self.lost_jobs: list[tuple[str, int]] = []
         self.sure_jobs: set[str] = set()
         self.num_troubles = 0
+        self.spent_us: Counter[str] = Counter()
         self.heartbeat = Heartbeat(
             self.queue,
             "w1",
@@ -34,6 +38,7 @@ class Bench:
             lease_ms=lease_ms,
             interval_s=0.001,
             stats=lambda: {"step": 7},
+            spent_us=self.spent_us,
             on_drop=lambda *dropped: self.dropped.append(dropped),
             on_trouble=self._trouble,
         )
@@ -156,3 +161,19 @@ async def test_a_loop_that_stalled_for_half_a_lease_is_logged(
         task.cancel()
         await asyncio.wait([task])
     assert "the worker's event loop was blocked" in caplog.text
+
+
+async def test_what_tenants_spent_is_reported_once_and_again_where_the_store_was_away() -> None:
+    bench = Bench()
+    bench.spent_us.update(a=5, b=7)
+    bench.queue.away = True
+    with pytest.raises(TransportError):
+        await bench.heartbeat.send()
+    bench.spent_us["a"] += 1
+    bench.queue.away = False
+    for _ in range(2):
+        await bench.heartbeat.send()
+    assert [list(report.spent) for report in bench.queue.heartbeats] == [
+        [Spent("a", 6), Spent("b", 7)],
+        [],
+    ]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.cores import available_cores
+from shared.cpu_time import TenantSeconds
 from shared.messages import ErrorCode, Grammar
 from shared.text.base import GrammarInvalid
 from shared.text.grammar_compiler import (
@@ -56,6 +57,7 @@ class _State:
     Only the thread that makes a mask changes it, until `made` is done.
     """
 
+    tenant: str
     grammar: Grammar
     mask: NDArray[np.int32]  # [ceil(vocab / 32)], one bit for each token that may come
     made: Future[None] = field(default_factory=Future)
@@ -92,6 +94,7 @@ class GrammarMasks:
         """`is_waited_for`: each step waits for all masks, so slow ones have no thread that yields
         to others. Raises GrammarInvalid when nothing can be matched over this vocabulary."""
         compiler.build()
+        self.times = TenantSeconds()
         self._compiler = compiler
         self._eos_token_ids = eos_token_ids
         self._vocab_size = compiler.vocab_size
@@ -109,7 +112,7 @@ class GrammarMasks:
         for sequence in sequences:
             grammar = sequence.params.grammar
             if grammar is not None and sequence.seq_id not in self._states:
-                self._compiler.compiled(grammar)
+                self._compiled(grammar, sequence.tenant)
 
     def begin(self, rows: Iterable[SamplingRow]) -> None:
         """Begins to make the masks of these rows, as far as they are not there or under way."""
@@ -120,7 +123,7 @@ class GrammarMasks:
             if state is None:
                 assert row.params.grammar is not None, "of structured rows only"
                 mask = np.zeros(self._num_words, dtype=np.int32)
-                state = self._states[row.seq_id] = _State(row.params.grammar, mask)
+                state = self._states[row.seq_id] = _State(row.tenant, row.params.grammar, mask)
             elif state.num_outputs == row.num_outputs:
                 continue
             else:
@@ -128,7 +131,7 @@ class GrammarMasks:
             state.made, state.num_outputs = Future(), row.num_outputs
             item = (state, list(row.output_token_ids[state.num_consumed :]))
             if state.matcher is None and state.compiled is None:
-                state.compiled = self._compiler.compiled(state.grammar)
+                state.compiled = self._compiled(state.grammar, state.tenant)
             if state.compiled is not None and not state.compiled.done():
                 state.compiled.add_done_callback(partial(self._submit_compiled, item))
             elif state.is_slow and not self._is_waited_for:
@@ -191,6 +194,9 @@ class GrammarMasks:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
+    def _compiled(self, grammar: Grammar, tenant: str) -> Future[LLMatcher]:
+        return self._compiler.compiled(grammar, partial(self.times.add, tenant))
+
     def _submit_compiled(self, item: tuple[_State, list[int]], _: Future[LLMatcher]) -> None:
         self._submit(self._threads, [item])
 
@@ -206,6 +212,7 @@ class GrammarMasks:
     def _make_all(self, items: Sequence[tuple[_State, list[int]]]) -> None:
         """Makes masks, of each item's state behind its new tokens."""
         for state, new in items:
+            begun_s = time.thread_time()
             try:
                 self._make(state, new)
             except GrammarInvalid as error:
@@ -213,6 +220,8 @@ class GrammarMasks:
             except BaseException as error:  # as a panic in Rust is raised
                 state.made.set_exception(RuntimeError(f"a mask could not be made: {error}"))
                 continue
+            finally:  # failed masks and the reading of a resumed text took time as well
+                self.times.add(state.tenant, time.thread_time() - begun_s)
             state.made.set_result(None)
 
     def _make(self, state: _State, new: list[int]) -> None:

@@ -33,6 +33,7 @@ class SamplingRow:
     output_token_ids: View[int]
     position: int  # of the token to be drawn
     in_flight: int | None = None
+    tenant: str = ""  # is charged for its masks
     # From which position on it is plain, see below: the sampler asks every row at every step.
     _plain_from: int = field(init=False, repr=False, compare=False)
 
@@ -58,6 +59,7 @@ class SamplingRow:
             output_token_ids=sequence.output_token_ids,
             position=sequence.end,
             in_flight=in_flight if unknown else None,
+            tenant=sequence.tenant,
         )
 
     @property

@@ -66,6 +66,7 @@ class SamplingRows:
                     sequence.prompt_token_ids,
                     sequence.output_token_ids,
                     0,
+                    tenant=sequence.tenant,
                 )
         known = [row for row in rows if row is not None]  # all of them
         sampled_at = step.number + 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shared.cpu_time import work_cpu_s
 from shared.messages import InvalidParameter
 from shared.text import chat_template as rendering
 from shared.text.base import RenderingUnavailable, TextInvalid
@@ -113,7 +114,7 @@ def test_a_template_that_takes_long_outside_of_loops_is_killed(
     name: str, processes: RenderingProcesses
 ) -> None:
     template = JinjaChatTemplate(guarded(SLOW[name]), {}, processes=processes)
-    before = os.times()
+    before, before_s = os.times(), work_cpu_s()
     with pytest.raises(InvalidParameter, match=r"too long|too much|more memory") as refused:
         template.render(GO)
     assert refused.value.param == "messages"
@@ -123,6 +124,7 @@ def test_a_template_that_takes_long_outside_of_loops_is_killed(
     used_s = after.children_user + after.children_system
     used_s -= before.children_user + before.children_system
     assert used_s < 2 * KILL_CPU_SECONDS  # of processor time, starting two processes included
+    assert work_cpu_s() - before_s > used_s / 4, "its caller is charged"
 
 
 def test_a_template_that_is_hostile_when_it_is_compiled_is_refused(

@@ -9,11 +9,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from shared.cpu_time import work_cpu_s
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text import remote_text, served_text
 from shared.text.base import RenderingUnavailable, TextInvalid
@@ -100,6 +102,39 @@ def test_grammars_are_checked_alike(both: Both, schema: str) -> None:
         else:
             errors.append(("", ""))
     assert errors[0] == errors[1]
+
+
+def elsewhere_s() -> float:
+    """Processor time that was spent on behalf of this thread so far."""
+    return work_cpu_s() - time.thread_time()
+
+
+def test_the_processor_time_of_an_encoding_is_its_callers(both: Both) -> None:
+    text = "number one and number two, " * 10_000
+    begun_s = time.thread_time()
+    both.here.tokenizer.encode(text)
+    here_s = time.thread_time() - begun_s
+    before_s = elsewhere_s()
+    both.tokenizer.encode(text)
+    assert elsewhere_s() - before_s > here_s / 10
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_the_processor_time_of_a_grammar_is_its_first_callers_also_where_it_is_refused(
+    both: Both, *, is_remote: bool
+) -> None:
+    grammars = RemoteGrammars(both.process) if is_remote else both.here.grammars
+    grammars.check(Grammar(GrammarKind.REGEX, "[a-z]+"), "p")  # the vocabulary's tree is there
+    times_s = []
+    pattern = f"([a-z]{{1,90}} ){{1,{40 + is_remote}}}"
+    for grammar in (pattern, pattern, f"{pattern}("):
+        before_s = elsewhere_s()
+        with suppress(InvalidParameter):
+            grammars.check(Grammar(GrammarKind.REGEX, grammar), "p")
+        times_s.append(elsewhere_s() - before_s)
+    first_s, again_s, refused_s = times_s
+    assert again_s < first_s / 4
+    assert refused_s > 0
 
 
 def test_threads_are_served_at_once(both: Both) -> None:

@@ -12,9 +12,11 @@ from shared.transport.ports.deployment import (
     TTFT_PER_OCTAVE,
     HistorySlot,
     ProcessKind,
+    Spent,
     TenantLoad,
 )
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
+from shared.transport.ports.queue import HeartbeatReply, WorkerReport
+from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream
 from tests.support.redis_server import assert_every_key_expires
 
 
@@ -114,3 +116,38 @@ async def test_a_tenants_load_is_what_it_has_queued_and_running(transport: Redis
         await steps.submit(tenant="acme")
     loads = await transport.deployment.tenants(["acme", "other"])
     assert loads == [TenantLoad("acme", 2, 1, 6), TenantLoad("other")]
+
+
+async def test_what_frontends_and_workers_report_of_a_tenant_is_one_account(
+    transport: RedisTransport,
+) -> None:
+    steps, report = Steps(transport), transport.deployment.report
+    frontend = ProcessKind.FRONTEND
+    await report(frontend, "a", {"port": 1}, [Spent("acme", 5_000, 2), Spent("bolt", 9_000)])
+    await report(frontend, "b", {"port": 2}, [Spent("acme", 1_000, 1)])
+    running = await steps.running("w1")
+    beat = WorkerReport(
+        "w1",
+        LEASE_MS,
+        (running.job.model,),
+        {"step": 1},
+        [(running.job.job_id, running.attempt)],
+        spent=[Spent("acme", 4_000)],
+    )
+    assert await steps.queue.heartbeat(beat) == HeartbeatReply([], [], [])
+    stats = await transport.registry.queue_stats()
+    assert list(stats.cpu_us_by_tenant.items()) == [("acme", 10_000), ("bolt", 9_000)]
+    assert stats.refused_by_tenant == {"acme": 3}
+    (one, two) = await transport.deployment.reports(frontend, 10)
+    assert (dict(one.stats), dict(two.stats)) == ({"port": "1"}, {"port": "2"})
+    assert (await steps.redis.hget(f"{steps.keys.prefix}w:w1", "step")) == b"1"
+    await assert_every_key_expires(steps.redis, steps.keys.namespace)
+
+
+async def test_accounts_begin_again_where_there_are_too_many(transport: RedisTransport) -> None:
+    steps = Steps(transport)
+    await steps.redis.hset(steps.keys.cpu, mapping={f"t{i}": 1 for i in range(10_000)})
+    await transport.deployment.report(ProcessKind.FRONTEND, "a", {"port": 1}, [Spent("t1", 5)])
+    assert await steps.redis.hlen(steps.keys.cpu) == 10_000
+    await transport.deployment.report(ProcessKind.FRONTEND, "a", {"port": 1}, [Spent("new", 5)])
+    assert await steps.redis.hgetall(steps.keys.cpu) == {b"new": b"5"}

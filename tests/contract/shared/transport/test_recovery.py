@@ -547,3 +547,55 @@ async def test_one_engine_that_hung_ends_no_job(transport: RedisTransport) -> No
     await steps.say("w1", Stream(again), [5], "a", end=FINISHED)
     found = await steps.hash(job[0])
     assert (found["state"], found["stalls"]) == ("finished", "1")
+
+
+async def test_a_job_that_hangs_engines_between_tokens_is_a_dead_letter_and_takes_no_neighbour(
+    transport: RedisTransport,
+) -> None:
+    """It makes three tokens with each engine before that hangs; the others need five each."""
+    steps = Steps(transport)
+    await steps.worker("w1")
+    innocents = {(await steps.submit()).job_id for _ in range(4)}
+    poison = (await steps.submit()).job_id
+    held = {d.job.job_id: Stream(d) for d in await steps.pull("w1")}
+    made = dict.fromkeys(held, 0)  # with this engine
+    finished: set[str] = set()
+    num_stalls = 0
+    while held:
+        for job_id, stream in list(held.items()):
+            is_last = job_id != poison and stream.cursor.num_tokens >= 4
+            await steps.say("w1", stream, [5], "a", end=FINISHED if is_last else None)
+            made[job_id] += 1
+            if is_last:
+                finished.add(job_id)
+                del held[job_id]
+        if poison in held and made[poison] == 3:
+            num_stalls += 1
+            jobs = [(job_id, stream.attempt) for job_id, stream in held.items()]
+            await steps.queue.crashed("w1", jobs, CrashCause.STALL)
+            held, made = {}, {}
+        recovered = {d.job.job_id: Stream(d) for d in await steps.queue.recover("w1", 8)}
+        held |= recovered
+        made |= dict.fromkeys(recovered, 0)
+    assert num_stalls == 3, "at the third it is tried alone and is no suspect less for its tokens"
+    assert finished == innocents
+    assert isinstance((await whole_log(steps, poison))[-1], Failed)
+    assert await steps.redis.xlen(steps.keys.dead_letters) == 1
+    await steps.assert_counters_true()
+
+
+async def test_a_job_that_was_in_two_stalls_is_cleared_where_it_comes_further_than_before(
+    transport: RedisTransport,
+) -> None:
+    steps = Steps(transport)
+    stream = Stream(await steps.running("w1"))
+    for _ in range(2):
+        await steps.say("w1", stream, [5, 6], "ab")
+        await steps.queue.crashed("w1", [(stream.job_id, stream.attempt)], CrashCause.STALL)
+        stream = Stream((await steps.queue.recover("w1", 8))[0])
+    probe = f"{steps.keys.prefix}probe:w1"
+    await steps.say("w1", stream, [5, 6], "ab")
+    assert (await steps.redis.get(probe) or b"").decode() == stream.job_id
+    await steps.say("w1", stream, [7], "c")
+    assert await steps.redis.get(probe) is None
+    assert (await steps.hash(stream.job_id))["crashes"] == "0"

@@ -169,6 +169,7 @@ def main() -> None:
         "graphs": [num_graphs()],  # compiled before the first request, and after the runs
         "runs": {name: run(engine, requests) for name, requests in plan["runs"].items()},
     }
+    results["mask_s"] = engine.measures.drain_masks()
     results["graphs"].append(num_graphs())
     if "cancel" in plan:
         results["cancel"] = cancelled(engine, plan["cancel"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shared.text.grammar_compiler import FIRST_CPU_SECONDS
 from tests.contract.worker.vllm.engine_checks import Requests, run
 from tests.support.vllm_environment import vllm_python
 from worker.engine.engine import Engine
@@ -53,6 +54,7 @@ AMBIGUOUS: Requests = {
         "max_tokens": 200,
         "ignore_eos": True,
         "grammar": ["lark", "start: s\ns: s s | /[a-z ]/\n"],
+        "tenant": "slow",
     },
     "beside": GREEDY,
 }
@@ -352,20 +354,24 @@ FREE_RUN: Requests = {
 
 
 def test_an_ambiguous_grammar_ends_its_request_alone(theirs: dict[str, Any]) -> None:
-    assert_ended_alone(theirs["ambiguous"], theirs)
+    assert_ended_alone(theirs["ambiguous"], theirs, theirs["mask_s"])
 
 
-def assert_ended_alone(found: dict[str, Any], other: dict[str, Any]) -> None:
+def assert_ended_alone(
+    found: dict[str, Any], other: dict[str, Any], mask_s: dict[str, float]
+) -> None:
     code, message = found["ambiguous"]["error"]
     assert code == "grammar_failed"
     assert "in one way only" in message
     assert 0 < len(found["ambiguous"]["tokens"]) < 200
     assert found["beside"]["tokens"] == other["sampled"]["greedy"]["tokens"]
+    assert mask_s["slow"] >= FIRST_CPU_SECONDS, "they are charged to its tenant"
 
 
 def test_vllms_own_sampler_keeps_to_the_limits(ours: dict[str, Any]) -> None:
     started = Vllm({"vllm_sampler": "vllm"}, {"free": FREE_RUN, "ambiguous": AMBIGUOUS})
-    assert_ended_alone(started.results["runs"]["ambiguous"], ours)
+    results = started.results
+    assert_ended_alone(results["runs"]["ambiguous"], ours, results["mask_s"])
     found = started.results["runs"]["free"]
     assert started.results["ready"]["exact_resume"] is False
     assert found["greedy"]["tokens"] == ours["sampled"]["greedy"]["tokens"]

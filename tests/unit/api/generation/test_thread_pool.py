@@ -19,7 +19,8 @@ from api.generation.thread_pool import (
     client_gone,
     request_bytes,
 )
-from api.http.shares import Payer, payer
+from api.http.shares import Accounts, Payer, payer
+from shared.cpu_time import add_cpu_s
 
 
 async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
@@ -201,7 +202,7 @@ async def test_a_tenant_that_has_used_the_threads_waits_for_one_that_has_not() -
     order: list[str] = []
 
     def work(name: str, seconds: float) -> None:
-        time.sleep(seconds)
+        _use_cpu(seconds)
         order.append(name)
 
     async def of_tenant(name: str, seconds: float) -> None:
@@ -233,3 +234,96 @@ async def test_the_waiting_text_of_one_tenant_leaves_room_for_others() -> None:
     assert await other
     await asyncio.gather(*waiting, return_exceptions=True)
     pool.close()
+
+
+def _use_cpu(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+async def test_the_processor_time_of_failed_and_of_delegated_work_is_charged_to_its_tenant() -> (
+    None
+):
+    accounts = Accounts()
+    pool = TextPool(threads=1, max_waiting_bytes=2**20, accounts=accounts)
+
+    def fails() -> None:
+        _use_cpu(0.02)
+        add_cpu_s(3.0)  # of another process
+        raise ValueError("refused")
+
+    async def of_tenant(name: str) -> None:
+        payer.set(Payer(name))
+        with pytest.raises(ValueError, match="refused"):
+            await pool.run(fails)
+        await pool.run(time.sleep, 0.05)
+
+    await asyncio.create_task(of_tenant("one"))
+    pool.close()
+    (spent,) = accounts.drain()
+    assert (spent.tenant, spent.refused) == ("one", 0)
+    assert 3.02 <= spent.cpu_us / 1e6 < 3.02 + 0.05, "sleeping uses no processor"
+    assert accounts.drain() == []
+
+
+async def test_who_used_most_elsewhere_goes_last() -> None:
+    pool, release = TextPool(threads=1, max_waiting_bytes=2**20), threading.Event()
+    order: list[str] = []
+
+    async def of_tenant(name: str) -> None:
+        payer.set(Payer(name))
+        await pool.run(order.append, name)
+
+    at_work = asyncio.create_task(pool.run(release.wait, 20))
+    await asyncio.sleep(0.01)
+    pool.charge("masks", 0.5)
+    pool.charge("most", 3600.0)
+    names = ["most", "masks", *["little"] * 5]
+    tasks = [asyncio.create_task(of_tenant(name)) for name in names]
+    await asyncio.sleep(0.01)
+    release.set()
+    await asyncio.gather(at_work, *tasks)
+    assert order == [*["little"] * 5, "masks", "most"]
+    pool.close()
+
+
+async def test_who_used_most_waits_for_a_bounded_time_of_the_others_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_pool, "MAX_AHEAD_S", 0.05)
+    pool, release = TextPool(threads=1, max_waiting_bytes=2**20), threading.Event()
+    order: list[str] = []
+
+    def work(name: str) -> None:
+        _use_cpu(0.02)
+        order.append(name)
+
+    async def of_tenant(name: str) -> None:
+        payer.set(Payer(name))
+        await pool.run(work, name)
+
+    at_work = asyncio.create_task(pool.run(release.wait, 20))
+    await asyncio.sleep(0.01)
+    pool.charge("most", 3600.0)
+    tasks = [asyncio.create_task(of_tenant(name)) for name in ("most", *["little"] * 9)]
+    await asyncio.sleep(0.01)
+    release.set()
+    await asyncio.gather(at_work, *tasks)
+    assert order.index("most") == 3
+    pool.close()
+
+
+def test_a_frontend_learns_what_tenants_used_elsewhere() -> None:
+    accounts = Accounts()
+    assert accounts.elsewhere({"one": 9_000_000}) == {}, "before its start"
+    accounts.charge("one", 2.0)
+    spent = accounts.drain()
+    assert accounts.elsewhere({"one": 11_000_000}) == {"one": 2.0}, "not known to be its own yet"
+    accounts.reported(spent)
+    assert accounts.elsewhere({"one": 11_000_000}) == {}
+    assert accounts.elsewhere({"one": 13_500_000, "two": 1_000_000}) == {"one": 0.5, "two": 1.0}
+    assert accounts.elsewhere({"one": 1_000_000}) == {}, "the store has lost its totals"
+    assert accounts.elsewhere({"one": 3_000_000}) == {"one": 2.0}
+    accounts.give_back(spent)
+    assert accounts.drain() == spent

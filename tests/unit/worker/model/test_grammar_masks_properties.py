@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -235,3 +236,18 @@ class TestSampling:
         sampled = self.sample(sampler, torch.randn((1, VOCAB)), one)
         assert sampled.token_ids.item() in by_matcher(compiler, one)
         assert sampled.best_logits.isfinite().all()
+
+
+def test_masks_are_charged_to_their_tenants_also_where_they_fail(masks: GrammarMasks) -> None:
+    rows = [replace(row(LETTERS, seq_id=i), tenant=tenant) for i, tenant in enumerate("ab")]
+    begun_s = time.process_time()
+    for _ in range(2):
+        left(masks, *rows)
+    took_s = time.process_time() - begun_s
+    seconds = masks.times.drain()
+    assert seconds.keys() == {"a", "b"}
+    assert 0 < sum(seconds.values()) <= took_s
+    assert masks.times.drain() == {}
+    wrong = replace(row(YES, outputs=[1, 2, 3], seq_id=7), tenant="c")
+    assert masks.masks_of({0: wrong})[2].keys() == {0}
+    assert masks.times.drain()["c"] > 0
