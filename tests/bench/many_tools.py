@@ -3,10 +3,10 @@
     python -m tests.bench.many_tools --tools 0 128 1024 --at-once 1 8 --runs 24
 
 Starts a whole service with the echo runner and a checkpoint with Hermes' tools. For each number of
-tools and of requests at once it sends streamed chat requests, and looks at /health meanwhile, over a
-connection that is kept. Prints one JSON line each: milliseconds until the first event and until an
-answer of /health, median and worst. `--vocabulary`: tokens of a vocabulary of random merges, in place
-of the checkpoint's own small one. `--choice required`: the calls are kept to a grammar.
+tools and of requests at once it sends streamed chat requests, all with the same tools, and looks at
+/health meanwhile. Prints one JSON line each: milliseconds until the first event of the very first
+request, until those of the others and until an answer of /health, median and worst.
+`--vocabulary`: tokens of a vocabulary of random merges, in place of the checkpoint's own small one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--runs", type=int, default=24, help="requests of each row")
     parser.add_argument("--vocabulary", type=int, default=0)
-    parser.add_argument("--choice", default="auto", choices=["auto", "required"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         checkpoint = make_hermes_checkpoint(
             Path(place) / MODEL, max_position_embeddings=CONTEXT_TOKENS
         )
         if arguments.vocabulary:
+            config = json.loads((checkpoint / "config.json").read_text())
             write_tokenizer(checkpoint, arguments.vocabulary, HERMES_TEMPLATE)
+            config |= {"vocab_size": arguments.vocabulary, "eos_token_id": 0}
+            (checkpoint / "config.json").write_text(json.dumps(config))
+            (checkpoint / "generation_config.json").unlink()
         env = {"RUNNER": "echo", "MODEL": str(checkpoint), "LOG_LEVEL": "WARNING"}
         env |= {"NUM_KV_BLOCKS": str(NUM_KV_BLOCKS), "MAX_NUM_BATCHED_TOKENS": str(CONTEXT_TOKENS)}
         with Launched(Path(place), env, is_forked=False) as penstock:
@@ -57,11 +60,11 @@ def main() -> None:
 
 
 async def _measure(base_url: str, arguments: argparse.Namespace) -> None:
-    facts = {"cpu": cpu_name(), "cores": os.cpu_count(), "choice": arguments.choice}
+    facts = {"cpu": cpu_name(), "cores": os.cpu_count()}
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(base_url, timeout=timeout) as session:
         for num_tools in arguments.tools:
-            body = _body(num_tools, arguments.choice)
+            body = _body(num_tools)
             first_s = await _first_event_s(session, body)
             for at_once in arguments.at_once:
                 row = await _row(session, body, at_once, arguments.runs)
@@ -122,7 +125,7 @@ def _figures(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _body(num_tools: int, choice: str) -> bytes:
+def _body(num_tools: int) -> bytes:
     tools = [{"type": "function", "function": _function(i)} for i in range(num_tools)]
     chat = {
         "model": MODEL,
@@ -130,7 +133,7 @@ def _body(num_tools: int, choice: str) -> bytes:
         "max_tokens": 2,
         "stream": True,
     }
-    return json.dumps(chat | ({"tools": tools, "tool_choice": choice} if tools else {})).encode()
+    return json.dumps(chat | ({"tools": tools} if tools else {})).encode()
 
 
 def _function(index: int) -> dict[str, Any]:
