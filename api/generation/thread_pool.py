@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -104,7 +104,8 @@ class TextPool:
         when the client leaves meanwhile, and whatever else `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
         charge = self._lane(num_bytes).take(num_bytes)
-        task = self._text_threads.submit(_tenant_of(payer.get()), num_bytes, work, *args)
+        run = copy_context().run  # the work sees who pays
+        task = self._text_threads.submit(_tenant_of(payer.get()), num_bytes, run, work, *args)
         future = asyncio.wrap_future(task.future)
 
         def given_back(done: asyncio.Future[Any]) -> None:

@@ -30,11 +30,19 @@ class Tokenizer(Protocol):
     vocab_size: int
     special_texts: Sequence[str]  # texts that are encoded as special tokens
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        mark: str = "",
+        tenant: str | None = None,
+    ) -> list[int]:
         """Returns the token ids. Raises InvalidParameter("prompt") for a lone surrogate.
 
         `mark`: is no part of the text, and a special token with it inside is ordinary text
-        (`shared.text.special_text`).
+        (`shared.text.special_text`). `tenant`: the ids of long texts may be kept for other prompts
+        of this one.
         """
         ...
 

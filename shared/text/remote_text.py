@@ -326,9 +326,16 @@ class RemoteTokenizer(PieceTokenizer):
         self._max_token_bytes = vocabulary.max_token_bytes
         self._ids: dict[str, int | None] = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        mark: str = "",
+        tenant: str | None = None,
+    ) -> list[int]:
         check_encodable(text)
-        return self._process.call(EncodeCall(text, add_special_tokens, mark)).token_ids
+        return self._process.call(EncodeCall(text, add_special_tokens, mark, tenant)).token_ids
 
     def least_tokens(self, text: str) -> int:
         if not self._max_token_bytes:

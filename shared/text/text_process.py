@@ -117,10 +117,13 @@ class _Text:
                 return TextReply(error=error.message)
             return TextReply()
         if isinstance(call, EncodeCall):
-            add_special_tokens, mark = call.add_special_tokens, call.mark
-            return TextReply(
-                self.tokenizer.encode(call.text, add_special_tokens=add_special_tokens, mark=mark)
+            token_ids = self.tokenizer.encode(
+                call.text,
+                add_special_tokens=call.add_special_tokens,
+                mark=call.mark,
+                tenant=call.tenant,
             )
+            return TextReply(token_ids)
         token_id = self.tokenizer.token_id(call.token)
         return TextReply([] if token_id is None else [token_id])
 

@@ -43,7 +43,8 @@ class EncodeCall(msgspec.Struct, tag="encode"):
 
     text: str
     add_special_tokens: bool
-    mark: str = ""  # see `Tokenizer.encode`
+    mark: str = ""  # see `Tokenizer.encode`, as `tenant`
+    tenant: str | None = None
 
 
 class TokenIdCall(msgspec.Struct, tag="token_id"):

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from shared.messages import InvalidParameter
 from shared.text.base import Detokenizer, TextInvalid
 from shared.text.detokenizer import ByteDetokenizer, PieceRule, WindowDetokenizer, piece_rule
+from shared.text.kept_ids import KeptIds
 from shared.text.special_text import pattern_of, unmarked
 
 NFC_SHRINKS = 3  # UTF-8 of a text by that of its composed form, at most
@@ -122,6 +123,7 @@ class FastTokenizer(PieceTokenizer):
         self._rule = _decoder_rule(backend)
         self._pieces: dict[int, tuple[bytes, bytes] | None] = {}
         self._max_token_bytes: int | None = None  # counted when a text is first bounded
+        self._kept_ids = _kept_ids(backend)
         rule = self._rule
         super().__init__(
             max(backend.get_vocab_size(), 1 + max(added, default=-1)),
@@ -145,7 +147,14 @@ class FastTokenizer(PieceTokenizer):
             _apply(backend, config)
         return cls(backend, shown)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        mark: str = "",
+        tenant: str | None = None,
+    ) -> list[int]:
         """Raises InvalidParameter for text with half a surrogate pair, which UTF-8 cannot carry."""
         check_encodable(text)
         if mark:
@@ -153,6 +162,11 @@ class FastTokenizer(PieceTokenizer):
                 if self._literal is None:
                     self._literal = _LiteralBackend(self._backend)
             return self._literal.encode(text, add_special_tokens, mark)
+        if self._kept_ids is not None and tenant is not None and not add_special_tokens:
+            return self._kept_ids.encoded(text, tenant, self._encode_by_library)
+        return self._encode_by_library(text, add_special_tokens)
+
+    def _encode_by_library(self, text: str, add_special_tokens: bool = False) -> list[int]:
         # The batch call lets other threads run meanwhile; `encode` keeps the interpreter's lock,
         # for half a second with a prompt of a megabyte.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -321,6 +335,15 @@ def _shrinking(backend: Backend) -> int:
     if not is_known:
         return 0
     return NFC_SHRINKS if kind == "NFC" else 1
+
+
+def _kept_ids(backend: Backend) -> KeptIds | None:
+    """Returns a store of ids, for a tokenizer that encodes what stands between two of its added
+    tokens by itself. Others look beyond them: at spaces, letters, or the beginning of a text."""
+    added = backend.get_added_tokens_decoder().values()
+    if not _shrinking(backend) or any(token.single_word for token in added):
+        return None
+    return KeptIds(re.compile(pattern_of([one.content for one in added if not one.normalized])))
 
 
 def _state(part: Any) -> dict[str, Any]:

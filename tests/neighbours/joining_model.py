@@ -18,7 +18,9 @@ from shared.transport.connect import open_transport
 NAME, NUM_TOKENS = "large-vocabulary", 262_144
 
 
-def write_tokenizer(path: Path, num_tokens: int = NUM_TOKENS) -> None:
+def write_tokenizer(
+    path: Path, num_tokens: int = NUM_TOKENS, template: str = "{{ messages[-1].content }}"
+) -> None:
     """Writes a byte-level BPE of random merges, and what a card needs beside it."""
     chooser, tokens = random.Random(1), sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(["</s>", *tokens])}
@@ -34,7 +36,7 @@ def write_tokenizer(path: Path, num_tokens: int = NUM_TOKENS) -> None:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.save(str(path / "tokenizer.json"))
-    config = {"eos_token": "</s>", "chat_template": "{{ messages[-1].content }}"}
+    config = {"eos_token": "</s>", "chat_template": template}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "config.json").write_text(json.dumps({"vocab_size": num_tokens}))
 

@@ -34,7 +34,14 @@ class ByteTokenizer:
     def least_tokens(self, text: str) -> int:
         return 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, mark: str = "") -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        mark: str = "",
+        tenant: str | None = None,
+    ) -> list[int]:
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

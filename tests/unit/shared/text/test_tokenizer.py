@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import pytest
 
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
+from shared.text.kept_ids import LEAST_CHARS, KeptIds
 from shared.text.tokenizer import FastTokenizer, TokenizerConfig
 from tests.support.table import table
 from tests.unit.shared.text.vocabularies import ALL, SENTENCES, saved
@@ -138,3 +140,43 @@ def test_threads_share_one_tokenizer() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@table("kind", ALL)
+def test_ids_that_are_kept_are_those_of_the_whole_text(kind: str) -> None:
+    tokenizer = FastTokenizer.from_bytes(saved(kind))
+    long = " ".join(SENTENCES * 99)
+    specials = [*tokenizer.special_texts, ""]
+    for first, second in zip(specials, reversed(specials), strict=True):
+        for text in (f"{first}{long}{second} {long}{first}", f"e\u0301{first}\n\u0301{long}", ""):
+            whole = tokenizer.encode(text, add_special_tokens=False)
+            for tenant in ("one", "one", "other"):
+                ids = tokenizer.encode(text, add_special_tokens=False, tenant=tenant)
+                assert ids == whole, (first, second)
+
+
+def test_a_long_text_between_special_tokens_is_encoded_once_for_each_tenant() -> None:
+    """A conversation comes again with its tools, and one turn more."""
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return list(text.encode())
+
+    kept = KeptIds(re.compile("<s>|</s>"), max_bytes=5 * LEAST_CHARS * 4)
+    tools, turn = "a" * LEAST_CHARS, "b" * (LEAST_CHARS - 1)
+    text = f"<s>{tools}</s><s>{turn}</s>"
+    for more in ("", "<s>c</s>"):
+        assert kept.encoded(text + more, "one", encode) == list((text + more).encode())
+    assert encoded == ["<s>", tools, f"</s><s>{turn}</s>", "<s>", f"</s><s>{turn}</s><s>c</s>"]
+
+    kept.encoded(text, "other", encode)
+    assert encoded[5:] == ["<s>", tools, f"</s><s>{turn}</s>"]
+
+    encoded.clear()
+    for letter in "defga":  # the least recently used is dropped where there is no room
+        kept.encoded(letter * LEAST_CHARS, "one", encode)
+    assert [text[0] for text in encoded] == ["d", "e", "f", "g", "a"]
+    kept.encoded("a" * 6 * LEAST_CHARS, "one", encode)
+    kept.encoded("g" * LEAST_CHARS, "one", encode)
+    assert encoded[5:] == ["a" * 6 * LEAST_CHARS], "what has no room drops no other"
