@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -44,11 +45,11 @@ class TextPool:
     client that has gone is dropped.
 
     Small requests have a lane and a thread apart (TextThreads): they neither wait for large ones
-    nor are refused because of them.
+    nor are refused because of them. Of the threads, too, a tenant has at most its `share`.
     """
 
     def __init__(self, threads: int, max_waiting_bytes: int, share: float = SHARE) -> None:
-        self._text_threads = TextThreads(threads)
+        self._text_threads = TextThreads(threads, share)
         self._threads = threads
         self.small, self.large = (
             Pot(
@@ -175,6 +176,9 @@ class _Account:
     large: deque[TextTask] = field(default_factory=deque)
     running: set[TextTask] = field(default_factory=set)
 
+    def num_running(self, *, is_small: bool) -> int:
+        return sum(task.is_small is is_small for task in self.running)
+
     def due_s(self, now_s: float) -> float:
         """Returns what it has used, running work included."""
         return self.used_s + sum(now_s - task.begun_s for task in self.running)
@@ -189,10 +193,15 @@ class TextThreads:
 
     With two threads or more, the first of them takes small work only: it never waits for large
     work. The others take a tenant's large work first, so that small work cannot starve it.
+
+    Of each lane a tenant (None: nobody's work, or a server without keys) has at most its `share` of
+    the threads at work, and at least one: another one's small work waits for no thread, and the
+    processors have room for the event loop.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, share: float = SHARE) -> None:
         self._num_threads = num_threads
+        self._max_of_tenant = max(1, math.floor(share * num_threads))
         self._accounts: dict[object, _Account] = {}
         self._served_s = 0.0  # what the tenant whose turn came last had used
         self._changed = threading.Condition()
@@ -274,6 +283,7 @@ class TextThreads:
                 with self._changed:
                     self._num_busy -= 1
                     self._end(task)
+                    self._changed.notify_all()  # more of its tenant may begin, on any thread
                 del task  # its arguments, a prompt perhaps, are not kept until the next work
 
     def _next(self, takes_large: bool) -> TextTask | None:
@@ -294,15 +304,24 @@ class TextThreads:
         """Takes the next work of the tenant that has used the least."""
         now_s = time.monotonic()
         waiting = [
-            account
-            for account in self._accounts.values()
-            if account.small or (takes_large and account.large)
+            (account, lane)
+            for of, account in self._accounts.items()
+            if (lane := self._lane(of, account, takes_large))
         ]
         if not waiting:
             return None
-        account = min(waiting, key=lambda one: one.due_s(now_s))
+        account, lane = min(waiting, key=lambda one: one[0].due_s(now_s))
         self._served_s = max(self._served_s, account.due_s(now_s))
-        return (account.large if takes_large and account.large else account.small).popleft()
+        return lane.popleft()
+
+    def _lane(self, of: object, account: _Account, takes_large: bool) -> deque[TextTask] | None:
+        """Returns the lane of which a tenant's next work may begin; None: there is none."""
+        limit = self._num_threads if of is None else self._max_of_tenant
+        if takes_large and account.large and account.num_running(is_small=False) < limit:
+            return account.large
+        if account.small and account.num_running(is_small=True) < limit:
+            return account.small
+        return None
 
     def _end(self, task: TextTask) -> None:
         account = self._accounts.get(task.of)
