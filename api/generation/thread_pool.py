@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -45,7 +46,7 @@ class TextPool:
     client that has gone is dropped.
 
     Small requests have a lane and a thread apart (TextThreads): they neither wait for large ones
-    nor are refused because of them.
+    nor are refused because of them. Of the threads, too, a tenant has at most its `share`.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TextPool:
         accounts: Accounts | None = None,
     ) -> None:
         """`accounts`: are charged with the processor time of the work."""
-        self._text_threads = TextThreads(threads, accounts or Accounts())
+        self._text_threads = TextThreads(threads, accounts or Accounts(), share)
         self._threads = threads
         self.small, self.large = (
             Pot(
@@ -197,6 +198,9 @@ class _Account:
     def is_idle(self) -> bool:
         return not (self.small or self.large or self.running)
 
+    def num_running(self, *, is_small: bool) -> int:
+        return sum(task.is_small is is_small for task in self.running)
+
     def due_s(self, now_s: float) -> float:
         """Returns what it has used. Running work counts by the clock until it has ended."""
         return self.used_s + sum(now_s - task.begun_s for task in self.running)
@@ -212,10 +216,15 @@ class TextThreads:
 
     With two threads or more, the first of them takes small work only: it never waits for large
     work. The others take a tenant's large work first, so that small work cannot starve it.
+
+    Of each lane a tenant ("": nobody's work, or a server without keys) has at most its `share` of
+    the threads at work, and at least one: another one's small work waits for no thread, and the
+    processors have room for the event loop.
     """
 
-    def __init__(self, num_threads: int, totals: Accounts) -> None:
+    def __init__(self, num_threads: int, totals: Accounts, share: float = SHARE) -> None:
         self._num_threads = num_threads
+        self._max_of_tenant = max(1, math.floor(share * num_threads))
         self._totals = totals
         self._accounts: dict[str, _Account] = {}
         self._served_s = 0.0  # what the tenant whose turn came last had used
@@ -314,6 +323,7 @@ class TextThreads:
                 with self._changed:
                     self._num_busy -= 1
                     self._end(task, cpu_s)
+                    self._changed.notify_all()  # more of its tenant may begin, on any thread
                 del task  # its arguments, a prompt perhaps, are not kept until the next work
 
     def _next(self, takes_large: bool) -> TextTask | None:
@@ -334,15 +344,24 @@ class TextThreads:
         """Takes the next work of the tenant that has used the least."""
         now_s = time.monotonic()
         waiting = [
-            account
-            for account in self._accounts.values()
-            if account.small or (takes_large and account.large)
+            (account, lane)
+            for of, account in self._accounts.items()
+            if (lane := self._lane(of, account, takes_large))
         ]
         if not waiting:
             return None
-        account = min(waiting, key=lambda one: one.due_s(now_s))
+        account, lane = min(waiting, key=lambda one: one[0].due_s(now_s))
         self._served_s = max(self._served_s, account.due_s(now_s))
-        return (account.large if takes_large and account.large else account.small).popleft()
+        return lane.popleft()
+
+    def _lane(self, of: str, account: _Account, takes_large: bool) -> deque[TextTask] | None:
+        """Returns the lane of which a tenant's next work may begin; None: there is none."""
+        limit = self._max_of_tenant if of else self._num_threads
+        if takes_large and account.large and account.num_running(is_small=False) < limit:
+            return account.large
+        if account.small and account.num_running(is_small=True) < limit:
+            return account.small
+        return None
 
     def _end(self, task: TextTask, cpu_s: float) -> None:
         account = self._accounts.get(task.of)

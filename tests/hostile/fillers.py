@@ -1,9 +1,18 @@
-"""Fillers: each holds as much of one pot as a valid key allows, and counts how it was refused."""
+"""Fillers: each holds as much of one pot as a valid key allows, and counts how it was refused.
+
+    python -m tests.hostile.fillers POT BASE_URL MODEL
+
+It writes a line when the pot is full, and after a line of its input the refusals by code, as JSON.
+The key is read from WORST_KEY. Each runs in a process of its own at a low priority, as worst
+clients do: dozens of connections on the event loop of the bystanders would delay what they measure.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +22,10 @@ from urllib.parse import urlsplit
 import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+
+from shared.process import dying_with_this_process
+from tests.neighbours.worst_clients import NICENESS
+from tests.support.launched import REPOSITORY
 
 QUESTION = [{"role": "user", "content": "A gate and a wheel and water that turns it"}]
 
@@ -163,11 +176,43 @@ FILLERS = {
 
 
 @asynccontextmanager
-async def filled(pot: str, base_url: str, key: str, model: str) -> AsyncIterator[Filler]:
-    """Fills a pot with what one key may have of it, until the block is left."""
-    async with Filler(base_url, key, model) as filler:
+async def filled(pot: str, base_url: str, key: str, model: str) -> AsyncIterator[Counter[str]]:
+    """Fills a pot with what one key may have of it, until the block is left. Yields the refusals
+    by code, which are complete then."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.hostile.fillers", pot, base_url, model),
+        cwd=REPOSITORY,
+        env=os.environ | {"WORST_KEY": key},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        preexec_fn=dying_with_this_process(),
+    )
+    assert process.stdout is not None
+    refusals: Counter[str] = Counter()
+    try:
+        assert await process.stdout.readline() == b"full\n", "the pot was not filled"
+        yield refusals
+        async with asyncio.timeout(60):
+            output, _ = await process.communicate(b"\n")
+        assert process.returncode == 0
+        refusals.update(json.loads(output))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def main(pot: str, base_url: str, model: str) -> None:
+    os.nice(NICENESS)
+    async with Filler(base_url, os.environ["WORST_KEY"], model) as filler:
         await FILLERS[pot](filler)
         async with asyncio.timeout(60):
             while not filler.refusals:
                 await asyncio.sleep(0.05)
-        yield filler
+        print("full", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print(json.dumps(filler.refusals))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

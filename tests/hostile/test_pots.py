@@ -47,13 +47,14 @@ async def test_who_fills_a_pot_is_refused_alone(small_pots: Shared, pot: str) ->
     url = small_pots.penstock.base_url
     async with recorded_bystanders(small_pots, f"pot{pot}") as bystanders:
         calm = await calm_of(small_pots, bystanders)
-        async with filled(pot, url, small_pots.worst_key, MODEL) as filler:
+        async with filled(pot, url, small_pots.worst_key, MODEL) as refusals:
             async with bystanders.watching() as storm:
                 await innocent(small_pots, pot)
                 await asyncio.sleep(WATCH_S)
-            text = (await filler.http.get("/metrics", headers=OF_METRICS)).text
-    print(f"\n{pot}: {dict(filler.refusals)}\n  calm:  {calm}\n  storm: {storm}")
-    assert set(filler.refusals) == {"429 tenant_share_exceeded"}
+            async with httpx.AsyncClient(base_url=url, headers=OF_METRICS) as http:
+                text = (await http.get("/metrics")).text
+    print(f"\n{pot}: {dict(refusals)}\n  calm:  {calm}\n  storm: {storm}")
+    assert set(refusals) == {"429 tenant_share_exceeded"}
     assert refused(text, pot) > 0
     assert pots_of(text) == set(FILLERS)
     assert storm.faults == []

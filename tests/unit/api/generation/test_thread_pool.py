@@ -217,6 +217,42 @@ async def test_a_tenant_that_has_used_the_threads_waits_for_one_that_has_not() -
     pool.close()
 
 
+@pytest.mark.parametrize(("threads", "share", "most"), [(1, 0.75, 1), (2, 0.75, 1), (4, 0.5, 2)])
+async def test_the_small_work_of_one_tenant_has_its_share_of_the_threads(
+    threads: int, share: float, most: int
+) -> None:
+    pool, release = TextPool(threads, 2**20, share), threading.Event()
+    payer.set(Payer("many"))
+    waiting = [asyncio.create_task(pool.run(release.wait, 20)) for _ in range(threads + 2)]
+    with anyio.fail_after(10):
+        while pool.num_busy < most:
+            await asyncio.sleep(0.001)
+        payer.set(Payer("one"))
+        if most < threads:
+            assert await pool.run(len, "abc") == 3, "another tenant waits for none of it"
+    assert pool.num_busy == most
+    release.set()
+    assert all(await asyncio.gather(*waiting))
+    pool.close()
+
+
+async def test_the_large_work_of_one_tenant_leaves_its_small_work_a_thread() -> None:
+    pool, release = TextPool(threads=2, max_waiting_bytes=2**20), threading.Event()
+    payer.set(Payer("many"))
+
+    async def large() -> bool:
+        request_bytes.set(SMALL_BYTES + 1)
+        return await pool.run(release.wait, 20)
+
+    waiting = [asyncio.create_task(large()) for _ in range(2)]
+    await asyncio.sleep(0)
+    with anyio.fail_after(10):
+        assert [await pool.run(len, "abc") for _ in range(20)] == [3] * 20
+    release.set()
+    assert all(await asyncio.gather(*waiting))
+    pool.close()
+
+
 async def test_the_waiting_text_of_one_tenant_leaves_room_for_others() -> None:
     pool, release = TextPool(threads=1, max_waiting_bytes=40 * MIN_BYTES), threading.Event()
 
