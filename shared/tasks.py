@@ -16,8 +16,8 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 
     For tasks that await no clean-up longer than CANCEL_AGAIN_S: the next cancel would end that.
 
-    One cancel is not enough: up to Python 3.11 `asyncio.wait_for`, which the Redis client uses to
-    send, loses a cancel that arrives when what it waits for has just finished.
+    One cancel may not be enough: up to Python 3.11 `asyncio.wait_for`, which libraries use, loses a
+    cancel that arrives when what it waits for has just finished.
     """
     running = set(tasks)
     while running := {task for task in running if not task.done()}:

@@ -171,7 +171,8 @@ class Intake:
         if self._jobs.free_slots or self._estimator.oversubscription() is not None:
             wait_s = min(wait_s, POLL_INTERVAL_S)
         try:
-            await asyncio.wait_for(self._jobs.changed.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._jobs.changed.wait()
         except TimeoutError:
             return
 

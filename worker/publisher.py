@@ -270,7 +270,8 @@ class Publisher:
         if rest_s <= 0:
             return True
         try:
-            await asyncio.wait_for(self._urgent.wait(), rest_s)
+            async with asyncio.timeout(rest_s):
+                await self._urgent.wait()
         except TimeoutError:
             return True
         return False

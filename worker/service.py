@@ -397,7 +397,8 @@ class WorkerService:
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
             # Others learn it from this heartbeat; without it, from the next.
-            await asyncio.wait_for(self._heartbeat.send(), HAND_BACK_S)
+            async with asyncio.timeout(HAND_BACK_S):
+                await self._heartbeat.send()
         while len(self._jobs) and not self._stop_now.is_set():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -408,7 +409,8 @@ class WorkerService:
             return []
         self._runner.stop_all()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._publisher.flushed(), FLUSH_BEFORE_RELEASE_S)
+            async with asyncio.timeout(FLUSH_BEFORE_RELEASE_S):
+                await self._publisher.flushed()
         return self._runner.take_all()
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:

@@ -93,7 +93,8 @@ class Child:
                 raise GaveUp(error.name, reason, error.exit_code) from None
             self._say(f"{self.name} ended ({how}); starting it again")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), backoff_s)
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
 
     def stop(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """Signals the process to end; `supervise` returns once it did. Repeat with SIGKILL."""

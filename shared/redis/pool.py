@@ -140,12 +140,14 @@ _UVLOOP_CLOSED = "the handler is closed"
 
 
 class ServerConnection(AbstractConnection):
-    """Mixin, the first base of a connection class: changes redis-py's connections in two points.
+    """Mixin, the first base of a connection class: changes redis-py's connections in three points.
 
     They pack commands in C: an append of a step has a thousand arguments, and redis-py's
     asynchronous connections pack in Python. A write to a connection that was just reset raises
     ConnectionError, as every other loss does: uvloop raises RuntimeError there, which redis-py
-    passes on, and which would never be retried.
+    passes on, and which would never be retried. A cancel during a write ends the task: redis-py
+    bounds writes by `asyncio.wait_for`, which up to Python 3.11 loses a cancel that arrives when
+    the write has just finished.
     """
 
     def pack_command(self, *arguments: Any) -> list[bytes]:
@@ -160,12 +162,25 @@ class ServerConnection(AbstractConnection):
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         """Writes the packed command. Raises RedisError for every kind of lost connection."""
+        if not self.is_connected:
+            await self.connect_check_health(check_health=False)
+        if check_health:
+            await self.check_health()  # type: ignore[no-untyped-call]
+        writer = self._writer
+        assert writer is not None
         try:
-            await super().send_packed_command(command, check_health)
-        except RuntimeError as error:  # the library has closed the connection
-            if not str(error).endswith(_UVLOOP_CLOSED):
-                raise
-            raise RedisConnectionError("the connection was lost before the write") from error
+            async with asyncio.timeout(self.socket_timeout):
+                writer.writelines([command] if isinstance(command, bytes) else command)
+                await writer.drain()
+        except BaseException as error:
+            # Part of the command may have been written.
+            await self.disconnect(nowait=True)
+            if isinstance(error, TimeoutError):
+                raise RedisTimeoutError("the write did not end in time") from error
+            is_closed = isinstance(error, RuntimeError) and str(error).endswith(_UVLOOP_CLOSED)
+            if is_closed or isinstance(error, OSError):
+                raise RedisConnectionError(f"the connection was lost ({error})") from error
+            raise
 
 
 class TcpConnection(ServerConnection, Connection):

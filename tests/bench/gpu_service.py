@@ -92,7 +92,7 @@ QUICK = Sizes(
     mixed_at_once=3,
     turns=3,
     streams=3,
-    stream_tokens=32,
+    stream_tokens=512,  # they outlast the prompts also where the clients get no processor
     long_prompts=2,
     long_prompt=200,
 )

@@ -146,10 +146,14 @@ async def streams_beside(
         return row
     ttft_ms = statistics.median(one.ttft_ms for one in beside)
     stalls = _stalls(seen, beside[0].start_s, beside[-1].times[0])
+    if not stalls:
+        row["failed"] += 1
+        row["errors"] = [*row.get("errors", ()), "the streams ended before a long prompt came in"]
     return row | stalls | {"long_ttft_ms": ttft_ms}
 
 
 def _stalls(streams: Sequence[Seen], begin_s: float, end_s: float) -> Row:
+    """Returns nothing where no stream ran between `begin_s` and `end_s`."""
     before: list[float] = []
     during: list[float] = []
     for one in streams:
@@ -158,11 +162,13 @@ def _stalls(streams: Sequence[Seen], begin_s: float, end_s: float) -> Row:
                 before.append((later - earlier) * 1e3)
             elif earlier < end_s:
                 during.append((later - earlier) * 1e3)
+    if not during:
+        return {}
     return {
         "base_gap_p50_ms": percentile(before, 50),
         "stall_p50_ms": percentile(during, 50),
         "stall_p99_ms": percentile(during, 99),
-        "stall_max_ms": max(during, default=float("nan")),
+        "stall_max_ms": max(during),
     }
 
 

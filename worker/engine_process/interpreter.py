@@ -127,7 +127,8 @@ async def check_interpreter(python: str) -> str:
     except OSError as error:
         raise _refused(f"{what} cannot be started ({error.strerror})") from None
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), CHECK_TIMEOUT_S)
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            output, _ = await process.communicate()
         version, missing, vllm_version = json.loads(output)
     except TimeoutError:
         raise _refused(f"{what} did not end within {CHECK_TIMEOUT_S:g} seconds") from None

@@ -223,7 +223,8 @@ class EngineLink:
         """Ends the process by Shutdown, then by SIGKILL. Idempotent."""
         self.send(Shutdown())
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._exit_status()
@@ -247,7 +248,8 @@ class EngineLink:
 
     async def _exit_status(self) -> int | None:
         try:
-            return await asyncio.wait_for(self._process.wait(), EXIT_WAIT_S)
+            async with asyncio.timeout(EXIT_WAIT_S):
+                return await self._process.wait()
         except TimeoutError:
             self.kill()
             return None

@@ -273,7 +273,8 @@ class EngineSupervisor:
                 )
 
         try:
-            self.ready = await asyncio.wait_for(link.ready(on_progress), self._load_timeout_s)
+            async with asyncio.timeout(self._load_timeout_s):
+                self.ready = await link.ready(on_progress)
         except TimeoutError:
             raise EngineDied(
                 None, f"the model was not loaded within {self._load_timeout_s:g} seconds"

@@ -125,6 +125,7 @@ def test_the_events_of_an_answer_can_be_read_as_they_came(playground: Page) -> N
     expect(events.locator("pre")).to_be_hidden()
     summary = events.locator("summary")
     summary.click()
+    expect(events.locator("pre")).not_to_be_empty()  # its text is made when it is opened
     shown = [json.loads(line) for line in events.locator("pre").inner_text().splitlines()]
     expect(summary).to_have_text(f"Events ({len(shown)})")
     assert [event["sequence_number"] for event in shown] == list(range(len(shown)))

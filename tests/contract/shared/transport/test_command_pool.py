@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,25 @@ async def test_an_exchange_that_was_cancelled_does_not_answer_the_next_one(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await pool.execute_command("ECHO", "new") == b"new"
+
+
+@pytest.mark.parametrize("name", ["commands", "heartbeat", "scripts"])
+async def test_one_cancel_ends_a_command_at_whatever_step_it_comes(
+    transport: RedisTransport, name: str
+) -> None:
+    """Also as its write has just ended; each cancel drops the connection, so that the next one
+    connects anew."""
+    client: Commands = getattr(transport.connections, name)
+    for num_steps in itertools.count():
+        task = asyncio.create_task(client.execute_command("ECHO", "x"))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        if not task.cancel():  # it was done before
+            assert await task == b"x"
+            break
+        await asyncio.wait([task])
+        assert task.cancelled(), num_steps
+    assert num_steps > 3  # connecting and writing have more
 
 
 async def test_a_connection_that_the_server_has_closed_is_replaced(
