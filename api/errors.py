@@ -231,8 +231,8 @@ def operator_required(message: str) -> ApiError:
 
 
 def key_revoked() -> ApiError:
-    """Returns the error of an open request whose key has been removed or disabled since."""
-    return invalid_api_key("The API key of this request is no longer valid.")
+    """Returns the error of an open request whose key no longer allows it (`KeyRing.allows`)."""
+    return invalid_api_key("The API key is no longer valid for what it has opened.")
 
 
 def unavailable(

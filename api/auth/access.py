@@ -27,6 +27,7 @@ _FREE = frozenset(
 _HEALTH = "/health"
 _METRICS = ("/metrics", "/metrics/deployment")
 _STREAM = "/v1/jobs/{name}/stream"
+_FEED = "/v1/deployment/stream"
 TOKEN = "token"  # the query parameter that opens one stream without a key
 
 
@@ -34,8 +35,9 @@ class AccessMiddleware:
     """Pure ASGI, inside of the error responses. Raises ApiError (401, 403).
 
     A key is a bearer token or, as Anthropic's clients send it, `x-api-key`. What a request needs is
-    up to the route that will serve it, found as the router finds it. A key that is removed or
-    disabled ends what it has opened: the next message of the request is an ApiError (401).
+    up to the route that will serve it, found as the router finds it. A key that no longer allows
+    what it has opened (`KeyRing.allows`) ends it: the next message of the request is an ApiError
+    (401).
     """
 
     def __init__(
@@ -57,16 +59,18 @@ class AccessMiddleware:
         self._open_monitoring = (_HEALTH, *_METRICS) if monitoring_without_keys else ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key_id = ""
-        if scope["type"] == "http":
-            caller = await self._identified(scope, caller_in(scope))
-            set_caller(scope, caller)
-            key_id = caller.key_id
-        if not key_id:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        caller = await self._identified(scope, caller_in(scope))
+        set_caller(scope, caller)
+        if not caller.key_id:
             await self._app(scope, receive, send)
             return
         payer.set(Payer(caller.tenant, caller.scope is None))
-        with self._ring.in_use(key_id) as revoked:
+        # A second tenant's first key ends no stream of the first one but that of the deployment.
+        is_operator = caller.is_operator and scope["path"] == _FEED
+        with self._ring.in_use(replace(caller, is_operator=is_operator)) as revoked:
             await self._app(scope, _until_revoked(receive, revoked), send)
 
     async def _identified(self, scope: Scope, caller: Caller) -> Caller:
@@ -133,9 +137,10 @@ class AccessMiddleware:
         if job_id is None:
             return None
         tenant, key_id = await self._stream_tokens(scope).opened_by(token, job_id)
-        if not self._ring.is_valid(key_id):
+        caller = replace(caller, tenant=tenant, scope=tenant, is_operator=False, key_id=key_id)
+        if not self._ring.allows(caller):
             raise invalid_api_key("The key that made the token in the URL is no longer valid.")
-        return replace(caller, tenant=tenant, scope=tenant, is_operator=False, key_id=key_id)
+        return caller
 
 
 def _until_revoked(receive: Receive, revoked: asyncio.Future[None]) -> Receive:

@@ -22,10 +22,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from api.settings import ApiSettings
 from shared.settings import SettingsError
 from shared.transport.ports.jobs import AdmissionLimits
+
+if TYPE_CHECKING:  # `penstock keys` needs no web stack
+    from api.http.caller import Caller
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +92,7 @@ class KeyRing:
         self._by_digest: dict[str, ApiKey] = {}
         self._by_id: dict[str, ApiKey] = {}
         self._limits: dict[str, dict[str, int]] = {}
-        self._in_use: dict[str, set[asyncio.Future[None]]] = {}
+        self._in_use: dict[asyncio.Future[None], Caller] = {}
         self._read()
 
     @property
@@ -123,23 +127,29 @@ class KeyRing:
         operator, or everybody where all keys are of one tenant."""
         return key.is_operator or len(self._limits) == 1
 
-    def is_valid(self, key_id: str) -> bool:
-        """Returns whether requests with the key of this `ApiKey.key_id` are let in."""
-        key = self._by_id.get(key_id)
-        return key is not None and not key.is_disabled
+    def allows(self, caller: Caller) -> bool:
+        """Returns whether the key that let the caller in still lets it be who it is and see what
+        it sees. A stream token's caller is the tenant of its job, which an operator may see."""
+        if self.is_open:
+            return True
+        key = self._by_id.get(caller.key_id)
+        if key is None or key.is_disabled or (caller.is_operator and not self.is_operator(key)):
+            return False
+        if caller.scope is None:
+            return key.is_operator and key.tenant == caller.tenant
+        return key.is_operator or key.tenant == caller.tenant
 
     @contextmanager
-    def in_use(self, key_id: str) -> Iterator[asyncio.Future[None]]:
-        """Yields a future that is done once the key is removed or disabled."""
+    def in_use(self, caller: Caller) -> Iterator[asyncio.Future[None]]:
+        """Yields a future that is done once `allows` is false of the caller."""
         revoked = asyncio.get_running_loop().create_future()
-        requests = self._in_use.setdefault(key_id, set())
-        requests.add(revoked)
+        self._in_use[revoked] = caller
+        if not self.allows(caller):  # the file was read since it was let in
+            revoked.set_result(None)
         try:
             yield revoked
         finally:
-            requests.discard(revoked)
-            if not requests:
-                self._in_use.pop(key_id, None)
+            del self._in_use[revoked]
 
     def limits_of(self, tenant: str, defaults: AdmissionLimits) -> AdmissionLimits:
         """Returns `defaults`, overridden by the limits on the tenant's own lines."""
@@ -162,12 +172,9 @@ class KeyRing:
             self._last_error = str(error)
 
     def _end_revoked(self) -> None:
-        for key_id, requests in self._in_use.items():
-            if self.is_valid(key_id):
-                continue
-            for revoked in requests:
-                if not revoked.done():
-                    revoked.set_result(None)
+        for revoked, caller in self._in_use.items():
+            if not revoked.done() and not self.allows(caller):
+                revoked.set_result(None)
 
     def _read(self) -> None:
         keys = parse_keys(self._in_environment, IN_ENVIRONMENT)

@@ -6,6 +6,7 @@
 With `--engines` a tiny model answers in place of the echo, in float32, on two workers of each
 engine, which take from one queue.
 
+A hostile tenant fills one pot after the other meanwhile, of which nobody else may notice a refusal.
 Every stream is checked as in the scenarios, and beside the streams whole answers, background
 responses, Messages and batches; at the end the store must be at rest and true, and every job's
 history, as its readers and its workers recorded it, linearizable. The last line is a summary; the
@@ -26,11 +27,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from api.auth.keys import digest_of, new_key
 from tests.chaos.harness.api_clients import ApiClients
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import Answers, EchoText, ModelText, never_end
 from tests.chaos.harness.faults_at_random import RandomFaults
+from tests.chaos.harness.hostile_tenant import SMALL_POTS, HostileTenant
 from tests.chaos.harness.oracle import StoreOracle, check_reading
 from tests.chaos.harness.proxy import Proxy
 from tests.support.checkpoints import make_checkpoint
@@ -52,6 +55,8 @@ KINDS = {
     "response": 60.0,  # in the background, read at any frontend
     "batch": 1.5,
 }
+KEYS = {tenant: new_key() for tenant in ("readers", "askers", "hostile")}
+OF_OTHERS = ("store_full", "server_overloaded")  # codes that no fault of a round explains
 STREAM_TIMEOUT_S = 300.0  # all workers may have to load a model first
 JOBS_KEPT_S = 50.0  # rows of a batch can be looked at for a minute after they were saved
 REPORT_EVERY_S = 15.0
@@ -85,6 +90,7 @@ class Round:
         self._deployment = deployment
         self._answers = answers
         self._apis = apis
+        self.refusals: Counter[str] = Counter()  # of the readers
         self._history = history
         self._rng = random.Random(seed)
         self._num_streams = num_streams
@@ -121,6 +127,7 @@ class Round:
             rng.randint(MIN_TOKENS, MAX_TOKENS),
             first_url=rng.randrange(2),
             resumes=kind in ("resuming", "poison"),
+            api_key=KEYS["readers"],
             **self._answers.request(prompt),
         ).start()
         if kind == "leaving":
@@ -129,6 +136,7 @@ class Round:
             reading = await client.ended(STREAM_TIMEOUT_S)
         finally:
             await client.close()
+            self.refusals += client.reading.refusals
         self.num_tokens += reading.num_tokens
         self.num_connections += reading.num_connections
         self.waits_s.append(reading.longest_wait_s)
@@ -204,20 +212,31 @@ async def _round(
 ) -> int:
     _end_orderly_on_sigterm()
     try:
-        deployment.change_frontends(FILES_DIR=str(directory / "files"))
+        lines = [f"{digest_of(key)} tenant={tenant}" for tenant, key in KEYS.items()]
+        deployment.change_frontends(
+            FILES_DIR=str(directory / "files"),
+            API_KEYS=";".join(lines),
+            MONITORING_WITHOUT_KEYS="true",
+            **SMALL_POTS,
+        )
         (directory / "history").mkdir()
         async with Proxy(deployment.server.url) as proxy:
             deployment.redis_url = proxy.url
             await deployment.heal()
-            apis = ApiClients(deployment.urls, deployment.model, random.Random(seed + 2))
+            rng = random.Random(seed + 2)
+            apis = ApiClients(deployment.urls, deployment.model, rng, KEYS["askers"])
             await apis.learn()
             history = HistoryWriter(directory / "history", "readers")
             load = Round(deployment, answers, apis, history, num_streams, seed)
             faults = RandomFaults(deployment, proxy, clock, random.Random(seed + 1))
+            hostile = HostileTenant(
+                deployment.urls, KEYS["hostile"], deployment.model, history, random.Random(seed + 4)
+            )
             begin_s = time.monotonic()
-            await _run(load, faults, begin_s)
+            await _run(load, faults, hostile, begin_s)
             took_s = time.monotonic() - begin_s
             await apis.aclose()
+            _check_refusals(load, apis, hostile)
             history.close()
             num_jobs = await _check_store(deployment, load, took_s)
             _check_histories(directory / "history", load)
@@ -234,7 +253,7 @@ def _end_orderly_on_sigterm() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-async def _run(load: Round, faults: RandomFaults, begin_s: float) -> None:
+async def _run(load: Round, faults: RandomFaults, hostile: HostileTenant, begin_s: float) -> None:
     async def report() -> None:
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
@@ -245,16 +264,28 @@ async def _run(load: Round, faults: RandomFaults, begin_s: float) -> None:
             )
 
     breaking, reporting = asyncio.create_task(faults.run()), asyncio.create_task(report())
+    filling = asyncio.create_task(hostile.run())
     reading = asyncio.create_task(load.run())
     try:
-        await asyncio.wait((reading, breaking), return_when=asyncio.FIRST_COMPLETED)
-        if breaking.done():
-            breaking.result()  # faults end by an error of the harness alone
+        await asyncio.wait((reading, breaking, filling), return_when=asyncio.FIRST_COMPLETED)
+        for endless in (breaking, filling):
+            if endless.done():
+                endless.result()  # they end by an error of the harness alone
         await reading
     finally:
-        for task in (breaking, reporting, reading):
+        for task in (breaking, reporting, reading, filling):
             task.cancel()
-        await asyncio.wait((breaking, reporting, reading))
+        await asyncio.wait((breaking, reporting, reading, filling))
+
+
+def _check_refusals(load: Round, apis: ApiClients, hostile: HostileTenant) -> None:
+    """The hostile tenant is refused, and nobody else is for what it holds."""
+    for name, count in sorted(hostile.refusals.items()):
+        print(f"  {count:6} x hostile, {name}")
+    for name, count in sorted((load.refusals + apis.refusals).items()):
+        print(f"  {count:6} x refused: {name}")
+        if name.startswith("429") or name.endswith(OF_OTHERS):
+            load.failures.append(f"{count} requests were refused: {name}")
 
 
 async def _check_store(deployment: Deployment, load: Round, took_s: float) -> int:

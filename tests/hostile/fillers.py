@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,8 +24,10 @@ import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from api.ids import parse_job_id
 from shared.process import dying_with_this_process
 from tests.neighbours.worst_clients import NICENESS
+from tests.support.job_history import SUBMIT, HistoryWriter
 from tests.support.launched import REPOSITORY
 
 QUESTION = [{"role": "user", "content": "A gate and a wheel and water that turns it"}]
@@ -33,7 +36,10 @@ QUESTION = [{"role": "user", "content": "A gate and a wheel and water that turns
 class Filler:
     """One tenant's connections, closed at the end; `refusals` by code."""
 
-    def __init__(self, base_url: str, key: str, model: str) -> None:
+    def __init__(
+        self, base_url: str, key: str, model: str, history: HistoryWriter | None = None
+    ) -> None:
+        self._history = history
         self.refusals: Counter[str] = Counter()
         self.model = model
         self.base_url = base_url
@@ -56,6 +62,15 @@ class Filler:
     def refused(self, status: int, body: bytes) -> None:
         code = json.loads(body)["error"]["code"]
         self.refusals[f"{status} {code}"] += 1
+
+    def _record(self, answer: httpx.Response) -> None:
+        """Records what became of a job in the background: a refused one is never seen again."""
+        job_id = parse_job_id(answer.headers.get("x-request-id", ""))
+        if self._history is None or job_id is None or answer.request.url.path != "/v1/responses":
+            return
+        if status := {200: "accepted", 429: "refused"}.get(answer.status_code):
+            begin_s = time.monotonic() - answer.elapsed.total_seconds()
+            self._history.record(job_id, SUBMIT, begin_s, status=status)
 
     async def new_job(self, tokens: int = 1500) -> str:
         body = {"model": self.model, "input": "a", "max_output_tokens": tokens, "background": True}
@@ -94,7 +109,13 @@ class Filler:
 
         async def keep() -> None:
             while True:
-                answer = await one()
+                try:
+                    answer = await one()
+                except httpx.HTTPError as error:  # of a frontend that is broken meanwhile
+                    self.refusals[type(error).__name__] += 1
+                    await asyncio.sleep(0.5)
+                    continue
+                self._record(answer)
                 if answer.status_code != 200:
                     self.refused(answer.status_code, answer.content)
                     await asyncio.sleep(0.05)
@@ -159,6 +180,22 @@ async def large_text_bytes(filler: Filler) -> None:
     await filler.again(16, lambda: filler.http.post("/tokenize", json=body))
 
 
+async def queue(filler: Filler) -> None:
+    """More jobs in the background than may wait."""
+    body = {"model": filler.model, "input": "a", "max_output_tokens": 100, "background": True}
+    body["store"] = True
+    await filler.again(8, lambda: filler.http.post("/v1/responses", json=body))
+
+
+async def store_bytes(filler: Filler) -> None:
+    """Responses of which each keeps its unused tools for an hour."""
+    tool = {"type": "function", "name": "f", "description": "d" * 800_000, "parameters": {}}
+    body = {"model": filler.model, "input": "a", "max_output_tokens": 1, "background": True}
+    body |= {"tools": [tool], "tool_choice": "none"}
+    await filler.again(2, lambda: filler.http.post("/v1/responses", json=body))
+
+
+OF_ALL_FRONTENDS = (queue, store_bytes)  # pots in Redis
 FILLERS = {
     filler.__name__: filler
     for filler in (

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.keys import KeyRing
 from api.dialects.responses.socket_events import Event, Payload, parsed_events
-from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
+from api.errors import MAX_ECHO_CHARS, ApiError, ClientError, key_revoked
 from api.generation.schemas import whole_number
 from api.http.caller import caller_in
 from api.http.json_response import error_response
@@ -70,8 +71,10 @@ class ResponseSockets:
             await _refuse(await _messages_of(error_response(error, request), request), send)
             return
         socket = ResponseSocket(self._app, scope, send, self._max_bytes)
-        with charge, self._ring.in_use(caller_in(looked_up).key_id) as revoked:
-            revoked.add_done_callback(lambda _: socket.end("The API key is no longer valid."))
+        # What its messages may see is up to their own authentication.
+        caller = replace(caller_in(looked_up), is_operator=False)
+        with charge, self._ring.in_use(caller) as revoked:
+            revoked.add_done_callback(lambda _: socket.end(str(key_revoked())))
             await send({"type": "websocket.accept"})
             await socket.serve(receive)
 

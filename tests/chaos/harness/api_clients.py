@@ -11,12 +11,13 @@ import json
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 
-from tests.chaos.harness.clients import RETRY_S, TIMEOUT, TRY_AGAIN
+from tests.chaos.harness.clients import RETRY_S, TIMEOUT, TRY_AGAIN, refusal_of
 
 PATIENCE_S = 180.0
 MAX_TOKENS = 30
@@ -34,13 +35,19 @@ UNFINISHED = frozenset({"queued", "in_progress"})
 class ApiClients:
     """Asks at any frontend, and again at another one where that is safe."""
 
-    def __init__(self, urls: Callable[[], Sequence[str]], model: str, rng: random.Random) -> None:
+    def __init__(
+        self, urls: Callable[[], Sequence[str]], model: str, rng: random.Random, api_key: str
+    ) -> None:
+        self.refusals: Counter[str] = Counter()  # by status and code
         self._urls = urls
         self._model = model
         self._rng = rng
         self._expected: dict[str, dict[str, str]] = {"chat": {}, "message": {}, "response": {}}
         self._http = httpx.AsyncClient(
-            timeout=TIMEOUT, verify=False, limits=httpx.Limits(max_connections=None)
+            headers={"authorization": f"Bearer {api_key}"},
+            timeout=TIMEOUT,
+            verify=False,
+            limits=httpx.Limits(max_connections=None),
         )
 
     async def learn(self) -> None:
@@ -78,6 +85,7 @@ class ApiClients:
                 "POST", self._url() + "/v1/messages", json=self._message(question, stream=True)
             ) as response:
                 if response.status_code in TRY_AGAIN | {OVERLOADED}:
+                    self.refusals[refusal_of(response.status_code, await response.aread())] += 1
                     return "message, refused"
                 assert response.status_code == 200, await response.aread()
                 async for line in response.aiter_lines():
@@ -175,6 +183,8 @@ class ApiClients:
                 answer = await self._http.request(method, self._url() + path, json=body, **more)
                 seen = f"{answer.status_code} {answer.text[:300]}"
                 may_try_again = answer.status_code in TRY_AGAIN - ({404} if is_known else set())
+                if answer.status_code != 200:
+                    self.refusals[refusal_of(answer.status_code, answer.content)] += 1
                 if not may_try_again:
                     assert answer.status_code == 200, f"{method} {path}: {seen}"
                     return answer

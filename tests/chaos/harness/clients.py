@@ -19,6 +19,14 @@ TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 TRY_AGAIN = frozenset({404, 429, 503})  # this frontend cannot, now; 404: it knows no model yet
 
 
+def refusal_of(status: int, body: bytes) -> str:
+    """Returns the status and the code of an error response."""
+    try:
+        return f"{status} {json.loads(body)['error'].get('code')}"
+    except (ValueError, KeyError):
+        return str(status)
+
+
 class EndedEarly(Exception):
     """A reader ended before what a scenario waits for."""
 
@@ -35,6 +43,7 @@ class Client:
         first_url: int = 0,
         resumes: bool = False,
         key: str = "",
+        api_key: str = "",
         **request: Any,
     ) -> None:
         """`urls` are asked at every connection; `request` are more members of the request, `key`
@@ -46,7 +55,8 @@ class Client:
         self._resumes = resumes
         policy = {"on_disconnect": "continue"} if resumes else {}
         self._request = {"prompt": prompt, "max_tokens": max_tokens, **policy, **request}
-        self._headers = {"idempotency-key": key} if key else {}
+        self._authorization = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = self._authorization | ({"idempotency-key": key} if key else {})
         self._task: asyncio.Task[Reading] | None = None
 
     def start(self) -> Client:
@@ -114,7 +124,7 @@ class Client:
             stream = http.stream(
                 "GET",
                 f"{url}/v1/jobs/{reading.job_id}/stream",
-                headers={"Last-Event-ID": str(reading.cursor)},
+                headers={"Last-Event-ID": str(reading.cursor), **self._authorization},
             )
         else:
             stream = http.stream(
@@ -125,6 +135,7 @@ class Client:
             if response.status_code != 200:
                 body = await response.aread()
                 reading.refusal = json.loads(body) if body else {}
+                reading.refusals[refusal_of(response.status_code, body)] += 1
                 return
             request_id = response.headers["x-request-id"]
             reading.job_id = reading.job_id or request_id.removeprefix("gen-")

@@ -75,6 +75,7 @@ class StoreOracle:
         """
         await until(lambda: self._at_rest(worker_ids), "the store to come to rest", timeout_s)
         await assert_every_key_expires(self._redis, self._keys.namespace)
+        await self._check_held()
         return await self._check_jobs(all_kept=all_kept)
 
     async def _at_rest(self, worker_ids: Collection[str]) -> bool:
@@ -109,6 +110,23 @@ class StoreOracle:
             name = consumer["name"]
             assert name == RELEASED or name.decode() in worker_ids, f"dead consumer {name}"
             assert consumer["pending"] == 0, f"{name} has entries"
+
+    async def _check_held(self) -> None:
+        """What a tenant holds at rest is what is kept until some time, and nothing less than 0."""
+        names = [key async for key in self._redis.scan_iter(match=self._keys.prefix + "kept:*")]
+        pipeline = self._redis.pipeline(transaction=True).hgetall(self._keys.held)
+        for name in names:
+            pipeline.hvals(name)
+        held, *kept = await pipeline.execute()
+        parts = {
+            name.decode().rpartition("kept:")[2]: [*map(int, part)]
+            for name, part in zip(names, kept, strict=True)
+        }
+        assert all(size > 0 for part in parts.values() for size in part), parts
+        sums = {tenant: sum(part) for tenant, part in parts.items() if part}
+        assert {tenant.decode(): int(size) for tenant, size in held.items()} == sums, (
+            f"held {held}, kept {sums}"
+        )
 
     async def _check_jobs(self, *, all_kept: bool) -> int:
         """Each job of this test: one end, a log without holes; the totals count them."""

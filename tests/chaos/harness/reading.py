@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from typing import Any
 
 from shared.messages import START, Cursor
@@ -28,6 +29,7 @@ class Reading:
         self.num_keepalives = 0
         self.num_connections = 0
         self.refusal: dict[str, Any] | None = None  # an error answer instead of a stream
+        self.refusals: Counter[str] = Counter()  # all of them, by status and code
         self.longest_wait_s = 0.0  # without a token, from the first one on
         self._token_came_s: float | None = None
         self._event_id: str | None = None

@@ -263,13 +263,24 @@ class _KeysFile:
         os.utime(self.path, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
 
 
-@pytest.mark.parametrize("how", ["removed", "disabled"])
-def test_a_revoked_key_ends_what_it_has_opened(
-    redis_url: str, checkpoint: Path, tmp_path: Path, how: str
+@pytest.mark.parametrize(
+    ("flags", "line", "token_status"),
+    [
+        ("tenant=acme", "", 401),
+        ("tenant=acme", "tenant=acme disabled", 401),
+        ("tenant=acme", "tenant=other", 401),
+        ("tenant=acme operator", "tenant=other", 401),
+        ("tenant=acme operator", "tenant=acme", 200),  # it may still see the job of the token
+        ("tenant=acme operator", "tenant=other operator", 200),
+    ],
+)
+def test_a_key_that_is_revoked_or_changed_ends_what_it_has_opened(
+    redis_url: str, checkpoint: Path, tmp_path: Path, flags: str, line: str, token_status: int
 ) -> None:
     keys = _KeysFile(tmp_path / "keys")
-    line = f"{digest_of(ACME)} tenant=acme name=first"
-    without = LINES.replace(line, "" if how == "removed" else f"{line} disabled")
+    digest, others_lines = digest_of(ACME), LINES.partition("\n")[2]
+    keys.write(f"{digest} {flags}\n{others_lines}")
+    changed = f"{digest} {line}\n{others_lines}" if line else others_lines
     with (
         running_service(
             redis_url, new_namespace(), checkpoint, api_keys="", api_keys_file=str(keys.path)
@@ -294,15 +305,15 @@ def test_a_revoked_key_ends_what_it_has_opened(
                 connect_sse(anonymous, "GET", token) as by_token,
                 connect(socket_url, additional_headers=authorization) as socket,
             ):
-                keys.write(without)
+                keys.write(changed)
                 with pytest.raises(ConnectionClosed, match="no longer valid"):
                     socket.recv(timeout=30)
                 ends = [
                     list(stream.iter_lines())[-4:],
                     [event.data for event in feed.iter_sse()][-1:],
-                    [event.data for event in by_token.iter_sse()][-2:],
                 ]
-            assert anonymous.get(token).status_code == 401
+                end_of_token = [event.data for event in by_token.iter_sse()][-2:]
+            assert anonymous.get(token).status_code == token_status
             assert operator.get(f"/v1/jobs/{others_name}").json()["status"] == "running"
             wait_until(
                 lambda: operator.get(f"/v1/jobs/{name}").json()["status"] == "cancelled",
@@ -311,6 +322,7 @@ def test_a_revoked_key_ends_what_it_has_opened(
             operator.delete(f"/v1/jobs/{others_name}")
         for end in ends:
             assert any("no longer valid" in line for line in end), end
+        assert any("no longer valid" in line for line in end_of_token) == (token_status == 401)
 
 
 @pytest.mark.parametrize("metrics_key", ["", METRICS_KEY])

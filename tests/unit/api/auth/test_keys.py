@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from api import keys as command
 from api.auth.keys import MAX_LIMIT, KeyRing, KeysInvalid, digest_of, new_key, parse_keys
+from api.http.caller import Caller
 from api.settings import ApiSettings
 from shared.settings import SettingsError, load_settings
 from shared.transport.ports.jobs import AdmissionLimits
@@ -112,6 +114,24 @@ async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothin
     await held.refresh()
     assert held.find("another") is not None
     assert not held.is_open
+
+
+async def test_a_second_tenants_first_key_ends_what_shows_the_whole_deployment_alone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys"
+    line = f"{DIGEST} tenant=acme\n"
+    path.write_text(line)
+    keys = ring(api_keys_file=str(path))
+    (key,) = parse_keys(line, "test")
+    stream = Caller("a", tenant="acme", scope="acme", is_operator=False, key_id=key.key_id)
+    feed = replace(stream, is_operator=True)
+    with keys.in_use(stream) as of_stream, keys.in_use(feed) as of_feed:
+        path.write_text(line + f"{digest_of(new_key())} tenant=other\n")
+        await keys.refresh()
+        assert (of_stream.done(), of_feed.done()) == (False, True)
+    with keys.in_use(replace(stream, tenant="other", scope="other")) as let_in_too_late:
+        assert let_in_too_late.done()
 
 
 def test_a_file_that_cannot_be_read_stops_the_process_in_words(tmp_path: Path) -> None:
