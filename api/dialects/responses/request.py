@@ -54,6 +54,7 @@ from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 # a parameter of chat completions -> what this dialect calls it
 PARAM_NAMES = {
     "reasoning_effort": "reasoning.effort",
+    "tools.function.parameters": "tools.parameters",
     # The messages are not the request's items: which of them it is would be a guess.
     "messages": "input",
 }
