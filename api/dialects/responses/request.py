@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from api.dialects.responses.calls import CUSTOM, FUNCTION, CallTarget, Item
@@ -177,8 +178,7 @@ async def prepare_response(
     )
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
-    report_ignored(prompt.ignored, PARAM_NAMES)
-    report_ignored(tools.unkept, why="the grammar cannot be enforced for this model")
+    _report_unkept(tools, prompt)
     budget.report_clipped("max_output_tokens", params.max_output_tokens)
     job = new_job(
         caller,
@@ -221,11 +221,15 @@ async def count_input_tokens(
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
     referenced = await responses.referenced_items(caller.tenant, references(params.input))
 
-    def counted() -> int:
-        _, _, prompt = response_prompt(model, params, earlier, referenced, "", must_fit=False)
-        return len(prompt.token_ids)
+    read = partial(response_prompt, must_fit=False)
+    _, tools, prompt = await generation.pool.run(read, model, params, earlier, referenced, "")
+    _report_unkept(tools, prompt)
+    return len(prompt.token_ids)
 
-    return await generation.pool.run(counted)
+
+def _report_unkept(tools: OfferedTools, prompt: PreparedPrompt) -> None:
+    report_ignored(prompt.ignored, PARAM_NAMES)
+    report_ignored(tools.unkept, why="the grammar cannot be enforced for this model")
 
 
 def response_prompt(
