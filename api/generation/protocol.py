@@ -372,6 +372,12 @@ class ResponseModel(BaseModel):
         return reference
 
 
+class EventModel(ResponseModel):
+    """An object of a stream's event, which has no other members."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class CachedTokens(ResponseModel):
     cached_tokens: int
 
