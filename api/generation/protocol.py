@@ -372,12 +372,6 @@ class ResponseModel(BaseModel):
         return reference
 
 
-class EventModel(ResponseModel):
-    """An object of a stream's event, which has no other members."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
 class CachedTokens(ResponseModel):
     cached_tokens: int
 

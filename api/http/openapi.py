@@ -67,7 +67,7 @@ def statuses(numbers: Iterable[int]) -> Described:
 
 
 def streamed(
-    statuses: Iterable[int], model: type[BaseModel] = Error, events: object = None
+    statuses: Iterable[int], model: type[BaseModel] = Error, events: Any = None
 ) -> Described:
     """Returns the responses of a route that can stream events, and its errors. `events`: the type
     of the data of an event, whose schema the document has as an extension."""

@@ -23,9 +23,9 @@ from api.dialects.messages.blocks import (
     tool_changes,
 )
 from api.dialects.messages.tools import CacheControl, ToolChoice, ToolDefinition, left_out_tools
+from api.generation.event_schemas import EventModel
 from api.generation.messages import PartCount
 from api.generation.protocol import (
-    EventModel,
     JobParameters,
     RequestModel,
     ResponseModel,

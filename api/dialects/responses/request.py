@@ -19,8 +19,8 @@ from api.dialects.responses.protocol import (
 )
 from api.dialects.responses.record import encode_request, stored_request
 from api.dialects.responses.shown_tools import (
-    OfferedTools,
     Shown,
+    ShownTools,
     chosen_name,
     custom_grammars,
     offered_tools,
@@ -65,7 +65,7 @@ def chat_input(
     request: ResponseRequest,
     items: Sequence[Item],
     call_id_seed: str,
-    tools: OfferedTools | None = None,
+    tools: ShownTools | None = None,
 ) -> ChatInput:
     """Returns what the prompt is made of. `items`: the whole conversation, the request's own last.
     `tools`: its tools, where they are known.
@@ -102,7 +102,7 @@ def _check_reasoning(reasoning: ResponseReasoning) -> None:
             raise unsupported(f"reasoning.{name}", "it cannot be set")
 
 
-def _tool_use(request: ResponseRequest, tools: OfferedTools) -> ToolUse:
+def _tool_use(request: ResponseRequest, tools: ShownTools) -> ToolUse:
     shown = tools.shown
     toolbox = Toolbox(
         (tool for tool, _ in shown), parallel=request.parallel_tool_calls, listed=tools.listed
@@ -227,7 +227,7 @@ async def count_input_tokens(
     return len(prompt.token_ids)
 
 
-def _report_unkept(tools: OfferedTools, prompt: PreparedPrompt) -> None:
+def _report_unkept(tools: ShownTools, prompt: PreparedPrompt) -> None:
     report_ignored(prompt.ignored, PARAM_NAMES)
     report_ignored(tools.unkept, why="the grammar cannot be enforced for this model")
 
@@ -240,7 +240,7 @@ def response_prompt(
     job_id: str,
     *,
     must_fit: bool = True,
-) -> tuple[list[Item], OfferedTools, PreparedPrompt]:
+) -> tuple[list[Item], ShownTools, PreparedPrompt]:
     """Returns the request's items, its tools, and what the whole conversation needs from the model.
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
@@ -257,7 +257,7 @@ def response_prompt(
     return items, tools, prompt
 
 
-def _call_targets(tools: OfferedTools) -> dict[str, CallTarget]:
+def _call_targets(tools: ShownTools) -> dict[str, CallTarget]:
     """Returns the targets of calls that do not become a function call of the same name."""
     return {
         tool.name: target
@@ -270,11 +270,11 @@ def _prepared(
     model: ServedModel,
     params: ResponseRequest,
     items: Sequence[Item],
-    tools: OfferedTools,
+    tools: ShownTools,
     job_id: str,
     *,
     must_fit: bool,
-) -> tuple[OfferedTools, PreparedPrompt]:
+) -> tuple[ShownTools, PreparedPrompt]:
     """Returns the tools and the prompt; where custom tools' grammars are too large for it all,
     without them."""
     try:
