@@ -42,6 +42,7 @@ from api.output_parsers.parser import (
 )
 from api.output_parsers.typed_values import Types
 from shared.messages import Grammar, InvalidParameter
+from shared.text.grammar import MAX_RULES
 from shared.text.special_text import MarkedText
 from shared.text.tool_formats import (
     UNTYPED_FORMATS,
@@ -306,13 +307,15 @@ def _grammar(
     if not has_calls or tool_format is ToolFormat.TEXT:  # its calls are text, never wrong
         return _grammar_without_calls(model, reasoning, answer), ()
     assert tool_format is not None, "there are no tools without a format"
-    try:
-        return _grammar_of_calls(model, use, tool_format, reasoning, answer), ()
-    except InvalidParameter:
-        if any(tool.strict for tool in use.callable):
-            raise
-        use = replace(use, any_arguments=True)
-        return _grammar_of_calls(model, use, tool_format, reasoning, answer), (TOOL_SCHEMAS,)
+    is_strict = any(tool.strict for tool in use.callable)
+    if is_strict or len(use.callable) < MAX_RULES:  # each tool is a rule at least
+        try:
+            return _grammar_of_calls(model, use, tool_format, reasoning, answer), ()
+        except InvalidParameter:
+            if is_strict:
+                raise
+    use = replace(use, any_arguments=True)
+    return _grammar_of_calls(model, use, tool_format, reasoning, answer), (TOOL_SCHEMAS,)
 
 
 def _grammar_of_calls(
