@@ -6,7 +6,9 @@ call does is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
+from itertools import takewhile
 from typing import Protocol
 
 from api.generation.grammar_writer import GrammarWriter, arguments, quoted
@@ -75,6 +77,15 @@ from shared.text.tool_formats import ToolFormat
 _LINE_BREAK = '"\\n"'
 # Text that begins neither a list nor a tag or a block of code, with which one may stand.
 _NO_LIST = r"/([ \t\r\n]*([^\[`< \t\r\n]|<[^|]|`[^`]|``[^`]|```[^tp])(.|\n)*)?/"
+# Stands for all tools where their schemas are not enforced. Its name is within a quoted text.
+_ANY_TOOL = Tool(
+    name="\u241e",
+    description=None,
+    parameters={"type": "object"},
+    strict=False,
+    param="tools",
+    schema_param="tools",
+)
 _SHORT_ID = "/[a-zA-Z0-9]{9}/"  # Mistral's
 
 
@@ -266,7 +277,7 @@ def _pythonic(writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str:
     indices = {tool.name: index for index, tool in enumerate(use.callable)}
 
     def call(tool: Tool) -> str:
-        return f'{quoted(f"{tool.name}(")} {pythonic(writer, tool, indices[tool.name])} ")"'
+        return f'{quoted(f"{tool.name}(")} {pythonic(writer, tool, indices.get(tool.name, 0))} ")"'
 
     calls = _list(_of_tools(writer, use, call), use)
     if alone:
@@ -291,7 +302,9 @@ def _gemma(
     indices = {tool.name: index for index, tool in enumerate(use.callable)}
 
     def call(tool: Tool) -> str:
-        return f"{quoted(f'call:{tool.name}')} {gemma(writer, tool, indices[tool.name], quote)}"
+        return (
+            f"{quoted(f'call:{tool.name}')} {gemma(writer, tool, indices.get(tool.name, 0), quote)}"
+        )
 
     rest = writer.rule("call", f"{_of_tools(writer, use, call)} {writer.marker(closing)}")
     if not alone:
@@ -331,8 +344,23 @@ def _named(writer: GrammarWriter, use: ToolUse, head: Callable[[Tool], str]) -> 
 
 
 def _of_tools(writer: GrammarWriter, use: ToolUse, call: Callable[[Tool], str]) -> str:
+    if use.any_arguments:
+        name = writer.rule("TOOL_NAME", f"/{_any_of([tool.name for tool in use.callable])}/")
+        return writer.rule("tool", call(_ANY_TOOL).replace(_ANY_TOOL.name, f'" {name} "'))
     names = [writer.rule(f"tool_{i}", call(tool)) for i, tool in enumerate(use.callable)]
     return writer.rule("tool", " | ".join(names))
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """Returns the pattern of any of these texts; what several of them begin with stands once."""
+    if len(texts) <= 1:
+        return "".join(map(re.escape, texts))
+    pairs = zip(min(texts), max(texts), strict=False)
+    shared = "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[len(shared) : len(shared) + 1], []).append(text[len(shared) :])
+    return f"{re.escape(shared)}({'|'.join(map(_any_of, by_first.values()))})"
 
 
 CALL_GRAMMARS: Mapping[ToolFormat, WriteCalls] = {

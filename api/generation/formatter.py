@@ -26,8 +26,9 @@ _MARK = "\u241e"  # where a template has the text
 class Formatter(ABC, Generic[EntryT]):
     """One response of a dialect. Payloads are what JSON can carry; framing is not its concern.
 
-    Streamed: `opening` once, `delta` for each, then `finished` or `job_failed`. Whole: `collect`
-    for each, then `whole`. `failed` ends a stream whose job has not ended.
+    Streamed: `opening` once, `beginning` once where `has_beginning`, `delta` for each, then
+    `finished` or `job_failed`. Whole: `collect` for each, then `whole`. `failed` ends a stream
+    whose job has not ended.
 
     A dialect shapes the events of its reader: `event` and `closing` in a stream; `keep` and `body`
     of a whole response, which is the same events, collected.
@@ -35,6 +36,7 @@ class Formatter(ABC, Generic[EntryT]):
 
     kind: str  # a Job's kind
     framing: Framing = PLAIN
+    has_beginning = False
 
     def __init__(self, reader: ChoiceReader[EntryT]) -> None:
         self.reader = reader
@@ -42,6 +44,11 @@ class Formatter(ABC, Generic[EntryT]):
     @abstractmethod
     def opening(self) -> Sequence[Any]:
         """Returns the payloads that are sent at admission, before any token."""
+
+    def beginning(self, cached_tokens: int) -> Sequence[Any]:
+        """Returns the payloads that are sent when the first tokens come: from then on it is known
+        how many tokens of the prompt the cache had."""
+        return ()
 
     def before_choice(self, choice: int) -> Iterable[Any]:
         """Yields the payloads that precede a choice's first tokens and have none of them. Once they

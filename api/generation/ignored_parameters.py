@@ -322,7 +322,7 @@ request_ignored: ContextVar[IgnoredMembers] = ContextVar("request_ignored")
 def report_ignored(
     names: Iterable[str],
     renamed: Mapping[str, str] | None = None,
-    why: str = "this model's chat template does not use it or does not support this value",
+    why: str = "this model does not use it, does not support this value or cannot be kept to it",
 ) -> None:
     """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
     the dialect. Raises InvalidParameter, which says `why`, where such a request is refused."""

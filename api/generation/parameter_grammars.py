@@ -24,6 +24,8 @@ from api.output_parsers.xml_calls import Markup
 from shared.text.grammar import whole_pattern
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_NO_WORD = {"type": ["string", "number", "array", "object"]}  # Python has other words
+_NO_TEXT = {"type": ["null", "boolean", "number", "array", "object"]}
 MAX_ALTERNATIVES = 4096  # of one tool's: schemas that refer to others multiply
 _MAX_LENGTH = 2**16
 _DEFINITIONS = ("$defs", "definitions")
@@ -56,7 +58,7 @@ def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
         for each in found.named
     ]
     if found.is_open:
-        written.append(f"({argument(_KEY, texts.any())})*")
+        written.append(f"({argument(_KEY, texts.any_value())})*")
     return " ".join(written)
 
 
@@ -64,7 +66,9 @@ def pythonic(writer: GrammarWriter, tool: Tool, index: int) -> str:
     """Returns the arguments as in Python: `city="Oslo", days=2`. Raises InvalidParameter as
     `tagged`. `index` is the tool's."""
 
-    def argument(parameter: Parameter) -> str:
+    def argument(parameter: Parameter | None) -> str:
+        if parameter is None:
+            return f'{_KEY} "=" ("True" | "False" | "None" | {_json(_NO_WORD, tool)})'
         if _is_boolean(parameter.schema):
             value = '("True" | "False")'
         else:
@@ -80,7 +84,9 @@ def gemma(writer: GrammarWriter, tool: Tool, index: int, quote: str) -> str:
     texts = _Texts(writer, tool, quote, "")
     texts.opening = writer.marker(quote)
 
-    def argument(parameter: Parameter) -> str:
+    def argument(parameter: Parameter | None) -> str:
+        if parameter is None:
+            return f'{_KEY} ":" {texts.any_value()}'
         return f"{quoted(parameter.name + ':')} ({texts.of(parameter.schema)})"
 
     return f'"{{" {_separated(writer, tool, index, ",", argument)} "}}"'
@@ -91,11 +97,14 @@ def _separated(
     tool: Tool,
     index: int,
     separator: str,
-    argument: Callable[[Parameter], str],
+    argument: Callable[[Parameter | None], str],
 ) -> str:
     """Returns arguments with a separator between each two. Names that the schema leaves open are
-    left out."""
-    found = parameters(tool).named
+    left out, unless it names none. `argument` of None is one of any name and value."""
+    whole = parameters(tool)
+    found = whole.named
+    if whole.is_open and not found:
+        return f"({argument(None)} ({quoted(separator)} {argument(None)})*)?"
     required = [argument(each) for each in found if each.is_required]
     optional = [argument(each) for each in found if not each.is_required]
     between = quoted(separator)
@@ -128,6 +137,13 @@ class _Texts:
     def any(self) -> str:
         """Returns any text."""
         return f"{self.opening} {self._writer.up_to(self._closing)}"
+
+    def any_value(self) -> str:
+        """Returns any text, and any other value where a text is told from those."""
+        if not self.opening:
+            return self.any()
+        other = self._closed(_json(_NO_TEXT, self._tool), is_text=False)
+        return f"({self.any()} | {other})"
 
     def of(self, schema: Mapping[str, Any], depth: int = 0) -> str:
         """Returns the values of a schema, which is a part of the tool's; any text where the tool
@@ -199,6 +215,10 @@ class _Texts:
 
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _OF_TEXTS = (*_LENGTHS, "pattern", "format")
+
+
+def _json(schema: Mapping[str, Any], tool: Tool) -> str:
+    return f"%json {json.dumps(styled(schema, tool))}"
 
 
 def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the thread pool, but for what `is_short_prompt`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.errors import unsupported
@@ -43,6 +43,7 @@ from api.output_parsers.parser import (
 )
 from api.output_parsers.typed_values import Types
 from shared.messages import Grammar, InvalidParameter
+from shared.text.grammar import MAX_RULES
 from shared.text.special_text import MarkedText
 from shared.text.tool_formats import (
     UNTYPED_FORMATS,
@@ -53,6 +54,8 @@ from shared.text.tool_formats import (
 
 QUICK_CHARS = 512
 QUICK_IDS = 8192
+
+TOOL_SCHEMAS = "tools.function.parameters"  # by chat's name
 
 Prompt = str | Sequence[str | int | list[int]]
 
@@ -240,12 +243,14 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         reasoning_format=reasoning_format,
         thinking=thinking,
     )
+    rule = _reasoning(model, chat, thinking)
+    grammar, unenforced = _grammar(model, use, tool_format, rule, chat.output)
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
-        grammar=_grammar(model, use, tool_format, _reasoning(model, chat, thinking), chat.output),
+        grammar=grammar,
         new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
         counts_reasoning=reasoning_format is not None,
-        ignored=("reasoning_effort",) if ignores_effort else (),
+        ignored=(*(("reasoning_effort",) if ignores_effort else ()), *unenforced),
     )
 
 
@@ -297,28 +302,66 @@ def _grammar(
     tool_format: ToolFormat | None,
     reasoning: ReasoningRule,
     answer: RequestedGrammar | None,
-) -> Grammar | None:
-    """Returns the grammar of the turn. Calls stay possible beside a structured response."""
+) -> tuple[Grammar | None, Sequence[str]]:
+    """Returns the grammar of the turn, and the parameters that it does not enforce. Calls stay
+    possible beside a structured response.
+
+    The schemas of tools that are not strict are left out where with them the grammar is too large
+    or too complex: the choice among a thousand tools holds, and a call has any arguments.
+    """
     if answer is not None:
         check_grammar(model, answer)
     has_calls = use.is_enforced or (answer is not None and bool(use.callable))
-    has_calls = has_calls and tool_format is not ToolFormat.TEXT  # its calls are text, never wrong
-    param = "tools" if has_calls else "thinking_token_budget" if answer is None else answer.param
-    token_id = model.text.tokenizer.token_id
+    if not has_calls or tool_format is ToolFormat.TEXT:  # its calls are text, never wrong
+        return _grammar_without_calls(model, reasoning, answer), ()
+    assert tool_format is not None, "there are no tools without a format"
+    is_strict = any(tool.strict for tool in use.callable)
+    if is_strict or len(use.callable) < MAX_RULES:  # each tool is a rule at least
+        try:
+            return _grammar_of_calls(model, use, tool_format, reasoning, answer), ()
+        except InvalidParameter:
+            if is_strict:
+                raise
+    use = replace(use, any_arguments=True)
+    return _grammar_of_calls(model, use, tool_format, reasoning, answer), (TOOL_SCHEMAS,)
+
+
+def _grammar_of_calls(
+    model: ServedModel,
+    use: ToolUse,
+    tool_format: ToolFormat,
+    reasoning: ReasoningRule,
+    answer: RequestedGrammar | None,
+) -> Grammar:
+    only = None if answer is None else answer.grammar
     try:
-        if has_calls:
-            assert tool_format is not None, "there are no tools without a format"
-            only = None if answer is None else answer.grammar
-            turn = tool_grammar(use, tool_format, reasoning, token_id, only)
-        elif answer is not None:
+        turn = tool_grammar(use, tool_format, reasoning, model.text.tokenizer.token_id, only)
+    except InvalidParameter as error:
+        raise _too_large(error, "tools") from None
+    check_grammar(model, RequestedGrammar(turn, "tools"))
+    return turn
+
+
+def _grammar_without_calls(
+    model: ServedModel, reasoning: ReasoningRule, answer: RequestedGrammar | None
+) -> Grammar | None:
+    token_id = model.text.tokenizer.token_id
+    param = "thinking_token_budget" if answer is None else answer.param
+    try:
+        if answer is not None:
             turn = answer_grammar(answer.grammar, reasoning, token_id)
         elif reasoning.is_bound:
             turn = any_grammar(reasoning, token_id)
         else:
             return None
     except InvalidParameter as error:
-        if error.param != "grammar":
-            raise
-        raise InvalidParameter(param, "with everything around it, it is too large") from None
+        raise _too_large(error, param) from None
     check_grammar(model, RequestedGrammar(turn, param))
     return turn
+
+
+def _too_large(error: InvalidParameter, param: str) -> InvalidParameter:
+    """Returns the error of a grammar of a turn: its own, or that it is too long."""
+    if error.param != "grammar":
+        return error
+    return InvalidParameter(param, "with everything around it, it is too large")

@@ -60,6 +60,7 @@ class ToolUse:
     `tools` are listed at the prompt's beginning; messages may define others. `callable` are those
     that the model may call: none when it must not call any. `is_restricted`: a choice keeps it from
     others. `must_call`: the answer is one call or more. `parallel`: more than one call to a turn.
+    `any_arguments`: the grammar keeps calls to their names, and not to the tools' schemas.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -67,6 +68,7 @@ class ToolUse:
     must_call: bool = False
     parallel: bool = True
     is_restricted: bool = False
+    any_arguments: bool = False
 
     @property
     def is_enforced(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -32,7 +32,9 @@ JOB = BODY | {409, 502, 504}  # submits a job and waits for its end
 Described = dict[int | str, dict[str, Any]]  # the `responses` of a route
 
 _PHRASES = {529: "Overloaded"}
-_EVENTS: dict[str, Any] = {"content": {"text/event-stream": {}}}  # OpenAPI 3.1 describes no events
+EVENTS = "text/event-stream"
+EVENT_SCHEMA = "x-event-schema"  # OpenAPI 3.1 describes no events
+_SCHEMAS = "#/components/schemas/"
 _VALIDATION = ("HTTPValidationError", "ValidationError")  # FastAPI's, which are never sent
 
 
@@ -64,9 +66,17 @@ def statuses(numbers: Iterable[int]) -> Described:
     return {status: {"description": HTTPStatus(status).phrase} for status in sorted(numbers)}
 
 
-def streamed(statuses: Iterable[int], model: type[BaseModel] = Error) -> Described:
-    """Returns the responses of a route that can stream events, and its errors."""
-    return {200: _EVENTS, **errors(statuses, model)}
+def streamed(
+    statuses: Iterable[int], model: type[BaseModel] = Error, events: Any = None
+) -> Described:
+    """Returns the responses of a route that can stream events, and its errors. `events`: the type
+    of the data of an event, whose schema the document has as an extension."""
+    described: dict[str, Any] = {}
+    if events is not None:
+        described[EVENT_SCHEMA] = TypeAdapter(events).json_schema(
+            ref_template=f"{_SCHEMAS}{{model}}"
+        )
+    return {200: {"content": {EVENTS: described}}, **errors(statuses, model)}
 
 
 def parameter(name: str, place: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
@@ -119,6 +129,16 @@ def customize_openapi(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def _define_events(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Moves the definitions of the schema of a stream's events to those of the document."""
+    content = operation["responses"].get("200", {}).get("content", {}).get(EVENTS, {})
+    if EVENT_SCHEMA in content:
+        schema = dict(content[EVENT_SCHEMA])
+        for name, definition in schema.pop("$defs").items():
+            assert schemas.setdefault(name, definition) == definition, f"two schemas {name}"
+        content[EVENT_SCHEMA] = schema
+
+
 def _customized(document: dict[str, Any]) -> dict[str, Any]:
     for item in document["paths"].values():
         for operation in item.values():
@@ -126,6 +146,9 @@ def _customized(document: dict[str, Any]) -> dict[str, Any]:
             if "401" in operation["responses"]:  # without keys configured none is needed
                 operation["security"] = [{}, {"bearer": []}, {"x-api-key": []}]
     components = document["components"]
+    for item in document["paths"].values():
+        for operation in item.values():
+            _define_events(operation, components["schemas"])
     for name in _VALIDATION:
         components["schemas"].pop(name, None)
     components["securitySchemes"] = {

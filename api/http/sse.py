@@ -195,13 +195,15 @@ class EventWriter:
     """Every write is whole events. One that is cut while it waits has written nothing.
 
     A keep-alive is a write of its own. What has to follow it (see `Framing`) leads the next
-    write.
+    write. Before the first event it is a comment: clients of a dialect whose keep-alive is an event
+    may refuse one that comes before the dialect's first.
     """
 
     def __init__(self, keepalive: bytes, behind_keepalive: bytes) -> None:
         self.has_begun = False
         self._keepalive = keepalive
         self._behind_keepalive = behind_keepalive
+        self._has_event = False  # one was written
         self._lead = b""  # of the next events that are written
         self._written_s = time.monotonic()
 
@@ -218,7 +220,8 @@ class EventWriter:
     async def keep_alive(self, send: Send) -> None:
         """Writes a keep-alive."""
         self._written_s = time.monotonic()
-        await send({"type": "http.response.body", "body": self._keepalive, "more_body": True})
+        keepalive = self._keepalive if self._has_event else KEEPALIVE
+        await send({"type": "http.response.body", "body": keepalive, "more_body": True})
         self._lead = self._behind_keepalive
 
     async def write(self, send: Send, events: bytes, *, more: bool = True) -> None:
@@ -226,6 +229,7 @@ class EventWriter:
         if events:
             self._written_s = time.monotonic()
             events = self._lead + events
+            self._has_event = True
         await send({"type": "http.response.body", "body": events, "more_body": more})
         if events:
             self._lead = b""

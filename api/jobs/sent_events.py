@@ -62,6 +62,10 @@ class SentEvents:
     def opening(self) -> Iterator[bytes]:
         return self._events(self._formatter.opening())
 
+    def beginning(self, cached_tokens: int) -> Iterator[bytes]:
+        """Yields the events that a dialect sends when the first tokens come."""
+        return self._events(self._formatter.beginning(cached_tokens))
+
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
         self._has_delta = True
         plain_event = self._plain_event if self._choices.in_order else None

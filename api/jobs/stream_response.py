@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -32,6 +32,8 @@ from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobService
 from api.jobs.sources import EventSource, EventStream, SubmittedJobs
 from shared.messages import Delta, Failed, Finished, Job
+from shared.outages import OF_STORE_OUTAGE
+from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
@@ -142,10 +144,18 @@ class EventStreamBody:
 
     is_resumable = True  # a client that is cut off can go on elsewhere
 
-    def __init__(self, jobs: JobService, encoder: EventEncoder) -> None:
+    def __init__(
+        self,
+        jobs: JobService,
+        encoder: EventEncoder,
+        beginning: Callable[[int], Iterator[bytes]] | None = None,
+    ) -> None:
+        """`beginning` yields the events that wait for the job's cached tokens."""
+        self._jobs = jobs
         self._slices = jobs.slices
         self._keepalive_s = jobs.keepalive_s
         self._encoder = encoder
+        self._beginning = beginning
         framing = encoder.framing
         self._done = framing.done
         self._writer = EventWriter(framing.keepalive, framing.behind_keepalive)
@@ -161,6 +171,10 @@ class EventStreamBody:
             await (self._write(send, events) if events else self._keep_alive_if_silent(send))
         while True:
             event = await stream.get(self._keepalive_s)
+            if self._beginning is not None and isinstance(event, Delta | Finished):
+                begin, self._beginning = self._beginning, None
+                cached_tokens = await self._cached_tokens(source.job_id, event)
+                await self._write(send, b"".join(begin(cached_tokens)))
             if event is None:
                 await self._writer.keep_alive(send)
             elif isinstance(event, Delta):
@@ -175,6 +189,20 @@ class EventStreamBody:
         if not self._writer.has_begun:
             await self._writer.begin(send)
         await self._writer.write(send, self._encoder.failed(error) + self._done, more=False)
+
+    async def _cached_tokens(self, job_id: str, event: Delta | Finished) -> int:
+        """Returns how many tokens of the prompt the cache had: the worker's first append, whose
+        event has come, stored it. 0 where the store is away."""
+        if isinstance(event, Finished):
+            return event.usage.cached_tokens
+        try:
+            record = await self._jobs.store.get(job_id)
+        except TransportError as error:
+            # The stream goes on: its tokens may come without the store, and its end counts again.
+            extra = {"job_id": job_id, "reason": str(error), **OF_STORE_OUTAGE}
+            log.warning("cached tokens are unknown: the stream begins with 0", extra=extra)
+            return 0
+        return 0 if record is None else record.cached_tokens
 
     async def _send_deltas(
         self, delta: Delta, stream: EventStream, source: EventSource, send: Send
@@ -325,7 +353,7 @@ def generation_response(
     """
     source = SubmittedJobs(jobs, submitted, timing, prompts)
     if streamed:
-        return StreamResponse(
-            jobs, source, EventStreamBody(jobs, SentEvents(formatter, stream_interval))
-        )
+        events = SentEvents(formatter, stream_interval)
+        beginning = events.beginning if formatter.has_beginning else None
+        return StreamResponse(jobs, source, EventStreamBody(jobs, events, beginning))
     return StreamResponse(jobs, source, JsonBody(jobs, formatter))

@@ -18,6 +18,8 @@ from jsonschema_rs import Draft202012Validator, ValidationError, ValidationError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.openapi import EVENT_SCHEMA, EVENTS
+
 CHECKED = "DOCUMENT_CHECKED"  # names a file, to which frontends in processes write
 FAULTS = Path(__file__).resolve().parent / "faults"
 JSON = "application/json"
@@ -71,12 +73,13 @@ class Document:
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
-        self._validators: dict[tuple[str, str, str], Draft202012Validator | None] = {}
+        self._validators: dict[tuple[str, str, str, str], Draft202012Validator | None] = {}
 
-    def mismatch(self, scope: Scope, status: str, body: bytes) -> str | None:
-        """Returns how the body of a response, or of a request where `status` is empty, differs."""
+    def mismatch(self, scope: Scope, status: str, body: bytes, media: str = JSON) -> str | None:
+        """Returns how the body of a response, or of a request where `status` is empty, differs;
+        with `media` EVENTS the data of one of its events."""
         path = getattr(scope.get("route"), "path_format", "")
-        key = (scope["method"].lower(), path, status)
+        key = (scope["method"].lower(), path, status, media)
         if key not in self._validators:
             self._validators[key] = self._validator(*key)
         validator = self._validators[key]
@@ -88,19 +91,23 @@ class Document:
         if error is None:
             return None
         what = f"its response {status}" if status else "a request that it accepts"
+        what = f"an event of {what}" if media == EVENTS else what
         at = ".".join(map(str, error.instance_path)) or "the body"
         return (
             f"{scope['method']} {path}: the document does not allow {what}: {at}: {error.message}"
         )
 
-    def _validator(self, method: str, path: str, status: str) -> Draft202012Validator | None:
+    def _validator(
+        self, method: str, path: str, status: str, media: str
+    ) -> Draft202012Validator | None:
         operation = self._document["paths"].get(path, {}).get(method, {})
         responses = operation.get("responses", {})
         described = responses.get(status, {}) if status else operation.get("requestBody", {})
         # 405: of a path without this method, which a route with a name of several parts takes.
         if responses and status not in ("", "405", *responses):
             described = _NOTHING
-        schema = described.get("content", {}).get(JSON, {}).get("schema")
+        name = EVENT_SCHEMA if media == EVENTS else "schema"
+        schema = described.get("content", {}).get(media, {}).get(name)
         if schema is None:
             return None
         return Draft202012Validator({**schema, "components": self._document["components"]})
@@ -130,7 +137,7 @@ class BodyCheck:
             await self._app(scope, receive, send)
             return
         request, response = bytearray(), bytearray()
-        status, is_json = 0, False
+        status, media = 0, ""
 
         async def kept_receive() -> Message:
             message = await receive()
@@ -139,13 +146,20 @@ class BodyCheck:
             return message
 
         async def checked_send(message: Message) -> None:
-            nonlocal status, is_json
+            nonlocal status, media
             if message["type"] == "http.response.start":
                 status = message["status"]
-                is_json = Headers(scope=message).get("content-type", "").startswith(JSON)
+                media = Headers(scope=message).get("content-type", "").partition(";")[0]
                 if 200 <= status < 300 and "content-encoding" not in Headers(scope=scope):
                     self._compare(scope, "", bytes(request))
-            elif is_json and message["type"] == "http.response.body":
+            elif media == EVENTS and message["type"] == "http.response.body":
+                response.extend(message.get("body", b""))
+                *events, response[:] = response.split(b"\n\n")
+                for event in events:
+                    _, is_data, data = event.rpartition(b"data: ")
+                    if is_data and data != b"[DONE]":
+                        self._compare(scope, str(status), bytes(data), media)
+            elif media == JSON and message["type"] == "http.response.body":
                 if len(response) <= MAX_BYTES:
                     response.extend(message.get("body", b""))
                 if not message.get("more_body"):
@@ -154,7 +168,7 @@ class BodyCheck:
 
         await self._app(scope, kept_receive, checked_send)
 
-    def _compare(self, scope: Scope, status: str, body: bytes) -> None:
-        mismatch = self._document.mismatch(scope, status, body)
+    def _compare(self, scope: Scope, status: str, body: bytes, media: str = JSON) -> None:
+        mismatch = self._document.mismatch(scope, status, body, media)
         if mismatch is not None:
             self._report(mismatch)

@@ -7,7 +7,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from shared.messages import Cursor, Delta, FinishReason, JobState, Segment, TokenLogprob, Usage
+from shared.messages import (
+    START,
+    Cursor,
+    Delta,
+    FinishReason,
+    JobState,
+    Segment,
+    TokenLogprob,
+    Usage,
+)
 from shared.tasks import cancel_and_wait
 from shared.text.detokenizer import StopStringMatcher
 from shared.text.model_card import ModelCard, TextModel
@@ -196,7 +205,8 @@ class ScriptedWorker:
             segments=segments,
         )
         job_id, attempt = job.delivery.job.job_id, job.delivery.attempt
-        append = Append(job_id, attempt, delta, job.chain, chain, end)
+        cached = self.script.cached_tokens if start == START else None
+        append = Append(job_id, attempt, delta, job.chain, chain, end, cached_tokens=cached)
         job.chain = chain
         (result,) = await _until_it_works(
             self._transport.queue.append, self.worker_id, LEASE_MS, [append]

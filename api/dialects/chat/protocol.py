@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from api.generation.event_schemas import Chunk, ChunkChoice, EventModel
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
 from api.generation.protocol import (
     CompletionFields,
@@ -17,6 +18,7 @@ from api.generation.protocol import (
     UsageObject,
 )
 from api.generation.tools import MAX_TOOLS, ToolName
+from api.http.openapi import Error
 from api.http.pagination import Absent
 
 # Tokens of reasoning.
@@ -141,3 +143,38 @@ class ChatCompletion(ResponseModel):
     choices: list[ChatChoice]
     usage: UsageObject
     prompt_logprobs: PromptLogprobs | Absent = None
+
+
+# The events of a stream.
+
+
+class FunctionDelta(EventModel):
+    name: str | Absent = None
+    arguments: str
+
+
+class CallDelta(EventModel):
+    index: int
+    id: str | Absent = None
+    type: Literal["function"] | Absent = None
+    function: FunctionDelta
+
+
+class ChatDelta(EventModel):
+    role: Literal["assistant"] | Absent = None
+    content: str | Absent = None
+    reasoning_content: str | Absent = None
+    tool_calls: list[CallDelta] | Absent = None
+
+
+class ChatChunkChoice(ChunkChoice):
+    delta: ChatDelta
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+
+
+class ChatChunk(Chunk):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+ChatEvent = ChatChunk | Error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dialects.chat.protocol import ChatCompletion, ChatRequest
+from api.dialects.chat.protocol import ChatCompletion, ChatEvent, ChatRequest
 from api.dialects.chat.request import prepare_chat
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 @router.post(
     "/v1/chat/completions",
     response_model=ChatCompletion,
-    responses=streamed(JOB),
+    responses=streamed(JOB, events=ChatEvent),
     openapi_extra=IDEMPOTENT,
     dependencies=SUBMITS_JOB,
 )

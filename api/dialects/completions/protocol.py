@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from api.generation.event_schemas import Chunk, ChunkChoice
 from api.generation.prompt_member import Prompt
 from api.generation.protocol import (
     CompletionFields,
@@ -11,6 +12,7 @@ from api.generation.protocol import (
     ResponseModel,
     UsageObject,
 )
+from api.http.openapi import Error
 from api.http.pagination import Absent
 
 
@@ -47,3 +49,21 @@ class Completion(ResponseModel):
     choices: list[CompletionChoice]
     usage: UsageObject
     job_ids: list[str] | Absent = None  # of several prompts, in their order
+
+
+# The events of a stream.
+
+
+class CompletionChunkChoice(ChunkChoice):
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    prompt_token_ids: list[int] | Absent = None
+
+
+class CompletionChunk(Chunk):
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    job_ids: list[str] | Absent = None
+
+
+CompletionEvent = CompletionChunk | Error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dialects.completions.protocol import Completion, CompletionRequest
+from api.dialects.completions.protocol import Completion, CompletionEvent, CompletionRequest
 from api.dialects.completions.request import prepare_completions
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
@@ -20,7 +20,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 @router.post(
     "/v1/completions",
     response_model=Completion,
-    responses=streamed(JOB),
+    responses=streamed(JOB, events=CompletionEvent),
     openapi_extra=IDEMPOTENT,
     dependencies=SUBMITS_JOB,
 )

@@ -37,6 +37,7 @@ class MessageFormatter(Formatter[None]):
     where the parser may find any."""
 
     kind = "message"
+    has_beginning = True
     framing = Framing(typed_event, typed_event_pieces, b"", typed_event({"type": "ping"}))
 
     def __init__(
@@ -55,7 +56,10 @@ class MessageFormatter(Formatter[None]):
         self._end: ChoiceEnd | None = None
 
     def opening(self) -> Sequence[Any]:
-        usage = usage_payload(Usage(self._context.prompt_tokens, 0))
+        return ()
+
+    def beginning(self, cached_tokens: int) -> Sequence[Any]:
+        usage = usage_payload(Usage(self._context.prompt_tokens, 0, cached_tokens))
         usage["service_tier"] = SERVICE_TIER
         message = {**self._message(), "content": [], **_NOT_STOPPED, "usage": usage}
         return ({"type": "message_start", "message": message},)

@@ -23,6 +23,7 @@ from api.dialects.messages.blocks import (
     tool_changes,
 )
 from api.dialects.messages.tools import CacheControl, ToolChoice, ToolDefinition, left_out_tools
+from api.generation.event_schemas import EventModel
 from api.generation.messages import PartCount
 from api.generation.protocol import (
     JobParameters,
@@ -199,6 +200,11 @@ class MessagesUsage(ResponseModel):
     service_tier: Literal["standard"]
 
 
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
 class MessagesAnswer(ResponseModel):
     """A whole answer; streamed it is Anthropic's events."""
 
@@ -207,12 +213,122 @@ class MessagesAnswer(ResponseModel):
     role: Literal["assistant"]
     model: str
     content: list[dict[str, Any]]
-    stop_reason: Literal[
-        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
-    ]
+    stop_reason: StopReason
     stop_sequence: str | None
     usage: MessagesUsage
 
 
 class InputTokens(ResponseModel):
     input_tokens: int
+
+
+# The events of a stream.
+
+
+class StartUsage(EventModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: Literal[0]
+    service_tier: Literal["standard"]
+
+
+class StartedMessage(EventModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: Annotated[list[Any], Field(max_length=0)]
+    stop_reason: None
+    stop_sequence: None
+    usage: StartUsage
+
+
+class MessageStart(EventModel):
+    type: Literal["message_start"]
+    message: StartedMessage
+
+
+class StartedText(EventModel):
+    type: Literal["text"]
+    text: Literal[""]
+
+
+class StartedThinking(EventModel):
+    type: Literal["thinking"]
+    thinking: Literal[""]
+    signature: Literal[""]
+
+
+class StartedToolUse(EventModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Annotated[dict[str, Any], Field(max_length=0)]
+
+
+class BlockStart(EventModel):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: Annotated[
+        StartedText | StartedThinking | StartedToolUse, Field(discriminator="type")
+    ]
+
+
+class TextDelta(EventModel):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(EventModel):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class InputDelta(EventModel):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(EventModel):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[TextDelta | ThinkingDelta | InputDelta, Field(discriminator="type")]
+
+
+class BlockStop(EventModel):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class ThinkingTokens(EventModel):
+    thinking_tokens: int
+
+
+class EndUsage(EventModel):
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens | Absent = None
+
+
+class MessageStop(EventModel):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(EventModel):
+    type: Literal["message_delta"]
+    delta: MessageStop
+    usage: EndUsage
+
+
+class BareEvent(EventModel):
+    type: Literal["ping", "message_stop"]
+
+
+MessagesEvent = Annotated[
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | BareEvent | MessagesError,
+    Field(discriminator="type"),
+]

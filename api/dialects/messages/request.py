@@ -43,6 +43,7 @@ PARAM_NAMES = {
     "chat_template_kwargs": "thinking",
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking",
+    "tools.function.parameters": "tools.input_schema",
     # Turns are not the request's messages: which of them it is would be a guess.
     "messages": "messages",
 }

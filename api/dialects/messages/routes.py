@@ -13,6 +13,7 @@ from api.dialects.messages.protocol import (
     MessageRequest,
     MessagesAnswer,
     MessagesError,
+    MessagesEvent,
 )
 from api.dialects.messages.request import PARAM_NAMES, message_prompt, prepare_message
 from api.generation.ignored_parameters import report_ignored
@@ -30,7 +31,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 @router.post(
     "/v1/messages",
     response_model=MessagesAnswer,
-    responses=streamed(map(anthropic_status, JOB), MessagesError),
+    responses=streamed(map(anthropic_status, JOB), MessagesError, MessagesEvent),
     openapi_extra=IDEMPOTENT,
     dependencies=SUBMITS_JOB,
 )

@@ -125,7 +125,7 @@ def is_call_output(item: Item) -> bool:
 
 def call_output(item: Item) -> Any:
     """Returns the text of a result of `is_call_output`, or its parts; that of a search is in
-    OfferedTools."""
+    ShownTools."""
     return _OUTPUTS[item["type"]](item)
 
 

@@ -34,7 +34,7 @@ def chat_messages(
     instructions: str | None, items: Sequence[Item], found: Mapping[int, str]
 ) -> list[dict[str, Any]]:
     """Returns the conversation as chat templates know it. `items` are kept ones; `found` has texts
-    for those that bring tools, by index (OfferedTools).
+    for those that bring tools, by index (ShownTools).
 
     Raises InvalidParameter for calls of one turn that are too many or have the same id.
     """

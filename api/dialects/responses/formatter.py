@@ -149,6 +149,13 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         """Returns the response object of a job that has not ended."""
         return self._response("in_progress" if has_started else "queued")
 
+    def warm_up(self, num_prompt_tokens: int, now_ms: int) -> Sequence[Payload]:
+        """Returns the events of a turn that was checked and is not generated."""
+        usage = self._usage(Usage(num_prompt_tokens, 0))
+        done = self._response("completed", usage=usage, completed_ms=now_ms)
+        created = {"type": "response.created", "response": self._response("in_progress")}
+        return self._numbered((created, {"type": "response.completed", "response": done}))
+
     def _begin(self) -> Sequence[Payload]:
         """Returns the event of a background response that has left the queue, once."""
         if self._has_begun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from api.dialects.responses.calls import CUSTOM, FUNCTION, CallTarget, Item
@@ -18,8 +19,8 @@ from api.dialects.responses.protocol import (
 )
 from api.dialects.responses.record import encode_request, stored_request
 from api.dialects.responses.shown_tools import (
-    OfferedTools,
     Shown,
+    ShownTools,
     chosen_name,
     custom_grammars,
     offered_tools,
@@ -54,6 +55,7 @@ from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 # a parameter of chat completions -> what this dialect calls it
 PARAM_NAMES = {
     "reasoning_effort": "reasoning.effort",
+    "tools.function.parameters": "tools.parameters",
     # The messages are not the request's items: which of them it is would be a guess.
     "messages": "input",
 }
@@ -63,7 +65,7 @@ def chat_input(
     request: ResponseRequest,
     items: Sequence[Item],
     call_id_seed: str,
-    tools: OfferedTools | None = None,
+    tools: ShownTools | None = None,
 ) -> ChatInput:
     """Returns what the prompt is made of. `items`: the whole conversation, the request's own last.
     `tools`: its tools, where they are known.
@@ -100,7 +102,7 @@ def _check_reasoning(reasoning: ResponseReasoning) -> None:
             raise unsupported(f"reasoning.{name}", "it cannot be set")
 
 
-def _tool_use(request: ResponseRequest, tools: OfferedTools) -> ToolUse:
+def _tool_use(request: ResponseRequest, tools: ShownTools) -> ToolUse:
     shown = tools.shown
     toolbox = Toolbox(
         (tool for tool, _ in shown), parallel=request.parallel_tool_calls, listed=tools.listed
@@ -176,8 +178,7 @@ async def prepare_response(
     )
     budget = model.budget(len(prompt.token_ids))
     budget.check_prompt("input")
-    report_ignored(prompt.ignored, PARAM_NAMES)
-    report_ignored(tools.unkept, why="the grammar cannot be enforced for this model")
+    _report_unkept(tools, prompt)
     budget.report_clipped("max_output_tokens", params.max_output_tokens)
     job = new_job(
         caller,
@@ -220,11 +221,15 @@ async def count_input_tokens(
     earlier = await responses.earlier_items(caller.tenant, params.previous_response_id)
     referenced = await responses.referenced_items(caller.tenant, references(params.input))
 
-    def counted() -> int:
-        _, _, prompt = response_prompt(model, params, earlier, referenced, "", must_fit=False)
-        return len(prompt.token_ids)
+    read = partial(response_prompt, must_fit=False)
+    _, tools, prompt = await generation.pool.run(read, model, params, earlier, referenced, "")
+    _report_unkept(tools, prompt)
+    return len(prompt.token_ids)
 
-    return await generation.pool.run(counted)
+
+def _report_unkept(tools: ShownTools, prompt: PreparedPrompt) -> None:
+    report_ignored(prompt.ignored, PARAM_NAMES)
+    report_ignored(tools.unkept, why="the grammar cannot be enforced for this model")
 
 
 def response_prompt(
@@ -235,7 +240,7 @@ def response_prompt(
     job_id: str,
     *,
     must_fit: bool = True,
-) -> tuple[list[Item], OfferedTools, PreparedPrompt]:
+) -> tuple[list[Item], ShownTools, PreparedPrompt]:
     """Returns the request's items, its tools, and what the whole conversation needs from the model.
 
     Raises InvalidParameter. Ten thousand items take some tens of milliseconds.
@@ -252,7 +257,7 @@ def response_prompt(
     return items, tools, prompt
 
 
-def _call_targets(tools: OfferedTools) -> dict[str, CallTarget]:
+def _call_targets(tools: ShownTools) -> dict[str, CallTarget]:
     """Returns the targets of calls that do not become a function call of the same name."""
     return {
         tool.name: target
@@ -265,11 +270,11 @@ def _prepared(
     model: ServedModel,
     params: ResponseRequest,
     items: Sequence[Item],
-    tools: OfferedTools,
+    tools: ShownTools,
     job_id: str,
     *,
     must_fit: bool,
-) -> tuple[OfferedTools, PreparedPrompt]:
+) -> tuple[ShownTools, PreparedPrompt]:
     """Returns the tools and the prompt; where custom tools' grammars are too large for it all,
     without them."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from api.dialects.responses.protocol import (
     ResponseRequest,
 )
 from api.dialects.responses.request import count_input_tokens, prepare_response
-from api.dialects.responses.socket import CONTINUES
+from api.dialects.responses.socket import CONTINUES, WARMS_UP
 from api.dialects.responses.store import (
     ResponsesDep,
     ResponseStore,
@@ -39,6 +40,7 @@ from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
+from api.http.sse import TYPED
 from api.http.time_slices import SlicesDep
 from api.http.traces import span_in, trace_generation
 from api.jobs.request_reader import JsonRoute
@@ -67,6 +69,9 @@ async def create_response(
 ) -> Response:
     """Returns the next turn of a conversation: whole, as a stream, or in the background."""
     job, formatter = await prepare_response(generation, responses, caller, params)
+    if request.scope["state"].get(WARMS_UP):
+        events = formatter.warm_up(len(job.prompt_token_ids), time.time_ns() // 1_000_000)
+        return Response(b"".join(map(TYPED.event, events)), media_type="text/event-stream")
     if request.scope["state"].get(CONTINUES):
         job = replace(job, on_disconnect=OnDisconnect.CONTINUE)
     if params.background and not params.stream:

@@ -43,7 +43,7 @@ Shown = tuple[Tool, CallTarget]  # a function, and the item that a call of it be
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTools:
+class ShownTools:
     """The functions that the model is shown: those of the request, and those that items add.
 
     `listed`: at the prompt's beginning. `found` has a text for each item that adds tools where it
@@ -59,7 +59,7 @@ class OfferedTools:
 
 def offered_tools(
     tools: Sequence[RequestModel], items: Sequence[Item], *, enforced: bool = True
-) -> OfferedTools:
+) -> ShownTools:
     """Returns the functions of a request with `tools` and the whole conversation. `enforced`: the
     input of custom tools is kept to their grammars.
 
@@ -96,7 +96,7 @@ def offered_tools(
         found[index] = "" if is_silent else "\n".join(texts) or "No tools found."
     if len(shown) > MAX_TOOLS:
         raise InvalidParameter("tools", f"at most {MAX_TOOLS}, those in namespaces included")
-    return OfferedTools(shown, listed, found, list(dict.fromkeys(unkept)))
+    return ShownTools(shown, listed, found, list(dict.fromkeys(unkept)))
 
 
 def is_search_without_call(item: Item, call_ids: Container[str]) -> bool:

@@ -25,15 +25,15 @@ from api.generation.schemas import whole_number
 from api.http.caller import caller_in
 from api.http.json_response import error_response
 from api.http.shares import Pot
-from api.ids import public_id
-from shared.keys import new_job_id
 from shared.tasks import cancel_and_wait
 
 PATH = "/v1/responses"
 MAX_WAITING = 8  # messages behind the one that is served
 MAX_IDLE_S = 3600.0
 INLINE_CHARS = 65_536  # longer messages are decoded on a thread
-CONTINUES = "continues_unread"  # in the request's state: its job goes on without a reader
+# In the request's state: its job goes on without a reader; the turn is checked and not generated,
+# which a client sends ahead: the next one names it.
+CONTINUES, WARMS_UP = "continues_unread", "warms_up"
 _POLICY, _GOING_AWAY = 1008, 1001
 # Of the handshake, and of what is this connection's or this request's alone.
 _OWN_HEADERS = frozenset(
@@ -212,12 +212,10 @@ class ResponseSocket:
         body = {name: value for name, value in message.items() if name not in _OF_THE_SOCKET}
         body["stream"] = True
         items = self._with_earlier(body)
-        if message.get("generate") is False:
-            await self._warm_up(body, items)
-            return
-        is_stored = body.get("store") is not False
+        is_warm_up = message.get("generate") is False
+        is_stored = body.get("store") is not False and not is_warm_up
         scope, raw = self._post(PATH, body)
-        scope["state"][CONTINUES] = is_stored
+        scope["state"] |= {CONTINUES: is_stored, WARMS_UP: is_warm_up}
         async with aclosing(self._events(scope, raw)) as events:
             async for event in events:
                 await self._send_text(event.raw)
@@ -238,39 +236,6 @@ class ResponseSocket:
             body["input"] = items
             del body["previous_response_id"]
         return items
-
-    async def _warm_up(self, body: Payload, items: list[Any]) -> None:
-        """Checks a turn without its answer, which a client sends ahead: the next one names it."""
-        body.pop("stream")
-        scope, raw = self._post(f"{PATH}/input_tokens", body)
-        num_tokens = 0
-        async with aclosing(self._events(scope, raw)) as events:
-            async for event in events:
-                if event.kind == "error":
-                    await self._send_text(event.raw)
-                    return
-                num_tokens = event.payload()["input_tokens"]
-        response: Payload = {
-            "id": public_id("response", new_job_id()),
-            "object": "response",
-            "model": body.get("model"),
-            "status": "in_progress",
-            "output": [],
-        }
-        created = {"type": "response.created", "sequence_number": 0, "response": response}
-        usage = {
-            "input_tokens": num_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": 0,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": num_tokens,
-        }
-        done = {**response, "status": "completed", "usage": usage}
-        await self._send_event(created)
-        await self._send_event(
-            {"type": "response.completed", "sequence_number": 1, "response": done}
-        )
-        self._unstored = (str(response["id"]), items)
 
     async def _resume(self, message: Payload) -> None:
         name, number = message.get("response_id"), whole_number(message.get("starting_after"))

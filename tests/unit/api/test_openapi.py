@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import jsonschema
 import pytest
 from fastapi import Body, FastAPI
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.testclient import TestClient
 
 from api.batches.protocol import BatchRequest
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.generate.protocol import GenerateRequest
+from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
 from api.dialects.responses.protocol import (
     CompactRequest,
@@ -27,6 +28,7 @@ from api.files import routes as files
 from api.generation.ignored_parameters import members_without_field
 from api.generation.protocol import RequestModel
 from api.generation.validation import parse_request
+from api.http.openapi import EVENT_SCHEMA, EVENTS
 from api.main import create_app
 from api.settings import ApiSettings
 from api.system.protocol import DetokenizeRequest, TokenizeRequest
@@ -275,6 +277,40 @@ def test_a_body_that_the_document_does_not_allow_is_reported() -> None:
         f"{begin} a request that it accepts",
         f"{begin} its response 200",
     ]
+
+
+def test_an_event_that_the_document_does_not_allow_is_reported() -> None:
+    found: list[str] = []
+    app = FastAPI()
+
+    @app.post("/stream")
+    async def answer(body: Annotated[list[str], Body()]) -> Response:
+        return StreamingResponse(iter(body), media_type=EVENTS)
+
+    document = app.openapi()
+    document["components"] = {}
+    closed = {"properties": {"a": {}}, "additionalProperties": False}
+    responses = document["paths"]["/stream"]["post"]["responses"]
+    responses["200"]["content"] = {EVENTS: {EVENT_SCHEMA: closed}}
+    app.add_middleware(BodyCheck, document=Document(document), report=found.append)
+    client = TestClient(app)
+    client.post("/stream", json=[": ka\n\n", 'data: {"a"', ": 1}\n\n", "data: [DONE]\n\n"])
+    assert found == []
+    client.post("/stream", json=['data: {"a": 1}\n\nevent: e\nid: 1\nda', 'ta: {"b": 1}\n\n'])
+    (reported,) = found
+    assert reported.startswith("POST /stream: the document does not allow an event of its response")
+
+
+def test_an_event_of_a_message_has_no_undocumented_member(document: dict[str, Any]) -> None:
+    schema = document["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"][EVENTS]
+    whole = {**schema[EVENT_SCHEMA], "components": document["components"]}
+    validator = jsonschema.Draft202012Validator(whole)
+    formatter = MessageFormatter(MessageContext(id="m", model="m", prompt_tokens=3))
+    (start,) = formatter.beginning(cached_tokens=2)
+    assert validator.is_valid(start)
+    assert not validator.is_valid({**start, "another": 1})
+    start["message"]["usage"]["another"] = 1
+    assert not validator.is_valid(start)
 
 
 def test_what_has_no_effect_has_a_type_and_what_is_bounded_a_bound(

@@ -72,8 +72,22 @@ def test_a_stream_ends_with_the_usage_of_the_whole_message_where_its_prefix_is_c
     assert final.to_dict() == whole.to_dict()
     total = final.input_tokens + final.cache_read_input_tokens
     assert total == uncached.input_tokens
-    # What the cache has of it is only known later.
-    assert (at_start["input_tokens"], at_start["cache_read_input_tokens"]) == (total, 0)
+    assert at_start["cache_read_input_tokens"] == 16
+    assert at_start["input_tokens"] == final.input_tokens
+
+
+def test_the_same_stream_again_begins_with_the_same_event(
+    service: RunningService, client: anthropic.Anthropic
+) -> None:
+    service.script.cached_tokens = 16
+    body, headers = {**PARAMS, "stream": True}, {"Idempotency-Key": "begins-once"}
+    url = f"{service.base_url}/v1/messages"
+    first = httpx.post(url, json=body, headers=headers, timeout=20).content
+    service.script.cached_tokens = 0
+    again = httpx.post(url, json=body, headers=headers, timeout=20).content
+    start = first.partition(b"\n\n")[0]
+    assert b'"cache_read_input_tokens":16' in start
+    assert again.partition(b"\n\n")[0] == start
 
 
 def test_the_events_of_a_stream_come_in_their_order(client: anthropic.Anthropic) -> None:
@@ -158,22 +172,26 @@ def test_tokens_are_counted_as_the_prompt_has_them(client: anthropic.Anthropic) 
     assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
 
 
-def test_pings_keep_a_stream_alive_that_waits(
+def test_a_stream_is_kept_alive_by_comments_and_behind_its_first_event_by_pings(
     client: anthropic.Anthropic, service: RunningService
 ) -> None:
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker's attention")
     body = {**PARAMS, "stream": True}
+    service.script.step_s = 0.25
     with httpx.stream("POST", f"{service.base_url}/v1/messages", json=body, timeout=20) as answer:
         received = b""
         for piece in answer.iter_raw():
             received += piece
-            if received.count(b'event: ping\ndata: {"type":"ping"}\n\n') >= 2:
+            if received.count(b": ka\n\n") >= 2:
                 service.script.pulls = True
             if b"message_stop" in received:
                 break
-    assert received.startswith(b"event: message_start\n")
-    service.script.step_s = 0.25  # the SDK skips them, wherever they come
+    waiting, _, running = received.partition(b"event: message_start\n")
+    assert set(waiting.split(b"\n\n")) == {b": ka", b""}
+    assert b": ka" not in running
+    assert b'event: ping\ndata: {"type":"ping"}\n\n' in running
+    # The SDK skips pings.
     with client.messages.stream(**{**PARAMS, "max_tokens": 3}) as stream:
         assert stream.get_final_message().stop_reason == "max_tokens"
 

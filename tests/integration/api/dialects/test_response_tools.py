@@ -280,6 +280,9 @@ def test_grammars_that_are_not_enforced_are_reported(
     answer = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-penstock-ignored") == reported
+    counted = httpx.post(f"{base_url}/v1/responses/input_tokens", json=body, timeout=60)
+    assert counted.status_code == 200, counted.text
+    assert counted.headers.get("x-penstock-ignored") == reported
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,17 @@ def test_what_is_not_stored_is_known_to_its_socket_alone(service: RunningService
         first = events_of(client, {**turn, "generate": False})
         assert [event["type"] for event in first] == ["response.created", "response.completed"]
         prompt = first[-1]["response"]["usage"]["input_tokens"]
+        created, warm = (event["response"] for event in first)
+        assert (created["status"], warm["status"]) == ("in_progress", "completed")
+        assert warm["output"] == []
         previous = {"previous_response_id": first[-1]["response"]["id"]}
         second = events_of(client, {**turn, **previous, "input": []})
         assert second[-1]["response"]["usage"]["input_tokens"] == prompt
+        own = ("id", "status", "output", "usage", "created_at", "completed_at")
+        own += ("incomplete_details", "previous_response_id")
+        whole = second[-1]["response"]
+        assert created.keys() == warm.keys() == whole.keys()
+        assert all(warm[name] == whole[name] for name in whole if name not in own)
         previous = {"previous_response_id": second[-1]["response"]["id"]}
         third = events_of(client, {**turn, **previous, "input": "And?"})
         assert third[-1]["response"]["usage"]["input_tokens"] > prompt

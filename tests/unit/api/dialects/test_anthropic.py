@@ -407,7 +407,8 @@ def test_more_tokens_than_the_context_has_left_end_with_the_context() -> None:
 
 def test_a_stream_is_what_the_sdk_types() -> None:
     formatter = MessageFormatter(CONTEXT)
-    events = [*formatter.opening()]
+    assert formatter.opening() == ()
+    events = [*formatter.beginning(cached_tokens=4)]
     for delta in deltas("abc"):
         events += formatter.delta(delta)
     held_back = Delta(Cursor(3, 3), Cursor(4, 3), (3,), "")
@@ -423,7 +424,8 @@ def test_a_stream_is_what_the_sdk_types() -> None:
         "message_delta",
         "message_stop",
     ]
-    assert events[0]["message"]["usage"]["input_tokens"] == 5
+    started = events[0]["message"]["usage"]
+    assert (started["input_tokens"], started["cache_read_input_tokens"]) == (1, 4)
     assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert events[-2]["usage"] == {
         "input_tokens": 1,

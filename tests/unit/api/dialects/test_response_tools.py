@@ -12,7 +12,7 @@ from api.dialects.responses.conversation import SUMMARY_REQUEST
 from api.dialects.responses.items import input_items
 from api.dialects.responses.protocol import CompactRequest, ResponseRequest
 from api.dialects.responses.request import chat_input
-from api.dialects.responses.shown_tools import OfferedTools, offered_tools
+from api.dialects.responses.shown_tools import ShownTools, offered_tools
 from api.generation.prompt import ChatInput
 from api.generation.tools import MAX_TOOLS, ToolUse
 from api.generation.validation import parse_request
@@ -33,7 +33,7 @@ def requested(
     return chat_input(made, input_items(made.input, JOB_ID), JOB_ID)
 
 
-def offered(*items: Any, tools: Any = (), enforced: bool = True) -> OfferedTools:
+def offered(*items: Any, tools: Any = (), enforced: bool = True) -> ShownTools:
     made = parse_request({"model": "m", "input": list(items), "tools": tools}, ResponseRequest)
     return offered_tools(made.tools, input_items(made.input, JOB_ID), enforced=enforced)
 

@@ -93,7 +93,7 @@ def frontend_with(events: Sequence[Delta | Finished]) -> Any:
         answers=Pot("answers", 2**20, what="answers", full="Full."),
         relay=SimpleNamespace(open=opened),
         disconnects=DISCONNECTS,
-        store=SimpleNamespace(attach=done),
+        store=SimpleNamespace(attach=done, get=done),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,16 @@ def test_random_outputs_that_must_call_are_right_calls(spoken: Spoken, parallel:
         assert calls, text
         assert parallel or len(calls) == 1
     assert num_ended
+
+
+def test_calls_with_any_arguments_are_kept_to_the_names_of_the_tools(spoken: Spoken) -> None:
+    others = [{"type": "function", "function": {"name": f"get_{n}"}} for n in ("w", "weather_at")]
+    use = replace(tool_use([*TOOLS, *others], "required", False), any_arguments=True)
+    for name in ("get_weather", "get_w", "get_weather_at", "now"):
+        assert spoken.accepts(use, spoken.written([(name, '{"who": "Ada", "at": [1, 2]}')])), name
+        assert spoken.accepts(use, spoken.written([(name, "{}")])), name
+    for name in ("get_", "get_we", "nowhere"):
+        assert not spoken.accepts(use, spoken.written([(name, "{}")])), name
 
 
 def test_calls_in_the_style_of_the_family_are_accepted(spoken: Spoken) -> None:

@@ -16,7 +16,8 @@ from api.dialects.responses.request import response_prompt
 from api.generation.formatter import Timing
 from api.generation.messages import template_messages
 from api.generation.models import ServedModel
-from api.generation.prompt import PreparedPrompt, prepare_prompt
+from api.generation.prompt import TOOL_SCHEMAS, PreparedPrompt, prepare_prompt
+from api.generation.tools import MAX_TOOLS
 from api.generation.validation import parse_request
 from api.output_parsers.events import ToolCall
 from api.output_parsers.parser import PlainParser, Thinking, thinking_after
@@ -374,3 +375,34 @@ def test_times_are_reported_as_far_as_they_are_known() -> None:
     assert heard["tokens_per_second"] == round(11 / 1.25, 1)
     assert timing.metrics(1)["mean_itl_ms"] is None
     assert Timing().metrics(0)["generation_time_ms"] is None
+
+
+def many_tools(**function: Any) -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    return [
+        {"type": "function", "function": {"name": f"t_{n}", "parameters": schema, **function}}
+        for n in range(MAX_TOOLS)
+    ]
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3"])
+def test_a_call_of_one_of_a_thousand_tools_can_be_required(
+    request: pytest.FixtureRequest, family: str
+) -> None:
+    model: ServedModel = request.getfixturevalue(family)
+    model = ServedModel(replace(model.card, max_model_len=10**6), model.text)
+    few = prepared(model, tools=[TOOL, OTHER], tool_choice="required")
+    assert few.ignored == ()
+    many = prepared(model, tools=many_tools(), tool_choice="required")
+    assert many.ignored == (TOOL_SCHEMAS,)
+    assert many.grammar is not None
+    assert all(name in many.grammar.text for name in ("TOOL_NAME", "t_"))
+    assert prepared(model, tools=many_tools(), tool_choice="auto").ignored == ()
+
+
+def test_schemas_of_strict_tools_are_enforced_or_the_request_is_refused(
+    hermes: ServedModel,
+) -> None:
+    hermes = ServedModel(replace(hermes.card, max_model_len=10**6), hermes.text)
+    with pytest.raises(InvalidParameter, match="too large"):
+        prepared(hermes, tools=many_tools(strict=True), tool_choice="required")

@@ -12,12 +12,14 @@ import pytest
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter
 from api.dialects.generate.formatter import GenerateFormatter
+from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.generation.formatter import Formatter, ResponseContext, Timing
 from api.http.time_slices import PIECE_BYTES, TimeSlices
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import SentEvents
 from api.jobs.stream_response import EventStreamBody
 from shared.messages import START, Cursor, Delta, Finished, FinishReason, Segment, Usage
+from shared.transport.ports.jobs import TransportError
 from tests.unit.api.dialects.letter_tokenizer import LetterTokenizer
 
 KEEPALIVE_S = 7.0
@@ -55,6 +57,7 @@ class Waiting:
 
 class Source:
     has_long_events = False
+    job_id = "0-1"
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -90,17 +93,27 @@ class Served:
     def __init__(self, formatter: Formatter[Any]) -> None:
         self.writes: list[bytes] = []
         self.events = SentEvents(formatter)
+        self.beginning = self.events.beginning if formatter.has_beginning else None
         self.source = Source()
 
     async def run(self, stream: Waiting) -> Served:
-        jobs: Any = SimpleNamespace(slices=TimeSlices(), keepalive_s=KEEPALIVE_S)
+        store = SimpleNamespace(get=self._away)
+        jobs: Any = SimpleNamespace(slices=TimeSlices(), keepalive_s=KEEPALIVE_S, store=store)
         parts: tuple[Any, Any] = stream, self.source
-        await EventStreamBody(jobs, self.events).run(*parts, self._send)
+        await EventStreamBody(jobs, self.events, self.beginning).run(*parts, self._send)
         return self
+
+    async def _away(self, job_id: str) -> None:
+        raise TransportError("no connection")
 
     async def _send(self, message: Any) -> None:
         if b"data: " in (body := message.get("body", b"")):
             self.writes.append(body)
+
+
+async def served_message(stream: Waiting) -> Served:
+    context = MessageContext(id="r-1", model="m", prompt_tokens=3)
+    return await Served(MessageFormatter(context)).run(stream)
 
 
 async def served(stream: Waiting, dialect: str = "generate") -> Served:
@@ -171,3 +184,19 @@ async def test_the_events_of_plain_text_are_those_that_the_formatter_makes(diale
     assert slow.plain_event() is not None
     slow.plain_event = lambda: None  # type: ignore[method-assign]
     assert found.writes == (await Served(slow).run(Waiting(*bursts))).writes
+
+
+async def test_a_message_begins_without_the_store_and_ends_with_the_right_counts() -> None:
+    (a,) = deltas("a")
+    end = Finished(a.end, FinishReason.LENGTH, Usage(3, 1, 2))
+    found = await served_message(Waiting([a], [end]))
+    start, *_, stop, _ = [payload for write in found.writes for payload in payloads(write)]
+    assert start["message"]["usage"]["input_tokens"] == 3
+    assert (stop["usage"]["input_tokens"], stop["usage"]["cache_read_input_tokens"]) == (1, 2)
+
+
+async def test_a_message_without_tokens_begins_with_the_counts_of_its_end() -> None:
+    end = Finished(START, FinishReason.STOP, Usage(3, 0, 2))
+    found = await served_message(Waiting([end]))
+    start, *_ = [payload for write in found.writes for payload in payloads(write)]
+    assert start["message"]["usage"]["cache_read_input_tokens"] == 2
