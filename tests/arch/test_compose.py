@@ -194,7 +194,12 @@ def test_bind_publishes_the_api_alone() -> None:
         "open-webui": "127.0.0.1",
     }
     assert services["grafana"].environment["GF_SECURITY_ADMIN_PASSWORD"] == "", "made at the start"
-    assert services["open-webui"].environment["ENABLE_SIGNUP"] == "false"
+    webui = services["open-webui"]
+    assert webui.environment["ENABLE_SIGNUP"] == "false"
+    # Older ones do not read WEBUI_ADMIN_EMAIL: nobody could make the first account.
+    release = webui.raw["image"].rpartition(":v")[2]
+    assert tuple(map(int, release.split("."))) >= (0, 7, 0)
+    assert {"WEBUI_ADMIN_EMAIL", "WEBUI_ADMIN_PASSWORD"} <= webui.environment.keys()
 
 
 def test_redis_has_a_network_of_its_own_and_a_password() -> None:

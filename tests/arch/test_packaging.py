@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -17,10 +18,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from shared.launcher.redis_server import PrivateServer
 from shared.process import dying_with_this_process
 from tests.support.vllm_environment import vllm_python
+from tools.lock import normalized, pins
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(900)
@@ -222,6 +225,53 @@ def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
     assert found.stdout.startswith("None 2.13"), found.stdout + found.stderr
 
 
+@pytest.mark.parametrize(
+    ("lock", "pinned"),
+    [
+        ("requirements.lock", "constraints.txt"),
+        ("shared/launcher/constraints-vllm.txt", "shared/launcher/constraints-vllm.txt"),
+    ],
+)
+def test_every_pinned_package_but_torch_has_hashes(lock: str, pinned: str) -> None:
+    wanted = {n: line.split()[0] for n, line in pins((REPOSITORY / pinned).read_text()).items()}
+    found = {}
+    for line in (REPOSITORY / lock).read_text().splitlines():
+        if not line.startswith(("#", "torch==")):
+            assert re.search(r" --hash=sha256:[0-9a-f]{64}( |$)", line), line
+            found[normalized(line.partition("==")[0])] = line.split()[0]
+    del wanted["torch"]
+    assert found == wanted, "make lock"
+
+
+def test_the_lock_has_all_that_each_extra_requires() -> None:
+    """As the packages that are installed here say themselves, and for this platform."""
+    lines = (REPOSITORY / "requirements.lock").read_text().splitlines()[2:]
+    for group, extra in (("server|api|worker-torch", "worker"), ("dev|otel|api", "dev")):
+        locked = {normalized(each.partition("==")[0]) for each in lines if _is_of(each, group)}
+        missing = _closure("penstock", frozenset({extra})) - locked - {"penstock", "torch"}
+        assert not missing, f"make lock: {extra} lacks {missing}"
+
+
+def _is_of(line: str, groups: str) -> bool:
+    return not set(groups.split("|")).isdisjoint(line.rpartition("# ")[2].split())
+
+
+def _closure(name: str, extras: frozenset[str]) -> set[str]:
+    """Returns the names of all that a distribution requires with these extras, and its own."""
+    done: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(normalized(name), extras)]
+    while waiting:
+        if (one := waiting.pop()) in done:
+            continue
+        done.add(one)
+        for line in importlib.metadata.requires(one[0]) or ():
+            requirement = Requirement(line)
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": e}) for e in ("", *one[1])):
+                waiting.append((normalized(requirement.name), frozenset(requirement.extras)))
+    return {name for name, _ in done}
+
+
 def test_the_files_that_make_vllms_environment_suffice_alone(tmp_path: Path) -> None:
     """They come first in the image, so that no other change makes it fetch gigabytes again."""
     context, words = Image(REPOSITORY / "worker/Dockerfile.vllm", tmp_path).environment_command()
@@ -237,8 +287,8 @@ def test_the_files_that_make_vllms_environment_suffice_alone(tmp_path: Path) -> 
     )
     # As far as the first package, which no index is there for.
     assert ended.returncode == 1, ended.stderr
-    assert "step 2, torch, ended with status 1" in ended.stderr
-    assert "The user requested torch==" in ended.stderr
+    assert "step 2, its packages by their hashes, ended with status 1" in ended.stderr
+    assert "No matching distribution found for agent-detector==" in ended.stderr
 
 
 @pytest.mark.packages

@@ -47,6 +47,15 @@ def test_the_workflow_builds_every_image_of_compose_and_publishes_tags_alone() -
     assert "refs/tags/v" in push
 
 
+def test_every_action_is_pinned_by_commit_with_its_version_beside_it() -> None:
+    """A tag can be moved to other code; a commit cannot."""
+    for workflow in sorted((REPOSITORY / ".github/workflows").iterdir()):
+        used = re.findall(r"^ *(?:- )?uses: *(.*)$", workflow.read_text(), re.M)
+        assert used, workflow
+        for action in used:
+            assert re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40} # v\d+(\.\d+){2}", action), action
+
+
 def test_the_changelog_has_the_version_of_the_tree_first() -> None:
     found = sections((REPOSITORY / "CHANGELOG.md").read_text())
     assert next(iter(found)) == version()

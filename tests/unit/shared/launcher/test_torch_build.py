@@ -128,7 +128,7 @@ def test_make_asks_for_the_version_of_python_before_anything_else(
     version: tuple[int, int], tmp_path: Path
 ) -> None:
     """In an empty copy: with an interpreter that says it is of another version."""
-    for name in ("Makefile", "constraints.txt", "pyproject.toml"):
+    for name in ("Makefile", "constraints.txt", "requirements.lock", "pyproject.toml"):
         (tmp_path / name).write_text((REPOSITORY / name).read_text())
     python = tmp_path / "python"
     python.write_text(
