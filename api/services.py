@@ -245,9 +245,7 @@ class Services:
             raise
         accounts.reported(spent)
         if self.health.queue is not None:
-            elsewhere = accounts.elsewhere(self.health.queue.cpu_us_by_tenant)
-            for tenant, cpu_s in elsewhere.items():
-                self.pool.charge(tenant, cpu_s)
+            self.pool.charge(accounts.elsewhere(self.health.queue.cpu_us_by_tenant))
 
     def _new_collector(self) -> FrontendCollector:
         return FrontendCollector(

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -86,9 +86,9 @@ class TextPool:
         """Whether more work is there than threads."""
         return len(self) > self._threads
 
-    def charge(self, tenant: str, cpu_s: float) -> None:
-        """Has a tenant wait longer for its next turn: for what it used elsewhere."""
-        self._text_threads.charge(tenant, cpu_s)
+    def charge(self, cpu_s_of: Mapping[str, float]) -> None:
+        """Delays the next turns of tenants: for what they used in other processes."""
+        self._text_threads.charge(cpu_s_of)
 
     def check(self, num_bytes: int) -> None:
         """Checks whether a request of `num_bytes` may wait now, before they are read. Raises
@@ -218,8 +218,8 @@ class TextThreads:
     work. The others take a tenant's large work first, so that small work cannot starve it.
 
     Of each lane a tenant ("": nobody's work, or a server without keys) has at most its `share` of
-    the threads at work, and at least one: another one's small work waits for no thread, and the
-    processors have room for the event loop.
+    the threads at work, and at least one: one that sends small work alone leaves a thread to the
+    others, and the processors have room for the event loop.
     """
 
     def __init__(self, num_threads: int, totals: Accounts, share: float = SHARE) -> None:
@@ -263,14 +263,15 @@ class TextThreads:
             self._changed.notify_all()
         return task
 
-    def charge(self, of: str, cpu_s: float) -> None:
-        """Counts seconds that a tenant used in other processes."""
+    def charge(self, cpu_s_of: Mapping[str, float]) -> None:
+        """Counts seconds that tenants used in other processes."""
         with self._changed:
             if self._is_closed:
                 return
-            account = self._account(of)
-            most_s = max(account.used_s, self._served_s + MAX_AHEAD_S)
-            account.used_s = min(account.used_s + cpu_s, most_s)
+            for of, cpu_s in cpu_s_of.items():
+                account = self._account(of)
+                most_s = max(account.used_s, self._served_s + MAX_AHEAD_S)
+                account.used_s = min(account.used_s + cpu_s, most_s)
             self._forget_idle()
 
     def drop(self, task: TextTask) -> bool:
@@ -351,7 +352,7 @@ class TextThreads:
         if not waiting:
             return None
         account, lane = min(waiting, key=lambda one: one[0].due_s(now_s))
-        self._served_s = max(self._served_s, account.due_s(now_s))
+        self._served_s = max(self._served_s, account.used_s)
         return lane.popleft()
 
     def _lane(self, of: str, account: _Account, takes_large: bool) -> deque[TextTask] | None:

@@ -220,6 +220,8 @@ class Accounts:
             self._seen[tenant] = total, others
             if seen is not None and others > known:
                 more[tenant] = (others - known) / 1e6
+        for lost in (seen or {}).keys() - cpu_us.keys():  # of the store: counted from nothing again
+            self._reported_us.pop(lost, None)
         return more
 
     def _add(self, tenant: str, cpu_us: int, refused: int) -> None:

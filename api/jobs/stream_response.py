@@ -37,6 +37,7 @@ from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
+CACHED_TOKENS_WAIT_S = 0.5
 CLOSE_GRACE_S = 2.0  # for the last event of a response that is cut
 
 
@@ -196,8 +197,9 @@ class EventStreamBody:
         if isinstance(event, Finished):
             return event.usage.cached_tokens
         try:
-            record = await self._jobs.store.get(job_id)
-        except TransportError as error:
+            async with asyncio.timeout(CACHED_TOKENS_WAIT_S):  # tokens have come and wait for it
+                record = await self._jobs.store.get(job_id)
+        except (TransportError, TimeoutError) as error:
             # The stream goes on: its tokens may come without the store, and its end counts again.
             extra = {"job_id": job_id, "reason": str(error), **OF_STORE_OUTAGE}
             log.warning("cached tokens are unknown: the stream begins with 0", extra=extra)

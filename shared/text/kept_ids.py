@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 LEAST_CHARS = 2048  # of a text that is kept
-MAX_BYTES = 16 * 2**20  # of all ids
+MAX_BYTES = 16 * 2**20  # of all entries
+ENTRY_BYTES = 512  # of one beside its ids
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -64,12 +65,16 @@ class KeptIds:
                 self._kept.move_to_end(key)
                 return kept
         ids = array("I", encode(text))
-        num_bytes = ids.itemsize * len(ids)
+        num_bytes = _size(ids)
         with self._lock:
             if num_bytes <= self._max_bytes and key not in self._kept:
                 self._kept[key] = ids
                 self._num_bytes += num_bytes
             while self._num_bytes > self._max_bytes:
                 _, dropped = self._kept.popitem(last=False)
-                self._num_bytes -= dropped.itemsize * len(dropped)
+                self._num_bytes -= _size(dropped)
         return ids
+
+
+def _size(ids: array[int]) -> int:
+    return ids.itemsize * len(ids) + ENTRY_BYTES

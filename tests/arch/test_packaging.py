@@ -321,7 +321,7 @@ def test_the_vllm_image_serves_without_torch_of_its_own(tmp_path: Path) -> None:
             )
             try:
                 deadline = time.monotonic() + 300
-                while "worker.service ready" not in (tmp_path / "log").read_text():
+                while "the worker is ready" not in (tmp_path / "log").read_text():
                     assert worker.poll() is None, (tmp_path / "log").read_text()
                     assert time.monotonic() < deadline, (tmp_path / "log").read_text()
                     time.sleep(0.2)

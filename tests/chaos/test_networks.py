@@ -40,7 +40,7 @@ async def _all_go_on(clients: list[Client], num_tokens: int = 5) -> None:
 
 
 def _reconnects(scenario: Scenario) -> int:
-    return min(f.log.count("pub/sub connection lost") for f in scenario.deployment.frontends)
+    return min(f.log.count("lost the pub/sub connection") for f in scenario.deployment.frontends)
 
 
 async def test_killed_command_connections_come_back_and_nothing_is_missed(
@@ -91,7 +91,7 @@ async def test_a_silent_subscription_is_replaced_and_its_streams_never_stand_sti
             proxy.blackhole_all(lambda connection: connection.is_listening)
             await _all_go_on(clients)
             for frontend in scenario.deployment.frontends:
-                await until(lambda f=frontend: "pub/sub connection lost" in f.log, "the loss")
+                await until(lambda f=frontend: "lost the pub/sub connection" in f.log, "the loss")
             await _all_go_on(clients)
             proxy.blackhole_all(None)
             for frontend in scenario.deployment.frontends:
@@ -248,7 +248,7 @@ async def test_a_frontend_cut_off_for_reading_too_slowly_catches_up(scenario: Sc
     await until(lambda: _all_past(scenario, jobs, 350), "the jobs to run on")
     frozen.thaw()
     await scenario.all_finished(clients)
-    assert "pub/sub connection lost" in frozen.log
+    assert "lost the pub/sub connection" in frozen.log
     await scenario.redis.config_set("client-output-buffer-limit", "pubsub 33554432 8388608 60")
     await scenario.settled()
 

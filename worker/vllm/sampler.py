@@ -131,8 +131,8 @@ class PenstockLogitsProcessor(LogitsProcessor):
                 continue
             assert prompt is not None, "a request of this project has a prompt of tokens"
             rows.add(index, BatchRow.of(*found, prompt, output))
-            if found.params.grammar is not None and self._compiler is not None:
-                self._compiler.compiled(found.params.grammar)  # while the device computes
+            if self._masks is not None:
+                self._masks.expect([found])
         for source, target, direction in batch_update.moved:
             rows.move(source, target, swap=direction is MoveDirectionality.SWAP)
         self._sampler.forget(rows.forgotten())

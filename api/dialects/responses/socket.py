@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,6 +43,14 @@ _OWN_HEADERS = frozenset(
 _OF_THE_SOCKET = ("type", "stream_id", "generate")
 
 _ENDS = ("response.completed", "response.incomplete")
+
+
+class _Unstored(NamedTuple):
+    """The last turn of a socket, where it was not stored."""
+
+    id: str
+    items: list[Any]  # of it and of the turns before it, back to `base`
+    base: str | None  # the stored response that they continue
 
 
 class ResponseSockets:
@@ -137,7 +145,7 @@ class ResponseSocket:
         self._is_gone = asyncio.Event()
         self._why = ""  # it is closed for this reason
         # The last response that was not stored: its id, and all items up to its end.
-        self._unstored: tuple[str, list[Any]] | None = None
+        self._unstored: _Unstored | None = None
 
     async def serve(self, receive: Receive) -> None:
         """Serves messages until the client is gone."""
@@ -211,7 +219,7 @@ class ResponseSocket:
             )
         body = {name: value for name, value in message.items() if name not in _OF_THE_SOCKET}
         body["stream"] = True
-        items = self._with_earlier(body)
+        items, base = self._with_earlier(body)
         is_warm_up = message.get("generate") is False
         is_stored = body.get("store") is not False and not is_warm_up
         scope, raw = self._post(PATH, body)
@@ -221,21 +229,21 @@ class ResponseSocket:
                 await self._send_text(event.raw)
                 if not is_stored and event.kind in _ENDS:
                     response = event.payload()["response"]
-                    self._unstored = (response["id"], [*items, *response["output"]])
+                    items = [*items, *response["output"]]
+                    self._unstored = _Unstored(response["id"], items, base)
 
-    def _with_earlier(self, body: Payload) -> list[Any]:
-        """Returns all items of a turn. Puts them into the body where the turn before it is known to
-        this socket alone."""
+    def _with_earlier(self, body: Payload) -> tuple[list[Any], Any]:
+        """Returns the items of a turn and the id of the stored response that they continue. Puts
+        both into the body where the turn before it is known to this socket alone."""
         given = body.get("input", [])
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         if not isinstance(items, list):
-            return []
+            return [], None
         previous, kept = body.get("previous_response_id"), self._unstored
-        if kept is not None and previous == kept[0]:
-            items = [*kept[1], *items]
-            body["input"] = items
-            del body["previous_response_id"]
-        return items
+        if kept is not None and previous == kept.id:
+            items, previous = [*kept.items, *items], kept.base
+            body |= {"input": items, "previous_response_id": previous}
+        return items, previous
 
     async def _resume(self, message: Payload) -> None:
         name, number = message.get("response_id"), whole_number(message.get("starting_after"))

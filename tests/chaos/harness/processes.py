@@ -21,7 +21,7 @@ from tests.support.throttle import FAULTS
 
 ROOT = Path(__file__).resolve().parents[3]
 
-READY = "worker.service ready "  # in the log
+READY = "worker.service the worker is ready "  # in the log
 
 WORKER_SETTINGS = {
     "RUNNER": "echo",

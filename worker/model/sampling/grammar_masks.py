@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from shared.cores import available_cores
 from shared.cpu_time import TenantSeconds
-from shared.messages import ErrorCode, Grammar
+from shared.messages import ErrorCode, Grammar, SamplingParams
 from shared.text.base import GrammarInvalid
 from shared.text.grammar_compiler import (
     FIRST_CPU_SECONDS,
@@ -35,7 +36,6 @@ from shared.text.grammar_compiler import (
     GrammarCompiler,
     matcher_error,
 )
-from worker.engine.batch import DecodingSequence
 from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
 
@@ -48,6 +48,19 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=
 _CAPS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))
 
 log = logging.getLogger(__name__)
+
+
+class Constrained(Protocol):
+    """A sequence as its masks see it: the engine's, or a request of vLLM's."""
+
+    @property
+    def seq_id(self) -> int: ...
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def tenant(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -107,7 +120,7 @@ class GrammarMasks:
         self._threads = ThreadPoolExecutor(self._num_threads, "masks")
         self._slow_thread = ThreadPoolExecutor(1, "slow-masks", initializer=_lower_priority)
 
-    def expect(self, sequences: Iterable[DecodingSequence]) -> None:
+    def expect(self, sequences: Iterable[Constrained]) -> None:
         """Begins to compile what these will need, while the device computes their logits."""
         for sequence in sequences:
             grammar = sequence.params.grammar

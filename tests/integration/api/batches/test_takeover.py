@@ -292,6 +292,8 @@ def test_a_frontend_without_the_files_reports_it_and_leaves_batches_alone(
             assert answer.http_response.status_code == 200
             with pytest.raises(Exception, match="missing or damaged"):
                 other.files.content(file_id)
-        wait_until(lambda: "cannot be run here" in "".join(blind.lines), "its look", LIMIT_S)
+        wait_until(
+            lambda: "cannot run on this frontend" in "".join(blind.lines), "its look", LIMIT_S
+        )
         with runner(service, files_dir):
             completed(client, batch_id)

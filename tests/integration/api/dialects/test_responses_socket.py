@@ -85,6 +85,13 @@ def test_what_is_not_stored_is_known_to_its_socket_alone(service: RunningService
         previous = {"previous_response_id": second[-1]["response"]["id"]}
         third = events_of(client, {**turn, **previous, "input": "And?"})
         assert third[-1]["response"]["usage"]["input_tokens"] > prompt
+        stored = events_of(client, {**TURN, "max_output_tokens": 3})[-1]["response"]
+        previous = {"previous_response_id": stored["id"]}
+        warm = events_of(client, {**turn, **previous, "generate": False})[-1]["response"]
+        previous = {"previous_response_id": warm["id"]}
+        on_both = events_of(client, {**turn, **previous, "input": []})[-1]["response"]
+        assert on_both["usage"]["input_tokens"] == warm["usage"]["input_tokens"]
+        assert warm["usage"]["input_tokens"] > stored["usage"]["input_tokens"]
     with opened(service.base_url) as client:
         (refused,) = events_of(client, {**turn, **previous, "input": "And?"})
         assert refused["error"]["code"] == "previous_response_not_found"

@@ -313,8 +313,7 @@ async def test_who_used_most_elsewhere_goes_last() -> None:
 
     at_work = asyncio.create_task(pool.run(release.wait, 20))
     await asyncio.sleep(0.01)
-    pool.charge("masks", 0.5)
-    pool.charge("most", 3600.0)
+    pool.charge({"masks": 0.5, "most": 3600.0})
     names = ["most", "masks", *["little"] * 5]
     tasks = [asyncio.create_task(of_tenant(name)) for name in names]
     await asyncio.sleep(0.01)
@@ -341,7 +340,7 @@ async def test_who_used_most_waits_for_a_bounded_time_of_the_others_work(
 
     at_work = asyncio.create_task(pool.run(release.wait, 20))
     await asyncio.sleep(0.01)
-    pool.charge("most", 3600.0)
+    pool.charge({"most": 3600.0})
     tasks = [asyncio.create_task(of_tenant(name)) for name in ("most", *["little"] * 9)]
     await asyncio.sleep(0.01)
     release.set()
