@@ -235,9 +235,11 @@ def test_a_worker_that_stops_hands_back_and_ends_in_its_grace(project: Project) 
     began_s = time.monotonic()
     assert project.stop(worker) == 0, worker.log.read_text()[-2000:]
     assert time.monotonic() - began_s < worker.service.stop_grace_s
-    frontend = project.of("frontend")[-1]
-    ready = httpx.get(f"http://{frontend.address}:8000/ready").json()
-    assert ready["unserved"] == [MODEL]
+    url = f"http://{project.of('frontend')[-1].address}:8000/ready"
+    deadline = time.monotonic() + 90
+    while httpx.get(url).json()["unserved"] != [MODEL]:  # the frontend looks every second or two
+        assert time.monotonic() < deadline, "the frontend still counts the worker"
+        time.sleep(0.2)
 
 
 def test_images_say_what_they_are_and_hold_no_more_than_they_need(images: ImageStore) -> None:
