@@ -290,8 +290,12 @@ class _Running:
 
     def _connected(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
         ours.settimeout(MAX_CALL_SECONDS)
         return ours
 
