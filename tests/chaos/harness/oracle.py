@@ -123,7 +123,7 @@ class StoreOracle:
             for name, part in zip(names, kept, strict=True)
         }
         assert all(size >= 0 for part in parts.values() for size in part), parts
-        sums = {tenant: sum(part) for tenant, part in parts.items() if part}
+        sums = {tenant: sum(part) for tenant, part in parts.items() if any(part)}
         assert {tenant.decode(): int(size) for tenant, size in held.items()} == sums, (
             f"held {held}, kept {sums}"
         )

@@ -230,7 +230,8 @@ async def test_the_small_work_of_one_tenant_has_its_share_of_the_threads(
         payer.set(Payer("one"))
         if most < threads:
             assert await pool.run(len, "abc") == 3, "another tenant waits for none of it"
-    assert pool.num_busy == most
+        while pool.num_busy != most:  # a thread is busy for a moment after its work has ended
+            await asyncio.sleep(0.001)
     release.set()
     assert all(await asyncio.gather(*waiting))
     pool.close()
