@@ -29,7 +29,7 @@ POSITION_MAX = 1000  # entries counted per lane
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 # Everything that this release writes; what else a hash holds is shown as `extra`.
 _JOB_FIELDS = frozenset(
-    b"v state model tenant kind attempt owner crashes deaths stalls clear_n losses n b h "
+    b"v state model tenant kind attempt owner crashes deaths stalls losses n b h "
     b"prompt_tokens cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms "
     b"end_ms deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid "
     b"retain_ms choices lane work reserved idem durability sampling ps claims "

@@ -125,15 +125,6 @@ local function begin_output(id, job, job_key)
   end
 end
 
--- A job that gave a token does not kill workers at once; one that does so later meets MAX_DEATHS. One that was
--- in two engines that hung has to come further than when it last did (lib/blame.lua).
-local function clear_suspect(id, job_key, job, item)
-  if job.losses then redis.call('HDEL', job_key, 'losses') end
-  if tonumber(item.n1) <= tonumber(field(id, 'clear_n') or '-1') then return end
-  redis.call('HSET', job_key, 'crashes', 0)
-  if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
-end
-
 local function log_delta(id, job, job_key, item, more)
   local failure
   local lp, c, at = more.lp, more.c, item.n1 .. '-' .. item.b1
@@ -152,7 +143,12 @@ local function log_delta(id, job, job_key, item, more)
   local place = item.n0 .. '|' .. item.n1 .. '|' .. item.b1 .. '|'
   redis.call(PUBLISH, P .. 'ch:' .. id, (c and 'C|' .. place .. c .. '|' or 'D|' .. place)
     .. item.tokens .. '|' .. (lp or '') .. '|' .. item.text)
-  if (job.crashes ~= '0' or job.losses) and item.n1 ~= item.n0 then clear_suspect(id, job_key, job, item) end
+  -- A job that gave a token does not kill workers at once; one that does so later meets MAX_DEATHS.
+  if (job.crashes ~= '0' or job.losses) and item.n1 ~= item.n0 then
+    redis.call('HSET', job_key, 'crashes', 0)
+    redis.call('HDEL', job_key, 'losses')
+    if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
+  end
   return nil
 end
 

@@ -16,28 +16,15 @@ local function blame(id, wid, max_crashes, lost_reason)
   return true
 end
 
--- The output of the last claim of a job, and where the job stands now.
-local function progress_of(job)
-  local line = string.match(job.claims or '', '[^\n]*$')
-  local n = tonumber(job.n or '0')
-  return n - tonumber(string.match(line, '^%d+|%d+|(%d+)|') or '0'), n
-end
-
 -- Note that an engine which hung was killed with this job in it. It is a suspect at once: everybody
 -- waited for as long as the stall limit. `is_named`: it was tried as the one suspect, and one that hung
 -- an engine before ends with a dead letter then. Returns true when the job ended.
--- No token resets `stalls`. After the first stall, which may be the machine's, one token clears a suspect; one
--- that was in several is cleared where it comes further than the attempt that hung (`clear_n`).
 local function note_stall(id, wid, max_crashes, is_named)
   local job_key = P .. 'job:' .. id
   local stalls = redis.call('HINCRBY', job_key, 'stalls', 1)
   local least = is_named and stalls > 1 and max_crashes - 1 or 1
-  local job = read_job(id, 'crashes', 'claims', 'n')
-  redis.call('HSET', job_key, 'crashes', math.max(tonumber(job.crashes or '0'), least))
-  if stalls > 1 then
-    local made, n = progress_of(job)
-    redis.call('HSET', job_key, 'clear_n', whole(n + made))
-  end
+  local crashes = tonumber(redis.call('HGET', job_key, 'crashes') or '0')
+  redis.call('HSET', job_key, 'crashes', math.max(crashes, least))
   return blame(id, wid, max_crashes, 'engine_died')
 end
 
