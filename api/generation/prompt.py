@@ -33,7 +33,7 @@ from api.generation.models import ServedModel
 from api.generation.parameters import parameter_types
 from api.generation.protocol import NO_PROMPT
 from api.generation.tools import ToolUse
-from api.http.shares import payer
+from api.http.shares import paying_tenant
 from api.ids import random_seed
 from api.output_parsers.parser import (
     OutputParserFactory,
@@ -163,14 +163,13 @@ def _token_ids(
 def _encoded(
     model: ServedModel, text: MarkedText, param: str, add_special_tokens: bool
 ) -> tuple[int, ...]:
-    paying = payer.get()
     try:
         return tuple(
             model.text.tokenizer.encode(
                 text.text,
                 add_special_tokens=add_special_tokens,
                 mark=text.mark,
-                tenant="" if paying is None else paying.tenant,
+                tenant=paying_tenant(),
             )
         )
     except InvalidParameter as error:

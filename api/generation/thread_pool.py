@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from api.errors import overloaded, unavailable
-from api.http.shares import SHARE, Accounts, Payer, Pot, payer
+from api.http.shares import SHARE, Accounts, Pot, payer, paying_tenant
 from shared.cpu_time import work_cpu_s
 from shared.tasks import cancel_and_wait
 from shared.text.base import RenderingUnavailable
@@ -106,7 +106,7 @@ class TextPool:
         num_bytes = max(MIN_BYTES, request_bytes.get())
         charge = self._lane(num_bytes).take(num_bytes)
         run = copy_context().run  # the work sees who pays
-        task = self._text_threads.submit(_tenant_of(payer.get()), num_bytes, run, work, *args)
+        task = self._text_threads.submit(paying_tenant(), num_bytes, run, work, *args)
         future = asyncio.wrap_future(task.future)
 
         def given_back(done: asyncio.Future[Any]) -> None:
@@ -168,10 +168,6 @@ class TextPool:
 SMALL_BYTES = 64 * 1024  # of a request; its text takes some ten milliseconds
 MAX_IDLE_ACCOUNTS = 1024
 MAX_AHEAD_S = 5.0  # of the others' work that a tenant waits for, however much it has used
-
-
-def _tenant_of(of: Payer | None) -> str:
-    return "" if of is None else of.tenant
 
 
 @dataclass(eq=False, slots=True)

@@ -40,6 +40,12 @@ class Payer:
 payer: ContextVar[Payer | None] = ContextVar("payer", default=None)
 
 
+def paying_tenant() -> str:
+    """Returns the tenant of the running request; "": nobody's."""
+    of = payer.get()
+    return "" if of is None else of.tenant
+
+
 class PotReport(msgspec.Struct):
     """A pot as operators see it."""
 
@@ -189,8 +195,7 @@ class Accounts:
 
     def refuse(self) -> None:
         """Counts a request of the running task that was refused."""
-        of = payer.get()
-        self._add("" if of is None else of.tenant, 0, 1)
+        self._add(paying_tenant(), 0, 1)
 
     def drain(self) -> list[Spent]:
         """Returns what came since the last call."""

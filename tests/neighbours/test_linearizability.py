@@ -66,6 +66,7 @@ def seen(state: str | None, num_tokens: int = 0, kind: str = GET) -> tuple[str, 
             (APPEND, OK_APPEND | {"start": 4, "end": 5, "status": "fenced"}),
             (APPEND, LAST_APPEND | {"attempt": 2}),
             seen("finished", 5, END),
+            (APPEND, OK_APPEND | {"start": 4, "end": 5, "status": "fenced"}),
         ),
         # The same, and the worker was cut off behind an append that had its effect.
         (
@@ -107,6 +108,9 @@ def test_what_one_job_explains_is_accepted(steps: tuple[Any, ...]) -> None:
         ("a hole between appends", (SUBMITTED, CLAIMED, (APPEND, OK_APPEND | {"start": 1}))),
         ("an append refused without a reason", (
             SUBMITTED, CLAIMED, (APPEND, OK_APPEND | {"status": "fenced"}),
+        )),
+        ("an end that fences its own attempt", (
+            *WHOLE, (APPEND, OK_APPEND | {"status": "fenced"}),
         )),
         ("a queued job without a dead worker", (SUBMITTED, CLAIMED, seen("queued"))),
     ],

@@ -168,7 +168,8 @@ def _appended(state: State, operation: Operation, *, is_known: bool) -> Iterator
     if is_known and status != "ok":
         explained = {
             "ended": phase in TERMINAL,
-            "fenced": phase in (QUEUED, RUNNING) and not is_owner,
+            "fenced": (phase in (QUEUED, RUNNING) and not is_owner)
+            or (phase in TERMINAL and attempt > values["attempt"]),
             "gone": phase == ABSENT,
         }
         if explained.get(str(status), True):

@@ -112,7 +112,7 @@ class StoreOracle:
             assert consumer["pending"] == 0, f"{name} has entries"
 
     async def _check_held(self) -> None:
-        """What a tenant holds at rest is what is kept until some time, never less than 0."""
+        """What a tenant holds at rest is what is kept until some time, always more than 0."""
         names = [key async for key in self._redis.scan_iter(match=self._keys.prefix + "kept:*")]
         pipeline = self._redis.pipeline(transaction=True).hgetall(self._keys.held)
         for name in names:
@@ -122,8 +122,8 @@ class StoreOracle:
             name.decode().rpartition("kept:")[2]: [*map(int, part)]
             for name, part in zip(names, kept, strict=True)
         }
-        assert all(size >= 0 for part in parts.values() for size in part), parts
-        sums = {tenant: sum(part) for tenant, part in parts.items() if any(part)}
+        assert all(size > 0 for part in parts.values() for size in part), parts
+        sums = {tenant: sum(part) for tenant, part in parts.items() if part}
         assert {tenant.decode(): int(size) for tenant, size in held.items()} == sums, (
             f"held {held}, kept {sums}"
         )

@@ -22,6 +22,7 @@ end
 local function keep_held(tenant, bytes, life_ms)
   local width = math.max(1000, 2 ^ math.floor(math.log(life_ms / BUCKETS) / math.log(2)))
   local gone_ms = math.ceil((server_ms() + life_ms) / width) * width
+  if bytes == 0 then return whole(gone_ms) end  -- as the log of a job without tokens
   -- The first of these bytes alone: what comes later expires at the same time.
   if redis.call('HINCRBY', P .. 'kept:' .. tenant, whole(gone_ms), whole(bytes)) == bytes then
     redis.call('ZADD', P .. 'kept', 'LT', whole(gone_ms), tenant)
