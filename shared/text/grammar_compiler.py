@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -97,12 +98,18 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, tokenizer: Vocabulary, vocab_size: int, eos_token_ids: Collection[int]
+        self,
+        tokenizer: Vocabulary,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        niceness: int = 0,
     ) -> None:
-        """`vocab_size` is the model's: masks have as many bits."""
+        """`vocab_size` is the model's: masks have as many bits. `niceness`: of the thread that
+        builds the tree, and with it of the first grammar."""
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._eos_token_ids = [i for i in eos_token_ids if 0 <= i < vocab_size]
+        self._niceness = niceness
         self._building = threading.Lock()
         self._built: LLTokenizer | None = None
         self._writable = WritableText(range(256))  # known when the tree is built
@@ -120,6 +127,8 @@ class GrammarCompiler:
         """
         with self._building:
             if self._built is None:
+                if self._niceness:
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
                 self._built = self._build()
             return self._built
 

@@ -107,7 +107,9 @@ def _rss_bytes() -> int:
 class _Text:
     def __init__(self, card: ModelCard, blobs: dict[str, bytes]) -> None:
         self.tokenizer: FastTokenizer = load_card_tokenizer(card, blobs)
-        self._grammars = GrammarCompiler(self.tokenizer, card.vocab_size, card.eos_token_ids)
+        self._grammars = GrammarCompiler(
+            self.tokenizer, card.vocab_size, card.eos_token_ids, LOADING_NICENESS
+        )
 
     def reply(self, call: TextCall) -> TextReply:
         if isinstance(call, CheckCall):

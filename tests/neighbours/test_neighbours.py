@@ -36,8 +36,8 @@ STORM_S = float(os.environ.get("PENSTOCK_STORM_S", "4"))
 # it. Where they did, the ratios were 50 to 320.
 MAX_GAP_RATIO, MAX_FIRST_TOKEN_RATIO = 15, 25
 # A frontend that parsed the vocabulary itself stood still for it: 20 times, and more. Where two
-# processors are shared with the process that parses it, a step is missed now and then.
-MAX_JOINED_GAP_RATIO = 5
+# processors are shared with the process that parses it, a step of 40 ms is missed now and then.
+MAX_JOINED_GAP_RATIO = 3
 MODEL = "penstock-demo"
 
 
