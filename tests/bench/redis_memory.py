@@ -16,8 +16,8 @@ import json
 import random
 from typing import Any
 
+from penstock.launcher.redis_server import PrivateServer
 from shared.keys import new_job_id
-from shared.launcher.redis_server import PrivateServer
 from shared.messages import (
     Cursor,
     Delta,

@@ -26,7 +26,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.bench.machine import cpu_name
 from tests.bench.stream_reader import read_stream
 from tests.support.launched import REPOSITORY, Launched, free_port
