@@ -53,7 +53,7 @@ def loaded_by(module: str) -> set[str]:
             {"asyncio", "fastapi", "pydantic", "redis", "torch", "xxhash"},
         ),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
-        ("shared.launcher.main", {"torch", "api", "worker", "fastapi", "penstock"}),
+        ("penstock.launcher.main", {"torch", "api", "worker", "fastapi", "typer", "rich"}),
         ("penstock.client", {"api", "worker", "shared", "typer", "rich", "pydantic", "redis"}),
         ("penstock.cli.application", {"torch", "api", "worker", "redis", "fastapi"}),
     ],

@@ -12,24 +12,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from shared.cuda_devices import device_type, has_nvidia_driver
-from shared.environment import adopt_prefix, given_name, variable_of
-from shared.launcher.processes import (
+from penstock.launcher.processes import (
     Child,
     GaveUp,
     RedisSupervisor,
     RedisWatch,
     report_worker_death,
 )
-from shared.launcher.ready_line import ReadyLine
-from shared.launcher.redis_server import PrivateServer, ServerError, find_server_binary
-from shared.launcher.settings import LauncherSettings
-from shared.launcher.vllm_environment import (
+from penstock.launcher.ready_line import ReadyLine
+from penstock.launcher.redis_server import PrivateServer, ServerError, find_server_binary
+from penstock.launcher.settings import LauncherSettings
+from penstock.launcher.vllm_environment import (
     NotMade,
     build_for,
     make_environment,
 )
-from shared.launcher.worker_specs import WorkerSpec, worker_specs
+from penstock.launcher.worker_specs import WorkerSpec, worker_specs
+from shared.cuda_devices import device_type, has_nvidia_driver
+from shared.environment import adopt_prefix, given_name, variable_of
 from shared.printable import printable
 from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
@@ -136,7 +136,7 @@ def _run_in_one_process(settings: LauncherSettings, specs: Sequence[WorkerSpec])
         settings = settings.model_copy(update={"frontends": 1})
     specs = specs[:1]
     # Imported here: it imports api and worker, which the launcher otherwise never does.
-    from shared.launcher.single_process import FAKE_URL, run_in_one_process
+    from penstock.launcher.single_process import FAKE_URL, run_in_one_process
 
     os.environ |= (
         {variable_of("redis_url"): FAKE_URL} | _child_defaults(settings) | dict(specs[0].own)

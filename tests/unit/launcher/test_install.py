@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher import install as installing
-from shared.launcher.install import drop_half_installed, install
+from penstock.launcher import install as installing
+from penstock.launcher.install import drop_half_installed, install
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+REPOSITORY = Path(__file__).resolve().parents[3]
 # In place of pip: unpacks, and goes on when that was said.
 UNPACKS = """
 import pathlib, sys, time
@@ -62,7 +62,7 @@ def test_metadata_of_an_interrupted_install_goes(packages: Path) -> None:
 
 def test_ctrl_c_ends_it_with_a_sentence(tmp_path: Path) -> None:
     code = (
-        "import sys; from shared.launcher import install as i;"
+        "import sys; from penstock.launcher import install as i;"
         "i.PIP = (sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)');"
         "sys.exit(i.install([]))"
     )

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from redis.exceptions import AuthenticationError
 
+from penstock.launcher.redis_server import ServerError
 from shared.backoff import Backoff
-from shared.launcher.redis_server import ServerError
 from shared.logs import PROCESS_NAME, host_name
 from shared.outages import Outage
 from shared.process import MAX_REPORT_BYTES, READY, REPORT_FD, dying_with_this_process

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from shared.launcher import processes as restarts
-from shared.launcher.processes import GaveUp, RedisSupervisor, RestartPolicy
+from penstock.launcher import processes as restarts
+from penstock.launcher.processes import GaveUp, RedisSupervisor, RestartPolicy
 
 
 class FakeServer:
@@ -34,7 +34,7 @@ class FakeServer:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_BACKOFF_S", 0.0)
-    monkeypatch.setattr("shared.launcher.processes.POLL_S", 0.001)
+    monkeypatch.setattr("penstock.launcher.processes.POLL_S", 0.001)
 
 
 async def test_a_server_that_dies_is_restarted_and_reported() -> None:

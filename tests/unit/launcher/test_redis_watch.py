@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher.processes import RedisWatch
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.processes import RedisWatch
+from penstock.launcher.redis_server import PrivateServer
 from shared.transport.connect import open_transport
 
 
@@ -28,7 +28,7 @@ def _refusing_port() -> int:
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.launcher.processes.LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.launcher.processes.LOOK_S", 0.01)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.launcher.settings import LauncherSettings
 from shared.cores import available_cores, share_of_cores
 from shared.cuda_devices import (
     device_number,
@@ -35,7 +36,6 @@ from shared.cuda_devices import (
     visible_devices,
 )
 from shared.environment import PREFIX, value_of, variable_of
-from shared.launcher.settings import LauncherSettings
 from shared.setting_names import SETTING_NAMES
 from shared.settings import SettingsError, SharedSettings, load_settings
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from api.http.server import DrainingServer, make_server
 from api.main import create_app
 from api.settings import ApiSettings
-from shared.launcher.settings import LauncherSettings
+from penstock.launcher.settings import LauncherSettings
 from shared.logs import start_logs
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import open_transport

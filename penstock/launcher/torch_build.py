@@ -1,7 +1,7 @@
 """Which build of PyTorch is installed: without an NVIDIA driver the one for the CPU, which is
 gigabytes smaller.
 
-    python -m shared.launcher.torch_build torch==2.13.0
+    python -m penstock.launcher.torch_build torch==2.13.0
 
 installs it with pip into this interpreter's environment. Standard library only: it runs before
 anything is installed, and in images.
@@ -18,8 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
+from penstock.launcher.install import install, say
 from shared.cuda_devices import device_type, has_nvidia_driver
-from shared.launcher.install import install, say
 
 # Its builds have the versions of the default index with `+cpu` behind them, which pip prefers.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -1,4 +1,4 @@
-"""`python -m shared.launcher`."""
+"""`python -m penstock.launcher`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if __name__ == "__main__":
     early_signals.catch()
     # Only now: its own imports take a while, and a Ctrl-C meanwhile must not be lost.
     with resting():
-        from shared.launcher.main import main
+        from penstock.launcher.main import main
 
     sys.exit(main(early_signals))

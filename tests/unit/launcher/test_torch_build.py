@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher import torch_build
-from shared.launcher.torch_build import CPU_INDEX, index_words, wanted_device
+from penstock.launcher import torch_build
+from penstock.launcher.torch_build import CPU_INDEX, index_words, wanted_device
 
-REPOSITORY = Path(__file__).resolve().parents[4]
+REPOSITORY = Path(__file__).resolve().parents[3]
 AWAY = "http://127.0.0.1:9/whl/cpu"
 EXTRA = "--extra-index-url"
 

@@ -1,6 +1,6 @@
 """pip, with a sign of life while it unpacks.
 
-    python -m shared.launcher.install -e .
+    python -m penstock.launcher.install -e .
 
 Standard library only: it runs before anything is installed.
 """

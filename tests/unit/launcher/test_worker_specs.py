@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher import worker_specs as module
-from shared.launcher.settings import LauncherSettings
-from shared.launcher.worker_specs import WorkerSpec, worker_specs
+from penstock.launcher import worker_specs as module
+from penstock.launcher.settings import LauncherSettings
+from penstock.launcher.worker_specs import WorkerSpec, worker_specs
 from shared.settings import SettingsError
 
 TWO = """

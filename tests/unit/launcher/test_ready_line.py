@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from shared.launcher.ready_line import ReadyLine
-from shared.launcher.settings import LauncherSettings
-from shared.launcher.worker_specs import WorkerSpec
+from penstock.launcher.ready_line import ReadyLine
+from penstock.launcher.settings import LauncherSettings
+from penstock.launcher.worker_specs import WorkerSpec
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from http.client import HTTPException
 from threading import Event
 from typing import Any
 
-from shared.launcher.redis_server import inspect_command
-from shared.launcher.settings import LauncherSettings
-from shared.launcher.worker_specs import WorkerSpec
+from penstock.launcher.redis_server import inspect_command
+from penstock.launcher.settings import LauncherSettings
+from penstock.launcher.worker_specs import WorkerSpec
 from shared.redis.url import redacted
 
 POLL_S = 0.1

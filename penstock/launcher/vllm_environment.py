@@ -1,6 +1,6 @@
 """The environments of ENGINE=vllm: each build of vLLM has an interpreter and packages of its own.
 
-    python -m shared.launcher.vllm_environment [--device auto|cpu|cuda] [DIRECTORY]
+    python -m penstock.launcher.vllm_environment [--device auto|cpu|cuda] [DIRECTORY]
 
 Makes it, or ends at once where it is made. Standard library only: it runs before anything is
 installed, and in images. The packages of the build for CPUs are installed by their hashes.
@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.launcher.install import drop_half_installed
+from penstock.launcher.torch_build import index_words, wanted_device
 from shared.cuda_devices import (
     DEVICE_WORDS,
     device_type,
@@ -31,12 +33,10 @@ from shared.cuda_devices import (
     is_device,
     loads,
 )
-from shared.launcher.install import drop_half_installed
-from shared.launcher.torch_build import index_words, wanted_device
 from shared.process import dying_with_this_process
 
 _HERE = Path(__file__).resolve().parent
-REPOSITORY = _HERE.parents[1]  # in an installed package: the folder that has `shared`
+REPOSITORY = _HERE.parents[1]  # in an installed package: site-packages
 STAMP = ".penstock"  # holds the key of what was installed, once everything was
 MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
