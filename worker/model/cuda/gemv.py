@@ -9,9 +9,10 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.cuda.kernels.few_rows import GELU_TANH, SILU, few_rows_product
+from worker.model.base import Activation
+from worker.model.cuda.kernels.gemv import GELU_TANH, SILU, gemv_kernel
 from worker.model.cuda.layers import gate
-from worker.model.layers.ops import Activation, Norm
+from worker.model.layers.ops import Norm
 
 MAX_ROWS = 4
 _BLOCK_IN = 1024  # 16 bytes of a row of weights for each thread
@@ -40,7 +41,7 @@ class GatedProduct:
         return gate(self.product(x), self.activation)
 
 
-def few_rows(
+def gemv(
     x: Tensor,
     product: Product | GatedProduct,
     *,
@@ -62,7 +63,7 @@ def few_rows(
     columns = _ACCUMULATORS // 4 // rows
     if activation or out_size < 2048:  # a gate has two sums; few columns make few programs
         columns = max(1, columns // 2)
-    few_rows_product[(triton.cdiv(out_size, columns),)](
+    gemv_kernel[(triton.cdiv(out_size, columns),)](
         x,
         weight,
         weight if bias is None else bias,

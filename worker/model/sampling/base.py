@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import torch
 from torch import Tensor
 
-from worker.model.sampling.logits import PenaltyTable
+from worker.engine.batch import DecodeStep
 from worker.model.sampling.plan import BatchPlan
 from worker.model.sampling.row import SamplingRow
 
 if TYPE_CHECKING:
-    from worker.model.sampling.grammar_masks import GrammarMasks
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +46,10 @@ class DrawKernels(Protocol):
         ...
 
 
-def find_kernels(
-    vocab_size: int,
-    eos_token_ids: frozenset[int],
-    device: torch.device,
-    penalties: PenaltyTable,
-    grammar_masks: GrammarMasks | None,
-) -> DrawKernels | None:
-    """Returns kernels for the device; None, after saying so, where Triton cannot be imported."""
-    try:
-        from worker.model.cuda.sampling import SamplingKernels
-    except ImportError as error:
-        log.warning(
-            "Triton cannot be imported, so tokens are drawn by torch's operators, which takes "
-            "milliseconds in each step of many rows: %s",
-            error,
-        )
-        return None
-    return SamplingKernels(vocab_size, eos_token_ids, device, penalties, grammar_masks)
+@dataclass(frozen=True, slots=True)
+class PreviousSample:
+    """What the step before sampled, still on the device: `token_ids[index_of[seq_id]]`."""
+
+    token_ids: Tensor  # [rows] int64
+    index_of: Mapping[int, int]
+    decodes: DecodeStep | None = None  # of that step; they come first, in the run's order

@@ -1,6 +1,6 @@
-"""scan: one pass over the logits, which edits them, draws from each block and measures it.
+"""logits_scan: one pass over the logits, which edits them, draws from each block and measures it.
 
-Each program has one block of one row. What the blocks found is put together by `choose`.
+Each program has one block of one row. What the blocks found is put together by `sample_finalize`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from worker.model.cuda.kernels.noise import gumbel, row_key
+from worker.model.cuda.kernels.gumbel import gumbel, row_key
 
 # What a row wants, in bits.
 DRAWN = tl.constexpr(1)
@@ -44,7 +44,7 @@ NUM_FOUND = tl.constexpr(4)
 
 
 @triton.jit(do_not_specialize=["num_edits", "num_words", "num_blocks", "num_groups"])
-def scan(
+def logits_scan(
     logits,  # [rows, vocab] float32, bfloat16 or float16
     row_stride,
     ints,  # [rows, NUM_INTS]

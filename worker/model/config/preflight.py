@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine_options import EngineOptions
+from worker.model.config.quantization import check_method
 from worker.model.errors import CheckpointError, UnsupportedModel
-from worker.model.quantization import check_method
 
 _OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx")
 _TYPES_OF_TRANSFORMERS = ("models/auto/auto_mappings.py", "models/auto/configuration_auto.py")

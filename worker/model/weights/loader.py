@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
-from worker.model.fp8_scales import StoredScales, StoredWeights
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Layout
 from worker.model.layers.linear import Place
-from worker.model.safetensors_files import StoredTensor, stored_tensors
-from worker.model.weight_reader import copier_for, pieces_of, read_pieces
+from worker.model.weights.fp8_scales import StoredScales, StoredWeights
+from worker.model.weights.reader import copier_for, pieces_of, read_pieces
+from worker.model.weights.safetensors_files import StoredTensor, stored_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.model.fp8_scales import StoredScales
 from worker.model.layers.linear import Place
-from worker.model.safetensors_files import DTYPES, StoredTensor
+from worker.model.weights.fp8_scales import StoredScales
+from worker.model.weights.safetensors_files import DTYPES, StoredTensor
 
 PIECE_BYTES = 16 << 20  # of whole rows; a longer row is a piece
 NUM_THREADS = 4

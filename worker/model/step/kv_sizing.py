@@ -6,14 +6,14 @@ import torch
 
 from worker.engine.batch import ScheduledBatch
 from worker.engine_options import CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS, EngineOptions
+from worker.model.base import DecoderStack
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
-from worker.model.layers.decoder import DecoderStack
-from worker.model.parallel.forward import RankForward
-from worker.model.runner import TorchModelRunner
 from worker.model.served import BuiltStack, CapturingStack
-from worker.model.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
+from worker.model.step.rank_forward import RankForward
+from worker.model.step.runner import TorchModelRunner
+from worker.model.step.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
 
 # Shares of what is free after the weights that the KV cache takes by itself.
 _HOST_SHARE = 0.5

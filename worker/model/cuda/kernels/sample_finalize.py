@@ -1,8 +1,8 @@
-"""choose: from what `scan` found of the blocks to one token a row, filters included.
+"""sample_finalize: samples one token for each row from what `logits_scan` found, with filters.
 
-A filtered row is not sorted. Its groups of neighbouring tokens have their best logits from `scan`:
-those alone that can have a kept token are read again. A token's key is its distance below the
-row's best, over temperature, read as an integer: the smaller, the likelier. The last key that stays
+A filtered row is not sorted. `logits_scan` has noted the best logit of each group of neighbouring
+tokens; only groups that can hold a kept token are read again. A token's key is its distance below
+the row's best, over temperature, read as an integer: the smaller, the likelier. The last kept key
 is found bit by bit, by counts (top-k) and by masses (top-p).
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from worker.model.cuda.kernels.noise import gumbel, row_key
-from worker.model.cuda.kernels.scan import (
+from worker.model.cuda.kernels.gumbel import gumbel, row_key
+from worker.model.cuda.kernels.logits_scan import (
     BEST,
     DRAWN,
     EDITED_PLACE,
@@ -279,8 +279,8 @@ def keep(
 
 
 @triton.jit(do_not_specialize=["num_blocks", "num_groups"])
-def choose(
-    logits,  # as of `scan`, like what else has its name
+def sample_finalize(
+    logits,  # as of `logits_scan`, like what else has its name
     row_stride,
     ints,
     step_ints,

@@ -1,12 +1,16 @@
-"""AttentionBackend: how queries meet the paged KV cache; what one layer's attention computes."""
+"""The interfaces that all rooms of the model share: attention, KV cache, decoder stack, shares."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+
+Activation = Literal["silu", "gelu_tanh"]  # of a gate
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +90,68 @@ class AttentionBackend(Protocol):
         """Fills `out` [T, heads, value_dim], contiguous, for q [T, heads, key_dim], which may be a
         strided view. The layer's keys and values of this step have been stored."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """What one layer keeps of a token: `num_kv_heads` keys [key_dim] and values [value_dim]."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of one token."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+class KeepsKV(Protocol):
+    """The part of a model's configuration that a pool needs."""
+
+    @property
+    def kv_layers(self) -> Sequence[KVLayer]: ...
+
+
+class DecoderStack(Protocol):
+    """A model's layers over one KV cache, from token ids to final hidden states.
+
+    Integer tensors are int32.
+    """
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        """Returns final hidden states [N, hidden] of `rows` [N], valid until the next call.
+
+        `token_ids` and `positions` are [num_tokens].
+
+        Rows come in order: of a sequence its last token in this step, or any run of its tokens.
+        Writes the keys and values of all tokens to their slots.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part [start, start + size) of `whole` that a rank has."""
+
+    start: int
+    size: int
+    whole: int
+
+    @classmethod
+    def all_of(cls, whole: int) -> Share:
+        return cls(0, whole, whole)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+    @property
+    def is_all(self) -> bool:
+        return self.size == self.whole
+
+    def times(self, count: int) -> Share:
+        """Returns the share of `count` times as many: of features, for a share of heads."""
+        return Share(self.start * count, self.size * count, self.whole * count)

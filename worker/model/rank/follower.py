@@ -1,4 +1,4 @@
-"""The process of a rank above 0: `python -m worker.model.parallel <fd> <parent pid>`.
+"""The process of a rank above 0: `python -m worker.model.rank <fd> <parent pid>`.
 
 It loads its part of the model and computes the steps that rank 0 sends, until rank 0 closes the
 connection or dies. It schedules and samples nothing. Exit status: 0 when rank 0 is gone, 1 when its
@@ -15,8 +15,7 @@ from pathlib import Path
 from shared.huge_pages import collapse_heap
 from worker.model.build import choose_source, load_part
 from worker.model.device import choose_device
-from worker.model.errors import ModelError
-from worker.model.parallel.forward import RankForward
+from worker.model.errors import ModelError, may_pass
 from worker.model.parallel.joining import join, rank_device
 from worker.model.parallel.messages import (
     FromRank,
@@ -30,7 +29,7 @@ from worker.model.parallel.messages import (
     decode_step,
     encode,
 )
-from worker.model.passing_faults import may_pass
+from worker.model.step.rank_forward import RankForward
 
 EXIT_NOT_LOADED = 1
 EXIT_UNEXPECTED = 70

@@ -17,7 +17,7 @@ GELU_TANH = tl.constexpr(2)
 
 
 @triton.jit
-def few_rows_product(
+def gemv_kernel(
     x,  # [ROWS, IN]
     weight,  # [OUT, IN]; with a gate [2 * OUT, IN], the gate's rows first
     bias,  # [OUT], with a gate [2 * OUT]; unused without HAS_BIAS

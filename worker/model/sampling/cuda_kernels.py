@@ -12,9 +12,9 @@ from torch import Tensor
 
 from shared.messages import SamplingParams
 from worker.model.cuda.drawing import BLOCK, RowPlan, StepPlan, draw_rows
-from worker.model.cuda.kernels import scan as columns
+from worker.model.cuda.kernels import logits_scan as columns
 from worker.model.device import to_device
-from worker.model.sampling.draw_kernels import Chosen
+from worker.model.sampling.base import Chosen
 from worker.model.sampling.logits import PenaltyTable, amounts_of
 from worker.model.sampling.plan import BatchPlan
 from worker.model.sampling.row import SamplingRow
@@ -129,7 +129,7 @@ class SamplingKernels:
 
 
 class _SparseEdits:
-    """Biases and stop tokens of rows, by the blocks of `scan`.
+    """Biases and stop tokens of rows, by the blocks of `logits_scan`.
 
     Keeps each sequence's until it is forgotten.
     """

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.model.base import Share
+from worker.model.config.quantization import Fp8Format
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.fp8 import BLOCK, Fp8Layout
-from worker.model.parallel.group import Share
-from worker.model.quantization import Fp8Format
-from worker.model.safetensors_files import StoredTensor
+from worker.model.weights.safetensors_files import StoredTensor
 
 FP8_TYPE = "F8_E4M3"
 _WEIGHT = ".weight"

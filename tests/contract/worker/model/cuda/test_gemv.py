@@ -13,7 +13,7 @@ from tests.support.triton_device import NO_TRITON, has_triton
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
-from worker.model.cuda.few_rows import GatedProduct, Product, few_rows
+from worker.model.cuda.gemv import GatedProduct, Product, gemv
 from worker.model.layers.ops import Norm, normalize
 
 pytestmark = pytest.mark.triton
@@ -78,7 +78,7 @@ def test_equals_the_operators(
     x = random(generator, rows, size, dtype=dtype) * 3
     residual = random(generator, rows, out, dtype=dtype) if has_residual else None
     before = x.clone(), None if residual is None else residual.clone()
-    seen = few_rows(x, product, norm=scales, residual=residual)
+    seen = gemv(x, product, norm=scales, residual=residual)
     expected = twin(x, product, scales, residual)
     tolerance = 2e-5 if dtype is F32 else 2e-2
     torch.testing.assert_close(seen, expected, rtol=tolerance, atol=tolerance)

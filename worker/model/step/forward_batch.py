@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as View
 from dataclasses import dataclass
 from itertools import repeat
@@ -14,22 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.batch import DecodeStep, ScheduledBatch
-from worker.model.attention.base import AttentionMetadata
-from worker.model.rows import SequenceRows, Staging
+from worker.model.base import AttentionMetadata
+from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.prompt_scorer import ScoredRows, rows_with_scores
+from worker.model.step.rows import SequenceRows, Staging
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 _NONE = np.zeros(0, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class PreviousSample:
-    """What the step before sampled, still on the device: `token_ids[index_of[seq_id]]`."""
-
-    token_ids: Tensor  # [rows] int64
-    index_of: Mapping[int, int]
-    decodes: DecodeStep | None = None  # of that step; they come first, in the run's order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,15 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.model.attention.base import LayerScores, Reach
-from worker.model.context_length import ContextLength, text_config
+from worker.model.base import Activation, KVLayer, LayerScores, Reach
+from worker.model.config.context_length import ContextLength, text_config
+from worker.model.config.layer_kinds import LayerKind, Windows, layer_kinds
+from worker.model.config.quantization import Fp8Format, fp8_format
+from worker.model.config.rope import RopeConfig
+from worker.model.config.stored_dtype import stored_dtype
 from worker.model.errors import CheckpointError, UnsupportedModel
-from worker.model.kv_cache import KVLayer
-from worker.model.layer_kinds import LayerKind, Windows, layer_kinds
-from worker.model.layers.ops import Activation
-from worker.model.quantization import Fp8Format, fp8_format
-from worker.model.rope import RopeConfig
-from worker.model.stored_dtype import stored_dtype
 
 DTYPES = ("float32", "bfloat16", "float16")
 

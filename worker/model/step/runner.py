@@ -14,15 +14,16 @@ from torch import Tensor
 from shared.messages import ErrorCode, TokenLogprob
 from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
+from worker.model.base import DecoderStack
 from worker.model.device import StepTimer, step_failure
-from worker.model.forward_batch import ForwardBatch, KeptBatch, PreviousSample
-from worker.model.layers.decoder import DecoderStack
+from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.partial import PartialSample
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.rows import SamplingRows
 from worker.model.sampling.sampler import Sampled, Sampler
 from worker.model.served import CapturingStack, OtherRanks, ServedModel
+from worker.model.step.forward_batch import ForwardBatch, KeptBatch
 
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks

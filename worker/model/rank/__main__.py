@@ -1,4 +1,4 @@
-"""A rank above 0: `python -m worker.model.parallel <fd> <parent pid>`."""
+"""A rank above 0: `python -m worker.model.rank <fd> <parent pid>`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]), signal.SIGKILL)
     # After that, and not above: torch takes seconds, in which rank 0 may be killed.
     with resting():
-        from worker.model.parallel.follower import main
+        from worker.model.rank.follower import main
 
     os._exit(main(int(sys.argv[1])))  # libraries that are taken down in order take a second

@@ -7,8 +7,8 @@ import torch
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
-from worker.model.runner import TorchModelRunner
 from worker.model.served import Report
+from worker.model.step.runner import TorchModelRunner
 
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_TOKENS = 16

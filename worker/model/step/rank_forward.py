@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from worker.engine.batch import ScheduledBatch
-from worker.model.forward_batch import ForwardBatch, PreviousSample
-from worker.model.layers.decoder import DecoderStack
+from worker.model.base import DecoderStack
+from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.prompt_scorer import logits_by_part
 from worker.model.served import ServedModel
+from worker.model.step.forward_batch import ForwardBatch
 
 
 class RankForward:
