@@ -26,8 +26,7 @@ from shared.process import die_with_parent
 from worker.engine.errors import EngineFailed
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
-from worker.model.errors import ModelError
-from worker.model.passing_faults import may_pass
+from worker.model.errors import ModelError, may_pass
 from worker.runtime.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.runtime.messages import (
     EXIT_RANK_LOST,

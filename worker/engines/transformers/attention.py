@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from worker.engines.transformers.probe import AttentionCall
-from worker.model.attention.base import AttentionMetadata, LayerScores
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import AttentionMetadata, LayerScores
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import MAX_HEAD_DIM
 from worker.model.cpu.native_stack import NativeAttention

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
 from worker.engines.transformers.sharding import distributed_config
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
-from worker.model.layers.linear import Placement
+from worker.model.parallel.group import Placement
 
 Report = Callable[[float], None]
 

@@ -13,12 +13,13 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engines.transformers.attention import AttentionMismatch, PagedAttention
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import AttentionMetadata
 from worker.model.cpu.library import NativeKernels
 from worker.model.errors import UnsupportedModel
-from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.linear import Placement
+from worker.model.parallel.group import Placement
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
 
 # Of logits, beside those of the model's own attention. What is found is far larger: a layer without
 # its window, a state that was lost between two chunks.

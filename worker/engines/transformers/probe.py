@@ -21,9 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig
 from worker.engines.transformers.masks import MaskShape
 from worker.engines.transformers.products import LinearCall, groups_of, replace_linears
-from worker.model.attention.base import LayerScores, Reach
+from worker.model.base import KVLayer, LayerScores, Reach
 from worker.model.errors import UnsupportedModel
-from worker.model.kv_cache import KVLayer
 from worker.model.layers.ops import Multiply, TorchOps
 
 logger = logging.getLogger(__name__)

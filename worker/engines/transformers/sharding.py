@@ -14,8 +14,8 @@ from transformers.distributed import DistributedConfig  # type: ignore[attr-defi
 from worker.engines.transformers.attention import PagedAttention
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig
 from worker.engines.transformers.probe import AttentionCall
+from worker.model.base import KVLayer
 from worker.model.errors import UnsupportedModel
-from worker.model.kv_cache import KVLayer
 from worker.model.parallel.group import RankGroup
 
 # Model types of which two ranks gave one rank's tokens: test_tensor_parallel_models compares each.

@@ -13,7 +13,7 @@ import pytest
 from tests.support.checkpoints import make_checkpoint
 from tests.support.vllm_environment import vllm_python
 from worker.engines.vllm.context import context_args
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 
 pytestmark = [
     pytest.mark.vllm,
