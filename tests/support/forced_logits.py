@@ -11,12 +11,13 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.input_sizes import measure_inputs
-from worker.model.cpu.tiers import TierRequest, choose_tier
+from worker.model.cpu.tiers import choose_tier
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.parallel.group import Placement
 from worker.model.sampling.base import PreviousSample
 from worker.model.step.forward_batch import ForwardBatch
+from worker.model.tier import TierRequest
 from worker.model.weights.loader import Checkpoint
 
 _BLOCK_SIZE = 16
@@ -39,15 +40,15 @@ def forced_logits(
     config = ModelConfig.from_directory(path)
     cpu = torch.device("cpu")
     longest = max(map(len, texts))
-    model = CausalLM(config, longest, Placement(cpu, dtype))
-    Checkpoint(path, model.config).load(model)
     request = TierRequest(
         config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization
     )
     chosen = choose_tier(tier, request)
-    if quantization == "int8":
+    model = CausalLM(config, longest, Placement(cpu, dtype), chosen.ops)
+    Checkpoint(path, model.config).load(model)
+    if chosen.ops.measures_inputs:
         measure_inputs(model, config)
-    model.use(chosen.ops)
+    model.finish()
     width = -(-longest // _BLOCK_SIZE)
     pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)
     stack = chosen.stack(model, pool)

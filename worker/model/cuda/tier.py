@@ -12,11 +12,11 @@ import torch
 
 from worker.engine_options import CUDA_BATCHED_TOKENS, EngineOptions
 from worker.model.base import DecoderStack
-from worker.model.cpu.tiers import Tier, TierRequest, reference_tier
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.parallel.group import Placement
+from worker.model.tier import ATTENTION_BACKENDS, Tier, TierRequest, reference_tier
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,18 @@ def cuda_tier(
             logits=model.logits,
         )
 
-    return Tier("triton", CudaOps(), stack)
+    stored = request.config.fp8 if request.config is not None else None
+    if stored is None or not keeps_fp8(options, placement):
+        return Tier("triton", CudaOps(), stack)
+    from worker.model.cuda.fp8 import CudaFp8Method
+
+    return Tier("triton", CudaOps(), stack, CudaFp8Method)
 
 
 def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
     """Returns whether this project's kernels attend on a CUDA device. Raises ModelError where they
     are wanted and cannot run."""
-    if options.attention_backend == "sdpa":
+    if options.attention_backend in ATTENTION_BACKENDS:
         return False
     reason = _unavailable_reason(device)
     if reason is None:

@@ -13,7 +13,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Layout
-from worker.model.layers.linear import Place
+from worker.model.layers.linear_method import Place
 from worker.model.weights.fp8_scales import StoredScales, StoredWeights
 from worker.model.weights.reader import copier_for, pieces_of, read_pieces
 from worker.model.weights.safetensors_files import StoredTensor, stored_tensors

@@ -10,11 +10,11 @@ import torch
 pytest.importorskip("triton")
 
 from worker.engine_options import EngineOptions
-from worker.model.cpu.tiers import TierRequest
 from worker.model.cuda import fp8
 from worker.model.cuda.tier import cuda_tier, keeps_fp8
 from worker.model.errors import ModelError
 from worker.model.parallel.group import Placement
+from worker.model.tier import TierRequest
 
 ADA, HOPPER, AMPERE = (8, 9), (9, 0), (8, 0)
 

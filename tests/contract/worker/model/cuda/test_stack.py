@@ -17,7 +17,8 @@ from worker.model.base import FP8, Activation
 from worker.model.cuda.layers import add_norm, gate
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers.decoder import LayerByLayer
-from worker.model.layers.ops import Norm, TorchOps, gated
+from worker.model.layers.linear_method import gated
+from worker.model.layers.ops import Norm, TorchOps
 
 pytestmark = pytest.mark.triton
 # (tokens before this step, tokens of this step) of each sequence; decodes first, as in a batch.
