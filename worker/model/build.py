@@ -18,28 +18,24 @@ from worker.engine_options import (
     EngineOptions,
     ModelImpl,
 )
-from worker.model.device import choose_device, choose_dtype
+from worker.model.device import choose_device
 from worker.model.errors import ModelError, UnsupportedModel
-from worker.model.kv_cache import KVCachePool
 from worker.model.native import NativeSource
-from worker.model.parallel.group import ALONE, Placement, RankGroup
-from worker.model.parallel.joining import rank_device
-from worker.model.parallel.plan import rank_options
+from worker.model.parallel.group import ALONE, RankGroup
+from worker.model.parallel.plan import rank_part
 from worker.model.served import (
     BuiltStack,
-    CapturingStack,
     ModelSource,
     OtherRanks,
     Progress,
     ServedConfig,
 )
-from worker.model.step.kv_sizing import choose_num_blocks, num_batched_tokens
+from worker.model.step.kv_sizing import KVCache, allocate_kv_cache, num_batched_tokens
 from worker.model.step.runner import TorchModelRunner
 from worker.model.step.warm_up import warm_up
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
-    from worker.model.base import DecoderStack
     from worker.model.parallel.processes import RankProcesses
     from worker.model.sampling.grammar_masks import GrammarMasks
 
@@ -92,7 +88,7 @@ def build_model(
     ranks = start_ranks(options, device, processes, on_rank_end)
     try:
         report("starting ranks", 0.0)
-        group = ranks.join(rank_device(device, 0))
+        group = ranks.join(device)
         report("starting ranks", 1.0)
         part = load_part(options, source, device, group, ranks.watched(report))
         ranks.loaded()
@@ -107,10 +103,8 @@ class LoadedPart:
     """A rank's part of a model, over its KV cache."""
 
     built: BuiltStack
-    stack: DecoderStack
+    kv_cache: KVCache
     longest: int  # prompt and output tokens of a sequence
-    num_blocks: int
-    block_size: int
     lookahead: int
     num_threads: int
 
@@ -122,37 +116,25 @@ def load_part(
     group: RankGroup,
     report: Progress,
 ) -> LoadedPart:
-    """Loads what this rank has of the model, sizes and allocates its KV cache.
+    """Loads this rank's part of the model, sizes and allocates its KV cache.
 
     All ranks call it together. Raises ModelError.
     """
-    options = rank_options(options, group, device)
+    options, placement = rank_part(options, source.config.dtype, device, group)
     num_threads = options.num_threads or default_threads()
     torch.set_num_threads(num_threads)
     longest = _longest(options, source.config)
-    dtype = choose_dtype(options.dtype, source.config.dtype, device)
-    block_size = options.block_size or (32 if device.type == "cuda" else 16)
-    built = source.load(
-        options,
-        Placement(device, dtype, group),
-        longest,
-        block_size,
-        report,
-    )
+    is_cuda = device.type == "cuda"
+    block_size = options.block_size or (32 if is_cuda else 16)
+    built = source.load(options, placement, longest, block_size, report)
     if built.has_own_threads:
-        torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
-    report("allocating KV cache", 0.0)
-    num_blocks = group.least(choose_num_blocks(options, built, block_size, longest), device)
-    pool = KVCachePool(built.keeps, num_blocks, block_size, device=device, dtype=built.kv_dtype)
-    report("allocating KV cache", 1.0)
+        torch.set_num_threads(1)  # torch has little left to do in a step, and its threads spin
     lookahead = options.lookahead
     return LoadedPart(
         built=built,
-        stack=built.stack(pool),
+        kv_cache=allocate_kv_cache(options, built, block_size, longest, report),
         longest=longest,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        lookahead=(1 if device.type == "cuda" else 0) if lookahead is None else lookahead,
+        lookahead=int(is_cuda) if lookahead is None else lookahead,
         num_threads=num_threads,
     )
 
@@ -166,13 +148,13 @@ def complete(
     report: Progress,
 ) -> BuiltModel:
     """Returns the model with its runner, after a first step. `ranks` have its other parts."""
-    config, model = source.config, part.built.model
+    config, model, kv_cache = source.config, part.built.model, part.kv_cache
     device = model.placement.device
     grammar_masks = _grammar_masks(text, config, device) if options.structured_output else None
     runner = TorchModelRunner(
         model,
-        part.stack,
-        block_size=part.block_size,
+        kv_cache.stack,
+        block_size=kv_cache.block_size,
         max_num_seqs=options.max_num_seqs,
         grammar_masks=grammar_masks,
         sampler_threads=part.num_threads if part.built.has_own_threads else 1,
@@ -180,18 +162,16 @@ def complete(
         shares_tokens=ranks is not None and part.lookahead > 0,
     )
     engine_config = options.engine_config(
-        num_blocks=part.num_blocks,
-        block_size=part.block_size,
-        max_model_len=min(part.longest, part.num_blocks * part.block_size),
+        num_blocks=kv_cache.num_blocks,
+        block_size=kv_cache.block_size,
+        max_model_len=min(part.longest, kv_cache.num_blocks * kv_cache.block_size),
         default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
         default_num_batched_tokens=num_batched_tokens(options, device),
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
-    warm_up(runner, engine_config, device, lambda share: report("warming up", share))
-    if isinstance(part.stack, CapturingStack):
-        part.stack.capture(lambda share: report("capturing CUDA graphs", share))
+    warm_up(runner, engine_config, device, report)
     built = BuiltModel(
         runner=runner,
         engine_config=engine_config,

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.model.base import AttentionMetadata, DecoderStack, Multiply
+from worker.model.attention.input_sizes import prompts
+from worker.model.base import DecoderStack, Multiply
 from worker.model.cpu.choices import AMX, AVX, ONEDNN, ROWS, ProductShape, Times, choose
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
@@ -135,26 +136,3 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
         "steps of %d tokens: ms=%.1f other_ms=%.1f", num_rows, 1e3 * seconds, 1e3 * other_seconds
     )
     return seconds * _STEP_QUICKER <= other_seconds
-
-
-def prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
-    """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32.
-
-    Token ids and positions are [tokens], the rows [prompts].
-    """
-    length = min(pool.block_size, num_rows)
-    count = min(pool.num_blocks, num_rows // length)
-    ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)
-    positions = torch.arange(length, dtype=torch.int32).repeat(count)
-    metadata = AttentionMetadata(
-        cu_q=ends,
-        seq_lens=torch.full((count,), length, dtype=torch.int32),
-        block_table=torch.arange(count, dtype=torch.int32)[:, None],
-        slots=torch.arange(count * length, dtype=torch.int32),
-        num_decodes=count if length == 1 else 0,
-        max_query_len=length,
-        num_tokens=count * length,
-        query_lens=(length,) * count,
-        context_lens=(length,) * count,
-    )
-    return torch.zeros_like(positions), positions, metadata, ends[1:] - 1

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from worker.cache import cache_directory
-from worker.engine_options import CpuTier
+from worker.engine_options import CpuTier, EngineOptions
 from worker.model.base import DecoderStack
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import ProductChoices, choices_path
@@ -32,6 +32,7 @@ from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer, StackByRows
 from worker.model.layers.ops import OPERATOR_ERRORS, Ops
+from worker.model.parallel.group import Placement
 from worker.model.tier import REFERENCE_OPS, Tier, TierRequest, layer_by_layer, reference_tier
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,13 @@ _COPIES_SHARE = 0.25  # of the memory that is free before the weights are packed
 
 # By quantization: the operations of the packed tier. The native tier has all of these, too.
 PACKED_OPS: dict[str, Callable[[], Ops]] = {"none": PackedOps, "int8": OneDnnInt8Ops}
+
+
+def tier_of(
+    options: EngineOptions, request: TierRequest, placement: Placement, max_model_len: int
+) -> Tier:
+    """Returns the CPU's tier by `options.cpu_tier`. Raises ModelError."""
+    return choose_tier(options.cpu_tier, request)
 
 
 def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:

@@ -25,11 +25,17 @@ _LEAST_CAPABILITY = (8, 0)  # before it there is no bfloat16, and the kernels sp
 _FP8_CAPABILITY = (8, 9)
 
 
-def cuda_tier(
-    options: EngineOptions, request: TierRequest, placement: Placement, max_blocks: int
+def tier_of(
+    options: EngineOptions, request: TierRequest, placement: Placement, max_model_len: int
 ) -> Tier:
-    """Returns the tier that `options` want, or the fastest. `max_blocks` are those of the longest
-    sequence. Raises ModelError where the one wanted cannot run here."""
+    """Returns the tier that `options` request, or the fastest. Raises ModelError where the
+    requested one cannot run here."""
+    for name, value, neutral in (
+        ("cpu_tier", options.cpu_tier, "auto"),
+        ("quantization", options.quantization, "none"),
+    ):
+        if value != neutral:
+            raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
     if not uses_kernels(options, placement.device):
         return reference_tier(request)
     capability = torch.cuda.get_device_capability(placement.device)
@@ -51,7 +57,7 @@ def cuda_tier(
             whole,
             max_num_seqs=options.max_num_seqs,
             max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
-            max_blocks=max_blocks,
+            max_blocks=-(-max_model_len // request.block_size),
             device=placement.device,
             logits=model.logits,
         )

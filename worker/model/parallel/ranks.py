@@ -29,7 +29,7 @@ from worker.engine.errors import EngineFailed
 from worker.engine_options import EngineOptions
 from worker.model.errors import ModelError
 from worker.model.parallel.group import RankGroup
-from worker.model.parallel.joining import check_machine, join
+from worker.model.parallel.joining import check_machine, join, rank_device
 from worker.model.parallel.messages import (
     FromRank,
     RankFailed,
@@ -88,6 +88,7 @@ class Ranks:
 
     def join(self, device: torch.device) -> RankGroup:
         """Joins the group as rank 0, when all others are about to. Raises as `check` does."""
+        device = rank_device(device, 0)
         self._wait_for(RankStarted)
         there = self._processes
         size = 1 + len(self._ranks)

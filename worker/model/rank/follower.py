@@ -102,8 +102,8 @@ def _serve(start: StartRank, link: RankSocket) -> int:
     decoder = StepDecoder()
     forward = RankForward(
         part.built.model,
-        part.stack,
-        block_size=part.block_size,
+        part.kv_cache.stack,
+        block_size=part.kv_cache.block_size,
         shares_tokens=part.lookahead > 0,
     )
     while True:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from worker.engine_options import LoadFormat
 from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
@@ -116,6 +117,26 @@ class Checkpoint:
                 # Fused parts have the same inputs; the largest scale holds those of each.
                 place.input_scale.clamp_(min=scales.input_scale.item())
         return found
+
+
+class DummyWeights:
+    """Random numbers in the form of a checkpoint's weights, without its files."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+
+    def fp8_layouts(self) -> dict[str, Fp8Layout]:
+        return noise_layouts(self._config)
+
+    def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
+        fill_with_noise(model)
+
+
+def open_weights(
+    directory: Path, config: ModelConfig, load_format: LoadFormat
+) -> Checkpoint | DummyWeights:
+    """Returns the weights of a directory, or dummy ones. Raises as Checkpoint does."""
+    return DummyWeights(config) if load_format == "dummy" else Checkpoint(directory, config)
 
 
 def _name_in_language_part(name: str) -> str:
