@@ -97,7 +97,7 @@ def model_in_fp8(
     config = ModelConfig.from_directory(path)
     checkpoint = Checkpoint(path, config)
     placement = Placement(device, dtype, group)
-    stored = {name: method(layout) for name, layout in checkpoint.fp8_layouts().items()}
+    stored = {name: method(layout) for name, layout in checkpoint.fp8_layouts.items()}
     model = CausalLM(config, MAX_LEN, placement, ops, stored)
     checkpoint.load(model)
     return model

@@ -82,15 +82,12 @@ def build_model(
         part = load_part(options, source, device, ALONE, report)
         return complete(options, source, part, text, None, report)
     source.check_divisible(options.tensor_parallel_size)
-    # Here and not above: it starts processes, which a model in one process does not need.
+    # Not above: it starts processes, which a model in one process does not need.
     from worker.model.parallel.ranks import start_ranks
 
-    ranks = start_ranks(options, device, processes, on_rank_end)
+    ranks = start_ranks(options, device, processes, on_rank_end, report)
     try:
-        report("starting ranks", 0.0)
-        group = ranks.join(device)
-        report("starting ranks", 1.0)
-        part = load_part(options, source, device, group, ranks.watched(report))
+        part = load_part(options, source, device, ranks.group, ranks.report)
         ranks.loaded()
         return complete(options, source, part, text, ranks, report)
     except Exception as error:

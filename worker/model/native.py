@@ -83,8 +83,7 @@ class NativeSource:
         weights = open_weights(self._directory, self.config, options.load_format)
         stored: dict[str, LinearMethod] = {}
         if tier.fp8_method is not None:
-            layouts = weights.fp8_layouts()
-            stored = {name: tier.fp8_method(layout) for name, layout in layouts.items()}
+            stored = {name: tier.fp8_method(one) for name, one in weights.fp8_layouts.items()}
         model = CausalLM(self.config, max_model_len, placement, tier.ops, stored)
         weights.load(model, report)
         return model

@@ -50,10 +50,8 @@ class Checkpoint:
             if name and not _DERIVED.search(name) and not is_tied:
                 tensors[name] = tensor
         self._stored = StoredWeights.of(tensors, config.fp8)
-
-    def fp8_layouts(self) -> dict[str, Fp8Layout]:
-        """Returns the layouts of the weights that may stay in FP8, by name."""
-        return {} if self._format is None else self._stored.layouts(self._format)
+        # Of the weights that may stay in FP8, by name.
+        self.fp8_layouts = self._stored.layouts(config.fp8) if config.fp8 is not None else {}
 
     def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
         """Fills every parameter of the model.
@@ -123,10 +121,7 @@ class DummyWeights:
     """Random numbers in the form of a checkpoint's weights, without its files."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-
-    def fp8_layouts(self) -> dict[str, Fp8Layout]:
-        return noise_layouts(self._config)
+        self.fp8_layouts = noise_layouts(config)
 
     def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
         fill_with_noise(model)

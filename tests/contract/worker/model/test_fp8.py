@@ -177,7 +177,7 @@ def test_dummy_weights_are_in_fp8_where_the_checkpoints_would_be(tmp_path: Path)
     quantised, _ = make_quantised(tmp_path, FP8_FORMATS["fp8-blocks"])
     config = ModelConfig.from_directory(quantised)
     layouts = noise_layouts(config)
-    assert layouts == Checkpoint(quantised, config).fp8_layouts()
+    assert layouts == Checkpoint(quantised, config).fp8_layouts
     assert set(layouts.values()) == {Fp8Layout(in_blocks=True)}
     assert noise_layouts(replace(config, fp8=None)) == {}
     stored = {name: Fp8Method(layout) for name, layout in layouts.items()}
