@@ -193,8 +193,8 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         except UnsupportedModel as error:
             if implementation == "native":
                 raise UnsupportedModel(
-                    f"{error}; PENSTOCK_MODEL_IMPL=auto leaves it to transformers, "
-                    "PENSTOCK_ENGINE=vllm may serve it"
+                    f"{error}; set PENSTOCK_MODEL_IMPL=auto to serve it through transformers, or try "
+                    "PENSTOCK_ENGINE=vllm"
                 ) from error
             not_native = error
     try:
@@ -204,10 +204,10 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         raise UnsupportedModel(
             f"model_impl 'transformers' needs the package transformers: {error}"
             if implementation == "transformers"
-            else f"{not_native}; transformers may have it, but cannot be imported: {error}"
+            else f"{not_native}; transformers may support it, but cannot be imported: {error}"
         ) from error
     if implementation == "auto":
-        logger.info("no native family (%s): transformers computes the model", not_native)
+        logger.info("serving the model through transformers: %s", not_native)
     return TransformersSource(directory)
 
 
@@ -215,16 +215,16 @@ def _log_ready(
     built: BuiltModel, options: EngineOptions, implementation: str, tier: str, device: torch.device
 ) -> None:
     logger.info(
-        "model ready: implementation=%s device=%s dtype=%s tier=%s quantization=%s parameters=%d "
-        "kv_capacity_tokens=%d structured_output=%s",
-        implementation,
+        "model ready on %s: %d parameters in %s, quantization %s, %s implementation, tier %s; "
+        "the KV cache holds %d tokens, structured output is %s",
         device,
-        built.dtype,
-        tier,
-        options.quantization,
         built.num_parameters,
+        built.dtype,
+        options.quantization,
+        implementation,
+        tier,
         built.engine_config.capacity_tokens,
-        built.engine_config.structured_output,
+        "on" if built.engine_config.structured_output else "off",
     )
 
 
@@ -234,8 +234,8 @@ def _longest(options: EngineOptions, config: ServedConfig) -> int:
         return config.context_length
     if options.max_model_len > config.context_length:
         raise ModelError(
-            f"max_model_len {options.max_model_len} is more than the model's "
-            f"{config.context_length} positions: PENSTOCK_MAX_MODEL_LEN may be at most that"
+            f"max_model_len {options.max_model_len} exceeds the model's context of "
+            f"{config.context_length} tokens: lower PENSTOCK_MAX_MODEL_LEN"
         )
     return options.max_model_len
 
@@ -256,12 +256,16 @@ def _text(directory: Path) -> _Text | None:
         from shared.text.base import TextInvalid
         from shared.text.checkpoint_text import load_tokenizer_and_eos
     except ImportError as error:
-        logger.warning("no tokenizer: %s", error)
+        logger.warning(
+            "structured output is off, because the tokenizer cannot be loaded: %s", error
+        )
         return None
     try:
         tokenizer, eos_token_ids = load_tokenizer_and_eos(directory)
     except TextInvalid as error:
-        logger.warning("no tokenizer: %s", error)
+        logger.warning(
+            "structured output is off, because the tokenizer cannot be loaded: %s", error
+        )
         return None
     return _Text(tokenizer, frozenset(eos_token_ids))
 
@@ -277,11 +281,11 @@ def _grammar_masks(
         from shared.text.grammar_compiler import GrammarCompiler
         from worker.model.sampling.grammar_masks import GrammarMasks
     except ImportError as error:
-        logger.warning("no structured output: %s", error)
+        logger.warning("structured output is off: %s", error)
         return None
     try:
         compiler = GrammarCompiler(text.tokenizer, config.vocab_size, sorted(config.eos_token_ids))
         return GrammarMasks(compiler, config.eos_token_ids, device)
     except (TextInvalid, GrammarInvalid) as error:
-        logger.warning("no structured output: %s", error)
+        logger.warning("structured output is off: %s", error)
         return None

@@ -163,14 +163,14 @@ def _read(path: Path) -> dict[str, Times]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        logger.warning("%s is measured again: %s", path, error)
+        logger.warning("cannot read the measured times in %s, measuring again: %s", path, error)
         return {}
 
 
 def _seconds(kept: list[float]) -> tuple[float, ...]:
     seconds = tuple(float(value) for value in kept)
     if len(seconds) != len(ROWS) or min(seconds) <= 0:
-        raise ValueError(f"not the seconds of {len(ROWS)} products: {kept}")
+        raise ValueError(f"expected {len(ROWS)} positive numbers of seconds, got {kept}")
     return seconds
 
 
@@ -182,4 +182,4 @@ def _write(path: Path, times: Mapping[str, Times]) -> None:
             json.dump(times, out)
         Path(name).replace(path)
     except OSError as error:
-        logger.warning("what products take is not kept: %s", error)
+        logger.warning("cannot write the measured times, the next start measures again: %s", error)

@@ -61,15 +61,15 @@ class ProductMeter:
                 if name != ONEDNN:
                     raise
                 # Torch's operators for packed products are private: they may vanish or change.
-                logger.debug("%s is not used for matrix products: %s", name, error)
+                logger.debug("not using %s for matrix products: %s", name, error)
                 continue
             if (found - expected).norm() <= _TOLERANCE * expected.norm():
                 ways[name] = way
             else:
                 # Not an error: oneDNN rounds otherwise on processors without VNNI.
                 logger.debug(
-                    "%s is not used for matrix products here: its rounding differs from that of "
-                    "the native kernels",
+                    "not using %s for matrix products: its results differ from those of the native "
+                    "kernels on this processor",
                     name,
                 )
         times = _in_turns(ways, x)
@@ -133,6 +133,9 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
             best[id(one)] = min(best[id(one)], time.perf_counter() - begin_s)
     seconds, other_seconds = best[id(stack)], best[id(other)]
     logger.debug(
-        "steps of %d tokens: ms=%.1f other_ms=%.1f", num_rows, 1e3 * seconds, 1e3 * other_seconds
+        "steps of %d tokens take %.1f ms layer by layer, %.1f ms in one call",
+        num_rows,
+        1e3 * seconds,
+        1e3 * other_seconds,
     )
     return seconds * _STEP_QUICKER <= other_seconds

@@ -58,14 +58,14 @@ def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
         try:
             return packed_tier(request) if wanted == "packed" else native_tier(request)
         except TierUnavailable as error:
-            raise ModelError(f"cpu_tier {wanted!r} cannot be had: {error}") from error
+            raise ModelError(f"cpu_tier {wanted!r} is unavailable: {error}") from error
     if request.dtype is not torch.bfloat16 and request.quantization == "none":
         return reference_tier(request)  # packing pays where torch would reorder at every call
     for name, make in (("native", native_tier), ("packed", packed_tier)):
         try:
             return make(request)
         except TierUnavailable as error:
-            logger.info("CPU tier %s is not used: %s", name, error)
+            logger.info("CPU tier %s is unavailable: %s", name, error)
     return reference_tier(request)
 
 
@@ -89,9 +89,11 @@ def _packed_ops(request: TierRequest) -> Ops:
 def native_tier(request: TierRequest) -> Tier:
     """Returns the tier of the compiled kernels, built if need be. Raises TierUnavailable."""
     if request.block_size != ATTENTION_BLOCK:
-        raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
+        raise TierUnavailable(
+            f"block_size is {request.block_size}, its kernels need {ATTENTION_BLOCK}"
+        )
     if request.kv_dtype not in (None, request.dtype):
-        raise TierUnavailable("kv_cache_dtype is fp8, the kernels attend over bfloat16")
+        raise TierUnavailable("its attention kernels read bfloat16, kv_cache_dtype is fp8")
     assert request.config is not None, "a stack is of a configuration"
     if reason := native_ops.unavailable_reason(request.config):
         raise TierUnavailable(reason)
@@ -99,7 +101,9 @@ def native_tier(request: TierRequest) -> Tier:
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         if request.num_ranks > 1:
-            logger.info("the native tier computes layer by layer: ranks add up within each layer")
+            logger.info(
+                "the native tier computes layer by layer, because ranks sum within each layer"
+            )
             attention = NativeAttention(pool, kernels, model.config.layer_scores)
             return LayerByLayer(model, attention)
         whole = NativeStack(model, pool, kernels)
@@ -161,8 +165,8 @@ def choose_products(wanted: CpuTier, request: TierRequest) -> Products:
                 return Products(name, _packed_ops(request))
         except TierUnavailable as error:
             if wanted != "auto":
-                raise ModelError(f"cpu_tier {wanted!r} cannot be had: {error}") from error
-            logger.info("CPU tier %s is not used: %s", name, error)
+                raise ModelError(f"cpu_tier {wanted!r} is unavailable: {error}") from error
+            logger.info("CPU tier %s is unavailable: %s", name, error)
     return Products("reference", REFERENCE_OPS[request.quantization]())
 
 
@@ -194,7 +198,7 @@ def _check(ops: Ops, request: TierRequest) -> None:
     """Raises TierUnavailable for a tier whose products are wrong: better slow than wrong."""
     like = REFERENCE_OPS[request.quantization]()
     if reason := unavailable_reason(ops, like, request.dtype):
-        raise TierUnavailable(f"its products fail the check at load: {reason}")
+        raise TierUnavailable(f"its matrix products are wrong on this machine: {reason}")
 
 
 _SAMPLE = (3, 64, 48)  # rows, in, out: odd enough to notice a wrong layout

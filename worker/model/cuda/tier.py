@@ -42,7 +42,7 @@ def tier_of(
     if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
         raise ModelError(
             f"kv_cache_dtype {options.kv_cache_dtype!r}: Triton has FP8 from compute capability "
-            f"8.9 on, {torch.cuda.get_device_name(placement.device)} has "
+            f"8.9 on; {torch.cuda.get_device_name(placement.device)} has "
             f"{'.'.join(map(str, capability))}; PENSTOCK_ATTENTION_BACKEND=sdpa keeps it in FP8"
         )
     # Here and not above: they need Triton.
@@ -79,8 +79,8 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
     if reason is None:
         return True
     if options.attention_backend == "triton":
-        raise ModelError(f"attention_backend 'triton' cannot be had: {reason}")
-    logger.warning("torch's operators compute the attention, which is slow: %s", reason)
+        raise ModelError(f"attention_backend 'triton' is unavailable: {reason}")
+    logger.warning("attention falls back to torch's operators, which are slow: %s", reason)
     return False
 
 
@@ -99,7 +99,9 @@ def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
 
         reason = fp8.unavailable_reason(device)
     if reason:
-        logger.warning("FP8 weights become %s, twice their size: %s", placement.dtype, reason)
+        logger.warning(
+            "FP8 weights are loaded as %s and take twice the memory: %s", placement.dtype, reason
+        )
     return reason is None
 
 

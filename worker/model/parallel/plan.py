@@ -55,7 +55,7 @@ def check_divisible(config: ModelConfig, size: int) -> None:
     raise UnsupportedModel(
         f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} does not divide the model: config.json has "
         f"num_attention_heads {config.num_heads}, num_key_value_heads {config.num_kv_heads} and "
-        f"intermediate_size {config.intermediate_size}; {', '.join(possible)} would"
+        f"intermediate_size {config.intermediate_size}; possible sizes: {', '.join(possible)}"
     )
 
 

@@ -75,9 +75,9 @@ def choose_num_blocks(
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
     if options.max_model_len is not None and num_blocks < per_sequence:
         raise KVCacheTooSmall(
-            f"the KV cache has {num_blocks * block_size} token places, "
+            f"the KV cache holds {num_blocks * block_size} tokens, "
             f"max_model_len is {options.max_model_len}; "
-            "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more"
+            "raise PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS"
         )
     return num_blocks
 

@@ -73,7 +73,7 @@ class Checkpoint:
         ]
         took = read_pieces(pieces, copier_for(model.placement.device), on_progress)
         logger.info(
-            "weights read: gigabytes=%.2f seconds=%.2f gigabytes_per_s=%.2f reading_seconds=%.2f",
+            "read %.2f GB of weights in %.2f s (%.2f GB/s, %.2f s of it waiting for files)",
             took.num_bytes / 1e9,
             took.seconds,
             took.num_bytes / 1e9 / took.seconds,

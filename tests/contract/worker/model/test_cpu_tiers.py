@@ -145,7 +145,7 @@ def test_auto_falls_back_with_a_reason_in_the_log(
     with caplog.at_level(logging.INFO):
         assert choose_tier("auto", request(path)).name == "packed"
     assert "no C++ compiler" in caplog.text
-    with pytest.raises(ModelError, match="cpu_tier 'native' cannot be had: there is no C\\+\\+"):
+    with pytest.raises(ModelError, match="cpu_tier 'native' is unavailable: there is no C\\+\\+"):
         choose_tier("native", request(path))
 
 
