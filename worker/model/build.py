@@ -193,13 +193,13 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         except UnsupportedModel as error:
             if implementation == "native":
                 raise UnsupportedModel(
-                    f"{error}; set PENSTOCK_MODEL_IMPL=auto to serve it through transformers, or try "
-                    "PENSTOCK_ENGINE=vllm"
+                    f"{error}; set PENSTOCK_MODEL_IMPL=auto to serve it through transformers, "
+                    "or try PENSTOCK_ENGINE=vllm"
                 ) from error
             not_native = error
     try:
         # Here and not above: it takes seconds, and native families do not need it.
-        from worker.model.transformers.source import TransformersSource
+        from worker.engines.transformers.source import TransformersSource
     except ImportError as error:
         raise UnsupportedModel(
             f"model_impl 'transformers' needs the package transformers: {error}"
