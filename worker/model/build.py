@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 # Longest step that computes prompts while streams wait for it; see worker.engine.pacer.
 _STEP_TARGET_MS = 180
+_TRANSFORMERS = "worker.engines.transformers.source"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +200,8 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
                 ) from error
             not_native = error
     try:
-        # Here and not above: it takes seconds, and native families do not need it.
-        from worker.engines.transformers.source import TransformersSource
+        # By name, when it is needed: importing transformers takes seconds, and it stands above.
+        source = importlib.import_module(_TRANSFORMERS).TransformersSource
     except ImportError as error:
         raise UnsupportedModel(
             f"model_impl 'transformers' needs the package transformers: {error}"
@@ -208,7 +210,7 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         ) from error
     if implementation == "auto":
         logger.info("serving the model through transformers: %s", not_native)
-    return TransformersSource(directory)
+    return cast(ModelSource, source(directory))
 
 
 def _log_ready(
