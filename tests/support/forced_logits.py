@@ -28,6 +28,7 @@ def forced_logits(
     *,
     tier: str,
     quantization: str = "none",
+    attention: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
     chunk: int = 1 << 30,
 ) -> list[torch.Tensor]:
@@ -40,7 +41,11 @@ def forced_logits(
     cpu = torch.device("cpu")
     longest = max(map(len, texts))
     request = TierRequest(
-        config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization
+        config=config,
+        dtype=dtype,
+        block_size=_BLOCK_SIZE,
+        quantization=quantization,
+        attention=attention,
     )
     chosen = choose_tier(tier, request)
     model = CausalLM(config, longest, Placement(cpu, dtype), chosen.ops)
