@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.generation.tools import Tool, arguments_schema
-from api.output_parsers.typed_values import Types
+from api.output_parsers.parser import Types
 from shared.messages import InvalidParameter
 
 MAX_REFERENCES = 8  # from one schema to the next

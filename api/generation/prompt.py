@@ -39,9 +39,9 @@ from api.output_parsers.parser import (
     OutputParserFactory,
     ParserConfig,
     Thinking,
+    Types,
     thinking_after,
 )
-from api.output_parsers.typed_values import Types
 from shared.messages import Grammar, InvalidParameter
 from shared.text.grammar import MAX_RULES
 from shared.text.special_text import MarkedText

@@ -7,18 +7,14 @@ a call has a recipient in its header, `to=functions.name`, and ends with `<|call
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-from api.output_parsers.events import (
+from api.output_parsers.events import OutputEvent, Reasoning, Span, Text, ToolArguments
+from api.output_parsers.reading import (
     MAX_SPACE_CHARS,
-    OutputEvent,
     Reading,
-    Reasoning,
     Source,
-    Span,
-    Text,
-    ToolArguments,
     first_of,
     marker_at,
     may_become,
@@ -26,7 +22,8 @@ from api.output_parsers.events import (
     space_dropped,
     text_before,
 )
-from api.output_parsers.tool_calls import CallableTools, stream_arguments
+from api.output_parsers.tool_calls import CallableTools, Family, stream_arguments
+from shared.text.tool_formats import ToolFormat
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -194,3 +191,6 @@ def _is_next(source: Source, markers: tuple[str, ...]) -> Generator[None, None, 
         if source.has_ended or not may_grow:
             return may_grow and bool(source.text)
         yield None
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {ToolFormat.OPENAI: Family(harmony)}

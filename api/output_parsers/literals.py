@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from api.output_parsers.events import num_held
+from api.output_parsers.reading import num_held
 
 MAX_DEPTH = 128  # of values within values
 MAX_BARE_CHARS = 4096  # of a number, a word or a key without quotes

@@ -6,27 +6,27 @@ of the section itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from api.output_parsers.events import (
-    OutputEvent,
-    Reading,
-    Source,
-    Span,
-)
+from api.output_parsers.events import OutputEvent, Span
 from api.output_parsers.json_lists import read_list
 from api.output_parsers.reading import (
     NotACall,
+    Reading,
+    Source,
+    calls_up_to,
     expect,
     literal_at,
     optional_at,
     space_at,
     take_if_next,
+    text_and_sections,
     word_at,
 )
-from api.output_parsers.sections import calls_up_to, text_and_sections
-from api.output_parsers.tool_calls import CallableTools, stream_arguments
+from api.output_parsers.tool_calls import CallableTools, Family, stream_arguments
+from shared.text.tool_formats import ToolFormat
 
 MISTRAL_OPEN, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 DEEPSEEK_OPEN, DEEPSEEK_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -143,3 +143,15 @@ DEEPSEEK = Section(
 )
 # The id of a call has the tool's name in it.
 KIMI_K2 = Section(KIMI_OPEN, KIMI_CLOSE, KIMI_CALL, _kimi_head, (KIMI_CALL_CLOSE,))
+
+
+def _sections(section: Section) -> Family:
+    return Family(partial(section_calls, section=section), (section.opening, section.call_tag))
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {
+    ToolFormat.MISTRAL: Family(mistral_calls, (MISTRAL_OPEN,)),
+    ToolFormat.DEEPSEEK_V3: _sections(DEEPSEEK),
+    ToolFormat.DEEPSEEK_V31: _sections(DEEPSEEK),
+    ToolFormat.KIMI_K2: _sections(KIMI_K2),
+}

@@ -10,18 +10,22 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
 from api.ids import with_short_id
-from api.output_parsers.events import OutputEvent, Source, Span, ToolArguments, ToolCall, num_held
+from api.output_parsers.events import OutputEvent, Span, ToolArguments, ToolCall
 from api.output_parsers.json_scanner import JsonScanner
+from api.output_parsers.parser import Types
 from api.output_parsers.reading import (
     NotACall,
+    Reading,
+    Source,
     char_at,
     comma_or_end,
     expect,
+    num_held,
     space_at,
     string_at,
     value_at,
 )
-from api.output_parsers.typed_values import Types, sendable
+from api.output_parsers.typed_values import sendable
 
 NAMES = ("name", "tool_name")  # others', and Cohere's; all formats accept each
 ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
@@ -47,6 +51,18 @@ class CallableTools:
         index = self.num_calls
         self.num_calls += 1
         return ToolCall(index, with_short_id(self.new_call_id(index), written_id), name)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the calls of a format are parsed.
+
+    `ends_of_reasoning`: markers of calls that models also write before they have closed their
+    reasoning. Each is or contains a special token, which reasoning about a call does not contain.
+    """
+
+    read: Callable[[Source, CallableTools], Reading]
+    ends_of_reasoning: tuple[str, ...] = ()
 
 
 def read_call(

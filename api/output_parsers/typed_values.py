@@ -8,8 +8,7 @@ from typing import Any
 
 from api.output_parsers.json_scanner import JsonScanner
 from api.output_parsers.literals import PYTHON, LiteralConverter
-
-Types = tuple[str, ...]  # JSON schema's names of types; (): any
+from api.output_parsers.parser import Types
 
 TEXT_ONLY: Types = ("string",)
 NO_TEXT: Types = ("array", "boolean", "integer", "null", "number", "object")

@@ -1,0 +1,33 @@
+"""Parts of a frontend that only some requests need, loaded by name.
+
+A reader of an ordinary request need not read them. `preload` imports all of them before a frontend
+serves, so that the first request that needs one does not hold the event loop for an import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+PARTS: Mapping[str, str] = {
+    # reasoning and tool calls in a model's text
+    "format_parser": "api.output_parsers.format_parser",
+    "formats": "api.output_parsers.formats",
+    "harmony": "api.output_parsers.harmony",
+    "json_lists": "api.output_parsers.json_lists",
+    "named_calls": "api.output_parsers.named_calls",
+    "pythonic": "api.output_parsers.pythonic",
+    "xml_calls": "api.output_parsers.xml_calls",
+}
+
+
+def part(name: str) -> Any:
+    """Returns the module of a part. Raises KeyError for an unknown name."""
+    return importlib.import_module(PARTS[name])
+
+
+def preload() -> None:
+    """Imports every part."""
+    for name in PARTS:
+        part(name)
