@@ -19,10 +19,18 @@ PARTS: Mapping[str, str] = {
     "named_calls": "api.output_parsers.named_calls",
     "pythonic": "api.output_parsers.pythonic",
     "xml_calls": "api.output_parsers.xml_calls",
+    # earlier tool calls in a prompt, and the schemas of tools whose format leaves types out
+    "history": "api.generation.history",
+    "parameters": "api.generation.parameters",
+    # structured output, enforced tool calls, budgets of reasoning
+    "grammars": "api.generation.grammars",
+    "efforts": "api.generation.efforts",
+    # log probabilities of the output and the prompt; where each token's text is, to count reasoning
+    "logprobs": "api.generation.logprobs",
 }
 
 
-def part(name: str) -> Any:
+def load_part(name: str) -> Any:
     """Returns the module of a part. Raises KeyError for an unknown name."""
     return importlib.import_module(PARTS[name])
 
@@ -30,4 +38,4 @@ def part(name: str) -> Any:
 def preload() -> None:
     """Imports every part."""
     for name in PARTS:
-        part(name)
+        load_part(name)

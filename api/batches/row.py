@@ -35,8 +35,8 @@ from api.errors import (
     unsupported,
 )
 from api.files.storage import FileStorage
+from api.generation.formatter import PromptScores
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
-from api.generation.logprobs import ScoredPrompt
 from api.generation.models import GenerationService
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
@@ -332,7 +332,7 @@ class RowTask:
             return None
         return await self._open(START, prepared.prompt)
 
-    async def _open(self, after: Cursor, prompt: ScoredPrompt | None) -> JobStream:
+    async def _open(self, after: Cursor, prompt: PromptScores | None) -> JobStream:
         """Returns the stream of the job that exists; retries while the store is away."""
         backoff = _backoff()
         while True:

@@ -9,14 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
-from api.generation.logprobs import EntryForm, EntryT, PlacedLogprob, TokenAligner
+import msgspec
+
+from api.on_demand import load_part
 from api.output_parsers.events import OutputEvent, Text
 from api.output_parsers.parser import NewParser, OutputParser, PlainParser
 from shared.choice_deltas import ChoiceDelta, choice_deltas
-from shared.messages import Delta, Failed, Finished, FinishReason
+from shared.messages import Delta, Failed, Finished, FinishReason, TokenLogprob
 from shared.text.base import Tokenizer
+
+EntryT = TypeVar("EntryT")
+EntryT_co = TypeVar("EntryT_co", covariant=True)
+
+
+class PlacedLogprob(msgspec.Struct, Generic[EntryT], frozen=True, gc=False):
+    """An entry and where the text of its token is: UTF-8 bytes and characters from the start."""
+
+    entry: EntryT
+    start_bytes: int
+    end_bytes: int
+    start_chars: int
+
+
+class EntryForm(Protocol[EntryT_co]):
+    """How a dialect keeps a token's entry until it is shown."""
+
+    def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
+
+
+class Aligner(Protocol[EntryT]):
+    """Finds where in the text each token is: see `api.generation.logprobs.TokenAligner`."""
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None: ...
+    def ends_up_to(self, num_bytes: int) -> Iterator[int]: ...
+    def release(self, num_bytes: int) -> list[PlacedLogprob[EntryT]]: ...
+    def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob[EntryT]]: ...
+    def num_tokens_before(self, num_bytes: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +154,12 @@ class _Choice(Generic[EntryT]):
         self._has_stop_entries = options.prompt_chars is not None
         self._splits_by_token = options.splits_by_token
         self._ranks = options.ranks_choices
-        self._aligner: TokenAligner[EntryT] | None = None
+        self._aligner: Aligner[EntryT] | None = None
         if options.form or options.counts_reasoning or options.splits_by_token:
             assert options.tokenizer is not None
             num_chars = options.prompt_chars[index] if options.prompt_chars is not None else 0
-            self._aligner = TokenAligner(options.tokenizer, options.form, num_chars)
+            new_aligner = load_part("logprobs").TokenAligner
+            self._aligner = new_aligner(options.tokenizer, options.form, num_chars)
         self._is_plain = self._aligner is None and isinstance(self._parser, PlainParser)
         self._token_ids: list[int] | None = [] if options.has_token_ids else None
         self._placed: list[PlacedLogprob[EntryT]] = []  # whose text may become anything

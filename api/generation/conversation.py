@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.generation.history import history
 from api.generation.models import ServedModel
+from api.on_demand import load_part
 from api.output_parsers.parser import Thinking
 from shared.messages import InvalidParameter
 from shared.text.special_text import MarkedText
@@ -48,8 +48,10 @@ def chat_text(
     mark = ""
     if model.text.special_texts is not None:
         messages, mark = model.text.special_texts.marked(messages)
+    if any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        messages = load_part("history").history(messages, tool_format_of(model.card.tool_format))
     text = template.render(
-        history(messages, tool_format_of(model.card.tool_format)),
+        messages,
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         extra=extra,

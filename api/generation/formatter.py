@@ -9,16 +9,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from api.errors import ApiError, job_failed
-from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader
-from api.generation.logprobs import EntryT, PlacedLogprob
+from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, EntryT, PlacedLogprob
 from api.http.sse import PLAIN, Framing, json_bytes
 from api.output_parsers.events import OutputEvent, Text
-from shared.messages import Delta, Failed, Finished, Usage
+from shared.messages import Delta, Failed, Finished, PromptSlice, Usage
 
 PlainEvent = Callable[[Sequence[int], str], bytes]  # of token ids and their text
+
+
+class PromptScores(Protocol):
+    """Collects the log probabilities of a job's prompt from its log, before the first delta.
+
+    See `api.generation.logprobs.ScoredPrompt`.
+    """
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def take(self, part: PromptSlice) -> None: ...
+
 
 _MARK = "\u241e"  # where a template has the text
 

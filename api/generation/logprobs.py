@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict
 
 import msgspec
 
+from api.generation.choices import EntryForm, EntryT, PlacedLogprob
 from shared.messages import (
     PROMPT_SLICE_TOKENS,
     Job,
@@ -32,24 +33,6 @@ from shared.text.base import Tokenizer
 LOWEST = -9999.0  # JSON has no infinity
 
 _encoder = msgspec.json.Encoder()
-
-EntryT = TypeVar("EntryT")
-EntryT_co = TypeVar("EntryT_co", covariant=True)
-
-
-class PlacedLogprob(msgspec.Struct, Generic[EntryT], frozen=True, gc=False):
-    """An entry and where the text of its token is: UTF-8 bytes and characters from the start."""
-
-    entry: EntryT
-    start_bytes: int
-    end_bytes: int
-    start_chars: int
-
-
-class EntryForm(Protocol[EntryT_co]):
-    """How a dialect keeps a token's entry until it is shown."""
-
-    def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
 
 
 class _Token(msgspec.Struct, frozen=True, gc=False):
@@ -197,18 +180,6 @@ class TokenAligner(Generic[EntryT]):
     def num_tokens_before(self, num_bytes: int) -> int:
         """Returns how many tokens begin in the first `num_bytes`."""
         return bisect_left(self._ends, num_bytes, hi=len(self._ends) - 1)
-
-
-class ChatLogprobs(TypedDict):
-    """`choices[].logprobs` of the chat dialect."""
-
-    content: Sequence[msgspec.Raw]
-    refusal: None
-
-
-def chat_logprobs(content: Sequence[msgspec.Raw]) -> ChatLogprobs | None:
-    """Returns None without entries."""
-    return {"content": content, "refusal": None} if content else None
 
 
 class CompletionLogprobs(TypedDict):

@@ -7,7 +7,7 @@ the thread pool, but for what `is_short_prompt`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from api.errors import unsupported
@@ -19,31 +19,19 @@ from api.generation.conversation import (
     continued_text,
     thinking_within,
 )
-from api.generation.efforts import with_effort
-from api.generation.grammar_writer import ReasoningRule
-from api.generation.grammars import (
-    RequestedGrammar,
-    answer_grammar,
-    any_grammar,
-    can_bound,
-    check_grammar,
-    tool_grammar,
-)
 from api.generation.models import ServedModel
-from api.generation.parameters import parameter_types
-from api.generation.protocol import NO_PROMPT
+from api.generation.protocol import NO_PROMPT, CompletionFields
 from api.generation.tools import ToolUse
 from api.http.shares import paying_tenant
 from api.ids import random_seed
+from api.on_demand import load_part
 from api.output_parsers.parser import (
     OutputParserFactory,
     ParserConfig,
-    Thinking,
     Types,
     thinking_after,
 )
 from shared.messages import Grammar, InvalidParameter
-from shared.text.grammar import MAX_RULES
 from shared.text.special_text import MarkedText
 from shared.text.tool_formats import (
     UNTYPED_FORMATS,
@@ -176,6 +164,35 @@ def _encoded(
         raise InvalidParameter(param, error.message, error.code) from None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestedGrammar:
+    """A grammar, and the parameter that requests it, for errors."""
+
+    grammar: Grammar
+    param: str
+
+
+def requested_grammar(request: CompletionFields) -> RequestedGrammar | None:
+    """Returns what the output must match, or None for any text.
+
+    CPU-bound for large schemas: run it in the thread pool. Raises InvalidParameter, also where the
+    request has several.
+    """
+    if not request.is_structured:
+        return None
+    found: RequestedGrammar | None = load_part("grammars").only_grammar(request)
+    return found
+
+
+def checked_grammar(model: ServedModel, request: CompletionFields) -> Grammar | None:
+    """Returns the grammar of a request, compiled. Raises InvalidParameter."""
+    requested = requested_grammar(request)
+    if requested is None:
+        return None
+    load_part("grammars").check_grammar(model, requested)
+    return requested.grammar
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A chat request of any dialect.
@@ -226,7 +243,11 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     if use.must_call and tool_format is ToolFormat.TEXT:
         raise InvalidParameter("tool_choice", NO_CALLS, NO_TOOLS_CODE)
     definitions = [tool.definition() for tool in use.tools]
-    variables, ignores_effort = with_effort(model, chat.reasoning_effort, chat.chat_template_kwargs)
+    variables, ignores_effort = dict(chat.chat_template_kwargs), False
+    if chat.reasoning_effort is not None:
+        variables, ignores_effort = load_part("efforts").with_effort(
+            model, chat.reasoning_effort, variables
+        )
     text = _prompt(model, chat, variables, definitions or None)
     if must_fit:
         check_text_fits(model, text.plain, "messages")
@@ -242,8 +263,10 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         reasoning_format=reasoning_format,
         thinking=thinking,
     )
-    rule = _reasoning(model, chat, thinking)
-    grammar, unenforced = _grammar(model, use, tool_format, rule, chat.output)
+    grammar: Grammar | None = None
+    unenforced: Sequence[str] = ()
+    if chat.output is not None or use.is_enforced or chat.thinking_budget is not None:
+        grammar, unenforced = load_part("grammars").turn_grammar(model, chat, tool_format, thinking)
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
         grammar=grammar,
@@ -257,7 +280,7 @@ def _types(use: ToolUse, tool_format: ToolFormat | None) -> dict[str, dict[str, 
     """Returns the types of the tools' parameters, for formats that do not write them."""
     if tool_format not in UNTYPED_FORMATS:
         return {}
-    return {tool.name: parameter_types(tool) for tool in use.callable}
+    return {tool.name: load_part("parameters").parameter_types(tool) for tool in use.callable}
 
 
 def _prompt(
@@ -282,85 +305,3 @@ def _prompt(
         add_generation_prompt=chat.add_generation_prompt,
         template_name=chat.chat_template,
     )
-
-
-def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
-    """Returns the reasoning format, without a budget where the output cannot be kept to it."""
-    reasoning_format = reasoning_format_of(model.card.reasoning_format)
-    if reasoning_format is None:
-        return ReasoningRule(Thinking.NO)
-    token_id = model.text.tokenizer.token_id
-    is_bound = model.card.structured_output and can_bound(token_id, reasoning_format)
-    budget = chat.thinking_budget if is_bound else None
-    return ReasoningRule(thinking, budget, reasoning_format)
-
-
-def _grammar(
-    model: ServedModel,
-    use: ToolUse,
-    tool_format: ToolFormat | None,
-    reasoning: ReasoningRule,
-    answer: RequestedGrammar | None,
-) -> tuple[Grammar | None, Sequence[str]]:
-    """Returns the grammar of the turn, and the parameters that it does not enforce. Calls stay
-    possible beside a structured response.
-
-    The schemas of tools that are not strict are left out where with them the grammar is too large
-    or too complex: the choice among a thousand tools holds, and a call has any arguments.
-    """
-    if answer is not None:
-        check_grammar(model, answer)
-    has_calls = use.is_enforced or (answer is not None and bool(use.callable))
-    if not has_calls or tool_format is ToolFormat.TEXT:  # its calls are text, never wrong
-        return _grammar_without_calls(model, reasoning, answer), ()
-    assert tool_format is not None, "there are no tools without a format"
-    is_strict = any(tool.strict for tool in use.callable)
-    if is_strict or len(use.callable) < MAX_RULES:  # each tool is a rule at least
-        try:
-            return _grammar_of_calls(model, use, tool_format, reasoning, answer), ()
-        except InvalidParameter:
-            if is_strict:
-                raise
-    use = replace(use, any_arguments=True)
-    return _grammar_of_calls(model, use, tool_format, reasoning, answer), (TOOL_SCHEMAS,)
-
-
-def _grammar_of_calls(
-    model: ServedModel,
-    use: ToolUse,
-    tool_format: ToolFormat,
-    reasoning: ReasoningRule,
-    answer: RequestedGrammar | None,
-) -> Grammar:
-    only = None if answer is None else answer.grammar
-    try:
-        turn = tool_grammar(use, tool_format, reasoning, model.text.tokenizer.token_id, only)
-    except InvalidParameter as error:
-        raise _too_large(error, "tools") from None
-    check_grammar(model, RequestedGrammar(turn, "tools"))
-    return turn
-
-
-def _grammar_without_calls(
-    model: ServedModel, reasoning: ReasoningRule, answer: RequestedGrammar | None
-) -> Grammar | None:
-    token_id = model.text.tokenizer.token_id
-    param = "thinking_token_budget" if answer is None else answer.param
-    try:
-        if answer is not None:
-            turn = answer_grammar(answer.grammar, reasoning, token_id)
-        elif reasoning.is_bound:
-            turn = any_grammar(reasoning, token_id)
-        else:
-            return None
-    except InvalidParameter as error:
-        raise _too_large(error, param) from None
-    check_grammar(model, RequestedGrammar(turn, param))
-    return turn
-
-
-def _too_large(error: InvalidParameter, param: str) -> InvalidParameter:
-    """Returns the error of a grammar of a turn: its own, or that it is too long."""
-    if error.param != "grammar":
-        return error
-    return InvalidParameter(param, "with everything around it, it is too large")

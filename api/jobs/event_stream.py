@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import PromptScores
 from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
@@ -84,7 +84,7 @@ class JobStream:
         outage_s: float,
         *,
         is_behind: bool,
-        prompt: ScoredPrompt | None,
+        prompt: PromptScores | None,
     ) -> None:
         """Takes the parts that EventRelay.open makes. `is_behind`: the log may hold something
         already that no RESYNC will announce."""

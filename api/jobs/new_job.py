@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.errors import ClientError, idempotency_key_reuse
-from api.generation.formatter import Formatter, Timing
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import Formatter, PromptScores, Timing
 from api.generation.models import JobDefaults
 from api.http.caller import Caller
 from shared.keys import new_job_id
@@ -34,7 +33,7 @@ class Prepared:
     job: Job
     formatter: Formatter[Any]
     timing: Timing = field(default_factory=Timing)
-    prompt: ScoredPrompt | None = None  # filled for the formatter, where the job scores its prompt
+    prompt: PromptScores | None = None  # filled for the formatter, where the job scores its prompt
 
 
 def new_job(

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import PromptScores
 from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.missing_end import MissingEnd
@@ -86,7 +86,7 @@ class EventRelay:
         after: Cursor,
         submit: Callable[[], Awaitable[object]] | None = None,
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
-        prompt: ScoredPrompt | None = None,
+        prompt: PromptScores | None = None,
     ) -> JobStream:
         """Subscribes, then submits. Raises TransportError, and what `submit` raises.
 

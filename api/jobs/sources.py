@@ -12,8 +12,7 @@ import anyio
 from starlette.types import Scope
 
 from api.errors import ApiError, store_unreachable
-from api.generation.formatter import Timing
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import PromptScores, Timing
 from api.generation.sampling import is_small_response
 from api.http.caller import caller_in
 from api.http.open_requests import Ending
@@ -175,7 +174,7 @@ class SubmittedJobs:
         jobs: JobService,
         submitted: Sequence[Job],
         timing: Timing,
-        prompts: Sequence[ScoredPrompt | None] = (),
+        prompts: Sequence[PromptScores | None] = (),
     ) -> None:
         """Takes jobs with the same number of choices. `prompts`: see `generation_response`."""
         first = submitted[0]

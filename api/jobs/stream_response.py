@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
-from api.generation.formatter import Formatter, Timing
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import Formatter, PromptScores, Timing
 from api.generation.sampling import SHORT_BYTES, delta_bytes
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
@@ -346,7 +345,7 @@ def generation_response(
     *,
     streamed: bool,
     stream_interval: int | None = None,
-    prompts: Sequence[ScoredPrompt | None] = (),
+    prompts: Sequence[PromptScores | None] = (),
 ) -> StreamResponse:
     """Returns the response that submits a request's jobs and follows them to their end.
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from api.ids import call_id
-from api.on_demand import part
+from api.on_demand import load_part
 from api.output_parsers.events import OutputEvent, ToolArguments, ToolCall
 from api.output_parsers.formats import plain_text, reasoning_first
 from api.output_parsers.parser import ParserConfig, Thinking
@@ -47,7 +47,7 @@ FAMILIES: Mapping[ToolFormat, str] = {
 
 def family_of(tool_format: ToolFormat) -> Family:
     """Returns what parses the calls of a format."""
-    families: Mapping[ToolFormat, Family] = part(FAMILIES[tool_format]).FAMILIES
+    families: Mapping[ToolFormat, Family] = load_part(FAMILIES[tool_format]).FAMILIES
     return families[tool_format]
 
 
@@ -110,7 +110,9 @@ def _run_of(event: OutputEvent) -> tuple[type[OutputEvent], int]:
 
 def _read(source: Source, tools: CallableTools, config: ParserConfig) -> Reading:
     if config.reasoning_format is ReasoningFormat.OPENAI or config.tool_format is ToolFormat.OPENAI:
-        yield from part("harmony").harmony(source, tools, is_open=config.thinking is Thinking.OPEN)
+        yield from load_part("harmony").harmony(
+            source, tools, is_open=config.thinking is Thinking.OPEN
+        )
         return
     if config.reasoning_format is not None:
         is_open = config.thinking is Thinking.OPEN

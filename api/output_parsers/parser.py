@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from api.ids import random_seed
-from api.on_demand import part
+from api.on_demand import load_part
 from api.output_parsers.events import OutputEvent, Text, TextSpans
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
 
@@ -112,5 +112,5 @@ class OutputParserFactory:
         has_calls = bool(config.names) or config.tool_format is ToolFormat.OPENAI
         if config.reasoning_format is None and not (config.tool_format and has_calls):
             return PlainParser()
-        parser: OutputParser = part("format_parser").new_parser(config, self.seed, choice)
+        parser: OutputParser = load_part("format_parser").new_parser(config, self.seed, choice)
         return parser

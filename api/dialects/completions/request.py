@@ -8,10 +8,9 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.dialects.completions.protocol import CompletionRequest
 from api.errors import unsupported
 from api.generation.formatter import ResponseContext, Timing
-from api.generation.grammars import checked_grammar
 from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
-from api.generation.prompt import EncodedPrompt, encoded_prompts, is_short_prompt
+from api.generation.prompt import EncodedPrompt, checked_grammar, encoded_prompts, is_short_prompt
 from api.generation.protocol import job_lane, served_tier
 from api.generation.sampling import (
     COMPLETION_ENTRY_BYTES,
