@@ -42,9 +42,10 @@ from shared.text.served_text import load_served_text
 from shared.tracing import Tracing, open_tracing
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
+from shared.transport.ports.dead_letters import DeadLetters
 from shared.transport.ports.deployment import Deployment, ProcessKind
 from shared.transport.ports.files import FileIndex, FileLimits
-from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, DurabilityChecks, JobStore
+from shared.transport.ports.jobs import AdmissionLimits, DurabilityChecks, JobStore
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.ports.registry import WorkerRegistry
 
@@ -136,7 +137,7 @@ class Services:
         self.admission = Admission(
             store,
             lambda tenant: ring.limits_of(tenant, limits),
-            self.disconnects,
+            self.disconnects.cancel,
             accepted,
             self.durable,
         )

@@ -235,12 +235,14 @@ class RowTask:
         """
         context, backoff = self._context, _backoff()
         client_id = _shown(self._row.custom_id)
+        trace = self._span.context
         caller = Caller(
             self._request_id,
             self._job_id,
             client_id,
             context.tenant,
-            trace=self._span.context,
+            traceparent="" if trace is None else trace.traceparent,
+            tracestate="" if trace is None else trace.tracestate,
         )
         while True:
             try:

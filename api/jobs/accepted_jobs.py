@@ -16,7 +16,13 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.messages import TERMINAL_STATES, Job, JobState
-from shared.transport.ports.jobs import TOMBSTONE_MS, JobStore, QueueFull, Restored
+from shared.transport.ports.jobs import (
+    MAX_BLIND_S,
+    PATIENCE_S,
+    JobStore,
+    QueueFull,
+    Restored,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +30,6 @@ MAX_JOBS = 10_000
 MAX_BYTES = 64 * 2**20
 PAGE = 100  # jobs looked at in a round; one comes each second
 DURABLE_S = 3.0  # what is older is on the disk of a server with `appendfsync everysec`
-PATIENCE_S = 3.0  # for the worker that runs the job: it puts it back together with its log
-MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then it may have ended unseen
 _decoder = msgspec.json.Decoder(Job)
 
 

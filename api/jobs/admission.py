@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
 from api.jobs.accepted_jobs import AcceptedJobs
-from api.jobs.disconnects import DisconnectTracker
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
 from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import (
@@ -35,19 +34,19 @@ Result = TypeVar("Result")
 
 
 class Admission:
-    """Submits under the limits of the job's tenant."""
+    """Submits under the limits of the job's tenant; `cancel` ends a job whose submit failed."""
 
     def __init__(
         self,
         store: JobStore,
         limits_of: Callable[[str], AdmissionLimits],
-        disconnects: DisconnectTracker,
+        cancel: Callable[[str], Awaitable[None]],
         accepted: AcceptedJobs,
         durable: DurableAccept,
     ) -> None:
         self._store = store
         self.limits_of = limits_of
-        self._disconnects = disconnects
+        self._cancel = cancel
         self._accepted = accepted
         self._durable = durable
         self._refused: dict[str, tuple[float, QueueFull]] = {}  # by tenant, until when it holds
@@ -117,7 +116,7 @@ class Admission:
         log.warning("failed to submit a job", extra=extra)
         # By its key it can be requested again, and others may be reading it.
         if job.idempotency is None:
-            await self._disconnects.cancel(job.job_id)
+            await self._cancel(job.job_id)
         return (
             unavailable(str(error)) if isinstance(error, NotConfirmed) else store_unreachable(error)
         )

@@ -18,9 +18,9 @@ from starlette.types import Scope
 
 from api.errors import ApiError, ClientError, unavailable
 from api.http import sse
+from api.jobs.attached_job import AttachedJob
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.service import JobService
-from api.jobs.sources import AttachedJob
 from shared.messages import (
     START,
     Cursor,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from api.jobs.accepted_jobs import MAX_BLIND_S
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -18,7 +17,7 @@ from shared.messages import (
     JobState,
     Usage,
 )
-from shared.transport.ports.jobs import JobLook, JobRecord, JobStore, Restored
+from shared.transport.ports.jobs import MAX_BLIND_S, JobLook, JobRecord, JobStore, Restored
 
 log = logging.getLogger(__name__)
 

@@ -57,7 +57,6 @@ def new_job(
     its text is kept as long as its record.
     """
     idempotency = caller.idempotency
-    trace = caller.trace
     assert caller.job_id is not None, "this route makes jobs"
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
         on_disconnect = OnDisconnect.GRACE
@@ -78,8 +77,8 @@ def new_job(
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
         durability=defaults.durability if durability is None else durability,
-        traceparent="" if trace is None else trace.traceparent,
-        tracestate="" if trace is None else trace.tracestate,
+        traceparent=caller.traceparent,
+        tracestate=caller.tracestate,
     )
 
 

@@ -23,7 +23,8 @@ from shared.messages import (
     PromptSlice,
     Usage,
 )
-from shared.transport.ports.jobs import DeadLetter, JobRecord
+from shared.transport.ports.dead_letters import DeadLetter
+from shared.transport.ports.jobs import JobRecord
 
 DEFAULT_LIMIT = 20
 MAX_EVENTS = 256

@@ -17,14 +17,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from api.generation.formatter import PromptScores
-from api.jobs.accepted_jobs import PATIENCE_S
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.missing_end import MissingEnd
 from shared.messages import Cursor
 from shared.outages import OF_STORE_OUTAGE
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.bus import EventBus, Subscription
-from shared.transport.ports.jobs import JobStore, Restored, Submitted, TransportError
+from shared.transport.ports.jobs import PATIENCE_S, JobStore, Restored, Submitted, TransportError
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,10 @@ from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
-from api.http.body_coding import PLAIN, decoder
-from api.http.caller import caller_in, set_caller, set_headers
-from api.http.open_requests import disconnect
+from api.http.caller import caller_in, disconnect, set_caller, set_headers
 from api.http.shares import Charge, Pot, payer
 from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
+from api.on_demand import load_part
 from shared.transport.ports.jobs import JobStore
 
 _JSON = re.compile(r"application/([\w.+!#$&^-]+\+)?json", re.ASCII)
@@ -70,7 +69,8 @@ class RequestReader:
         their way, are too many (429, 503).
         """
         _require_json(request)
-        decode = decoder(request.headers.get("content-encoding", PLAIN))
+        coding = request.headers.get("content-encoding")
+        decode = None if coding is None else load_part("body_coding").decoder(coding)
         caller, key = caller_in(request.scope), request.headers.get(IDEMPOTENCY_HEADER)
         # A repeat by its key takes nothing of the queue. While threads are free, the queue decides.
         if caller.job_id is not None and key is None and self._pool.has_waiting:

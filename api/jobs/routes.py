@@ -38,7 +38,8 @@ from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
-from shared.transport.ports.jobs import DeadLetter, DeadLetters, JobRecord, Requeued
+from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
+from shared.transport.ports.jobs import JobRecord
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.wire import PayloadInvalid
 

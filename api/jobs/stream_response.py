@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
 from api.generation.formatter import Formatter, PromptScores, Timing
-from api.generation.sampling import SHORT_BYTES, delta_bytes
+from api.generation.response_size import SHORT_BYTES, delta_bytes
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
 from api.http.shares import Charge

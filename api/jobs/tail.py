@@ -9,10 +9,10 @@ from typing import Any
 from api.errors import ApiError, job_failed
 from api.generation.formatter import usage_payload
 from api.http import sse
+from api.jobs.attached_job import AttachedJob
 from api.jobs.delta_parts import split_by_segment, split_long
 from api.jobs.reader_position import AheadTrimmer, Diverged, ResumePoint, resume_hint
 from api.jobs.service import JobService
-from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse
 from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import Cursor, Delta, ErrorCode, Failed, Finished

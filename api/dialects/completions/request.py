@@ -12,14 +12,16 @@ from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import EncodedPrompt, checked_grammar, encoded_prompts, is_short_prompt
 from api.generation.protocol import job_lane, served_tier
-from api.generation.sampling import (
+from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
-    ContextBudget,
     ResponseSize,
-    check_prompt_logprobs,
     prompt_logprobs_bytes,
+)
+from api.generation.sampling import (
+    ContextBudget,
+    check_prompt_logprobs,
     renamed_parameters,
     sampling_params,
 )

@@ -8,11 +8,10 @@ from api.generation.formatter import Timing
 from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.models import GenerationService
 from api.generation.prompt import is_short_prompt, prompt_token_ids
+from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
-    ResponseSize,
     check_prompt_logprobs,
-    prompt_logprobs_bytes,
     renamed_parameters,
     resolved_seed,
     stop_strings,

@@ -18,9 +18,9 @@ from api.http import sse
 from api.http.open_requests import OpenRequests
 from api.http.shares import Pot
 from api.http.time_slices import PIECE_BYTES, TimeSlices
+from api.jobs.attached_job import AttachedJob
 from api.jobs.reader_position import ResumePoint
 from api.jobs.sent_events import SentEvents
-from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
 from api.jobs.tail import tail_response
 from shared.messages import (
