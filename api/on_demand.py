@@ -27,7 +27,8 @@ PARTS: Mapping[str, str] = {
     "efforts": "api.generation.efforts",
     # log probabilities of the output and the prompt; where each token's text is, to count reasoning
     "logprobs": "api.generation.logprobs",
-    # compressed bodies; several prompts in one request
+    # compressed bodies; idempotency keys; several prompts in one request
+    "idempotency": "api.jobs.idempotency",
     "body_coding": "api.http.body_coding",
     "merged_stream": "api.jobs.merged_stream",
 }

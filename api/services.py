@@ -103,7 +103,7 @@ class Services:
         self.slices = TimeSlices()
         share = settings.max_queue_share_per_tenant
         self.pool = TextPool(
-            settings.text_threads, settings.max_waiting_text_bytes, share, metrics.accounts
+            settings.text_threads, settings.max_waiting_text_bytes, share, metrics.accounts.charge
         )
         self.rendering = RenderingProcesses()
         self.catalog = ModelCatalog(
@@ -138,7 +138,7 @@ class Services:
             store,
             lambda tenant: ring.limits_of(tenant, limits),
             self.disconnects.cancel,
-            accepted,
+            accepted.add,
             self.durable,
         )
         self.jobs = self._new_jobs()

@@ -14,8 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from api.on_demand import load_part
-from api.output_parsers.events import OutputEvent, Text
-from api.output_parsers.parser import NewParser, OutputParser, PlainParser
+from api.output_parsers.events import NewParser, OutputEvent, OutputParser, PlainParser, Text
 from shared.choice_deltas import ChoiceDelta, choice_deltas
 from shared.messages import Delta, Failed, Finished, FinishReason, TokenLogprob
 from shared.text.base import Tokenizer

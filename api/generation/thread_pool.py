@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from api.errors import overloaded, unavailable
-from api.http.shares import SHARE, Accounts, Pot, payer, paying_tenant
+from api.http.shares import SHARE, Pot, payer, paying_tenant
 from shared.cpu_time import work_cpu_s
 from shared.tasks import cancel_and_wait
 from shared.text.base import RenderingUnavailable
@@ -25,6 +25,7 @@ from shared.text.base import RenderingUnavailable
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Charge = Callable[[str, float], None]  # of a tenant
 
 RETRY_AFTER_S = 1.0
 MIN_BYTES = 4096  # counted of the smallest request: it has an open connection and a task
@@ -54,10 +55,10 @@ class TextPool:
         threads: int,
         max_waiting_bytes: int,
         share: float = SHARE,
-        accounts: Accounts | None = None,
+        charge: Charge | None = None,
     ) -> None:
-        """`accounts`: are charged with the processor time of the work."""
-        self._text_threads = TextThreads(threads, accounts or Accounts(), share)
+        """`charge` is called with the tenant and the processor seconds of the work."""
+        self._text_threads = TextThreads(threads, charge, share)
         self._threads = threads
         self.small, self.large = (
             Pot(
@@ -218,10 +219,10 @@ class TextThreads:
     others, and the processors have room for the event loop.
     """
 
-    def __init__(self, num_threads: int, totals: Accounts, share: float = SHARE) -> None:
+    def __init__(self, num_threads: int, charge: Charge | None, share: float = SHARE) -> None:
         self._num_threads = num_threads
         self._max_of_tenant = max(1, math.floor(share * num_threads))
-        self._totals = totals
+        self._charge = charge
         self._accounts: dict[str, _Account] = {}
         self._served_s = 0.0  # what the tenant whose turn came last had used
         self._changed = threading.Condition()
@@ -316,7 +317,8 @@ class TextThreads:
                 task.run()
             finally:
                 cpu_s = work_cpu_s() - begun_s
-                self._totals.charge(task.of, cpu_s)
+                if self._charge is not None:
+                    self._charge(task.of, cpu_s)
                 with self._changed:
                     self._num_busy -= 1
                     self._end(task, cpu_s)

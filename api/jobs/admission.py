@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
-from api.jobs.accepted_jobs import AcceptedJobs
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
 from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import (
@@ -34,20 +33,21 @@ Result = TypeVar("Result")
 
 
 class Admission:
-    """Submits under the limits of the job's tenant; `cancel` ends a job whose submit failed."""
+    """Submits under the limits of the job's tenant; `cancel` ends a job whose submit failed,
+    `keep` remembers one that no reader follows."""
 
     def __init__(
         self,
         store: JobStore,
         limits_of: Callable[[str], AdmissionLimits],
         cancel: Callable[[str], Awaitable[None]],
-        accepted: AcceptedJobs,
+        keep: Callable[[Job], None],
         durable: DurableAccept,
     ) -> None:
         self._store = store
         self.limits_of = limits_of
         self._cancel = cancel
-        self._accepted = accepted
+        self._keep_job = keep
         self._durable = durable
         self._refused: dict[str, tuple[float, QueueFull]] = {}  # by tenant, until when it holds
 
@@ -109,7 +109,7 @@ class Admission:
 
     def _keep(self, job: Job) -> None:
         if job.on_disconnect is OnDisconnect.CONTINUE:
-            self._accepted.add(job)
+            self._keep_job(job)
 
     async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
         extra = {"job_id": job.job_id, "reason": str(error), **OF_STORE_OUTAGE}
@@ -146,7 +146,7 @@ class Admission:
             limits = self.limits_of(job.tenant)
             taken_by = await self._twice(lambda: self._store.requeue(dead_letter_id, job, limits))
             if taken_by == job.job_id:
-                self._accepted.add(job)
+                self._keep_job(job)
             return taken_by
         except QueueFull as error:
             raise queue_full(error) from error

@@ -24,7 +24,7 @@ from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
 from api.http.caller import caller_in, disconnect, set_caller, set_headers
 from api.http.shares import Charge, Pot, payer
-from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
+from api.jobs.new_job import IDEMPOTENCY_HEADER
 from api.on_demand import load_part
 from shared.transport.ports.jobs import JobStore
 
@@ -89,7 +89,8 @@ class RequestReader:
                 raw = await self._pool.run(decode, raw, self._max_bytes)
                 charge.add(len(raw) - self._max_bytes)
             if key is not None and caller.job_id is not None:
-                named = await resolve_job_id(caller, self._store, key, request.url.path, raw)
+                resolve = load_part("idempotency").resolve_job_id
+                named = await resolve(caller, self._store, key, request.url.path, raw)
                 set_caller(request.scope, named)
             request_bytes.set(len(raw))
             ignored = request_ignored.get()

@@ -1,9 +1,15 @@
-"""Events of generated text: pieces of the answer, of the reasoning and of tool calls."""
+"""OutputParser: parses a choice's text into events while it arrives.
+
+Events are pieces of the answer, of the reasoning and of tool calls. PlainParser is for text without
+the last two.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +81,47 @@ class TextSpans:
         while self._first < len(self._spans) and self._spans[self._first][1] <= start:
             self._first += 1
         return self._first < len(self._spans) and self._spans[self._first][0] < end
+
+
+class OutputParser(Protocol):
+    """Parses one choice. How its text is split into pushes changes no content."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Returns whether a tool call has begun."""
+        ...
+
+    @property
+    def reasoning_bytes(self) -> int:
+        """Returns how many UTF-8 bytes of the raw text are reasoning so far, markers included."""
+        ...
+
+    @property
+    def spans(self) -> TextSpans | None:
+        """Returns the ranges of raw text that are text of the output; None: all of it."""
+        ...
+
+    def push(self, text: str) -> Sequence[OutputEvent]:
+        """Returns the events that `text` completes; holds back what may become a marker."""
+        ...
+
+    def finish(self) -> Sequence[OutputEvent]:
+        """Returns the last events. Nothing is pushed afterwards."""
+        ...
+
+
+class PlainParser:
+    """Passes all text on as the answer."""
+
+    has_calls = False
+    reasoning_bytes = 0
+    spans = None
+
+    def push(self, text: str) -> Sequence[OutputEvent]:
+        return (Text(text),) if text else ()
+
+    def finish(self) -> Sequence[OutputEvent]:
+        return ()
+
+
+NewParser = Callable[[], OutputParser]

@@ -1,69 +1,22 @@
-"""OutputParser: parses a choice's text into events while it arrives.
+"""OutputParserFactory: makes the parsers of a response's choices.
 
-Text without reasoning and tool calls needs no more than this file. The formats of these are loaded
-by name: `api.output_parsers.format_parser`.
+The formats of reasoning and tool calls are loaded by name: `api.output_parsers.format_parser`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 import msgspec
 
 from api.ids import random_seed
 from api.on_demand import load_part
-from api.output_parsers.events import OutputEvent, Text, TextSpans
+from api.output_parsers.events import OutputParser, PlainParser
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
 
 Types = tuple[str, ...]  # JSON schema's names of types; (): any
-
-
-class OutputParser(Protocol):
-    """Parses one choice. How its text is split into pushes changes no content."""
-
-    @property
-    def has_calls(self) -> bool:
-        """Returns whether a tool call has begun."""
-        ...
-
-    @property
-    def reasoning_bytes(self) -> int:
-        """Returns how many UTF-8 bytes of the raw text are reasoning so far, markers included."""
-        ...
-
-    @property
-    def spans(self) -> TextSpans | None:
-        """Returns the ranges of raw text that are text of the output; None: all of it."""
-        ...
-
-    def push(self, text: str) -> Sequence[OutputEvent]:
-        """Returns the events that `text` completes; holds back what may become a marker."""
-        ...
-
-    def finish(self) -> Sequence[OutputEvent]:
-        """Returns the last events. Nothing is pushed afterwards."""
-        ...
-
-
-class PlainParser:
-    """Passes all text on as the answer."""
-
-    has_calls = False
-    reasoning_bytes = 0
-    spans = None
-
-    def push(self, text: str) -> Sequence[OutputEvent]:
-        return (Text(text),) if text else ()
-
-    def finish(self) -> Sequence[OutputEvent]:
-        return ()
-
-
-NewParser = Callable[[], OutputParser]
 
 
 class Thinking(Enum):

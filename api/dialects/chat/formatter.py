@@ -10,8 +10,15 @@ import msgspec
 from api.generation.choices import ChoiceEnd, ChoiceReader, PlacedLogprob, ReaderOptions
 from api.generation.formatter import ChunkFormatter, ResponseContext
 from api.on_demand import load_part
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import NewParser, PlainParser
+from api.output_parsers.events import (
+    NewParser,
+    OutputEvent,
+    PlainParser,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolCall,
+)
 from shared.messages import Finished, FinishReason
 from shared.text.base import Tokenizer
 

@@ -12,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.output_parsers import literals, reading
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.output_parsers.events import (
+    OutputEvent,
+    OutputParser,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolCall,
+)
 from api.output_parsers.format_parser import SLICE_CHARS, FormatParser, family_of, merged
 from api.output_parsers.formats import reasoning_first
-from api.output_parsers.parser import OutputParser, OutputParserFactory, ParserConfig, Thinking
+from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
 from api.output_parsers.reading import Reading, Source
 from api.output_parsers.tool_calls import CallableTools
 from shared.text.tool_formats import UNTYPED_FORMATS, ReasoningFormat, ToolFormat, markers

@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
+from api.output_parsers.events import (
+    OutputEvent,
+    OutputParser,
+    PlainParser,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolCall,
+)
 from api.output_parsers.format_parser import FormatParser, merged
 from api.output_parsers.formats import hermes_calls, llama3_json_calls, plain_text, reasoning_first
-from api.output_parsers.parser import OutputParser, PlainParser
 from api.output_parsers.reading import Reading, Source
 from api.output_parsers.tool_calls import CallableTools
 from tests.support.examples import examples
