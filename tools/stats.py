@@ -58,15 +58,15 @@ CHAT_PATHS = (
             "api.jobs.service",
             "api.jobs.stream_response",
         ),
-        max_files=99,
-        max_lines=99999,
+        max_files=37,
+        max_lines=6800,
     ),
     ReadingPath(
         "log -> SSE",
         first=("api.jobs.service", "api.jobs.stream_response", "api.dialects.chat.formatter"),
         until=("api.jobs.admission",),
-        max_files=99,
-        max_lines=99999,
+        max_files=32,
+        max_lines=6100,
     ),
 )
 ON_DEMAND = "api.on_demand"  # whose PARTS name what is imported when a request needs it
