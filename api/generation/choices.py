@@ -54,7 +54,7 @@ class ChoiceEnd:
 
     reason: FinishReason | None
     stop_reason: str | int | None = None
-    has_calls: bool = False  # it has begun a tool call
+    has_calls: bool = False  # it has started a tool call
 
 
 @dataclass(slots=True)
@@ -141,10 +141,10 @@ class ChoiceReader(Generic[EntryT]):
 
 
 class _Choice(Generic[EntryT]):
-    """One choice: what was read of it and is in no event yet."""
+    """One choice: its text that was read and is in no event yet."""
 
     def __init__(self, index: int, options: ReaderOptions[EntryT]) -> None:
-        """With `prompt_chars` log probabilities stand behind those of a prompt of so many
+        """With `prompt_chars` log probabilities follow those of a prompt of that many
         characters. They then have an entry for the token that ended it too: readers of such lists
         count from both ends."""
         self.has_ended = False
@@ -268,8 +268,8 @@ class _Choice(Generic[EntryT]):
         return token_ids
 
     def _decide(self) -> None:
-        """Keeps the log probabilities of what is text, drops those of reasoning and tool calls, and
-        leaves those of what the parser holds back."""
+        """Keeps the log probabilities of text, drops those of reasoning and tool calls, and leaves
+        those of held back text."""
         placed, spans = self._placed, self._parser.spans
         if not placed:
             return

@@ -39,7 +39,7 @@ NOT_SERVED = "structured_output_not_supported"
 
 
 def only_grammar(request: CompletionFields) -> RequestedGrammar | None:
-    """Returns what the output must match, or None for any text. Raises InvalidParameter, also where
+    """Returns the grammar of the output, or None for any text. Raises InvalidParameter, also where
     the request has several."""
     requested: RequestedGrammar | None = None
     for found in _requested_grammars(request):
@@ -150,11 +150,11 @@ def tool_grammar(
     token_id: TokenId,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """Returns the grammar of text without calls but those that `use` allows, behind any reasoning.
+    """Returns the grammar of text without calls but those that `use` allows, after any reasoning.
 
     Each has the name of a callable tool, and arguments that its schema allows. Where the model must
     call, the text is calls alone. Else it is calls alone or an `answer`, or, where any answer will
-    do, text with calls in it; what begins as a call does is one. Raises
+    do, text with calls in it; text that starts like a call must be one. Raises
     InvalidParameter for the schema of a strict tool, and for "grammar" when it is too long.
     """
     writer = GrammarWriter(token_id)

@@ -128,7 +128,7 @@ class TokenAligner(Generic[EntryT]):
         self._form = form
         self._detokenizer = tokenizer.detokenizer()
         self._held: deque[PlacedLogprob[EntryT]] = deque()
-        self._ends = array("q", (0,))  # of each token, in bytes, behind the start of the first
+        self._ends = array("q", (0,))  # of each token, in bytes, after the start of the first
         self._next = 1  # index into `_ends` of the next that `ends_up_to` yields
         self._num_chars = num_chars
 
@@ -211,7 +211,7 @@ def completion_logprobs(
 
 
 def finite(logprob: float) -> float:
-    """Returns what stands for a log probability in JSON."""
+    """Returns a log probability that JSON can carry."""
     return max(logprob, LOWEST)
 
 
@@ -252,7 +252,7 @@ class EchoedLogprobs:
     `logprobs`. Lists are made as they are read."""
 
     def __init__(self, prompt: ScoredPrompt, text: str, tokenizer: Tokenizer, num_top: int) -> None:
-        """`text` is what the answer repeats of the prompt."""
+        """`text`: the part of the prompt that the answer repeats."""
         self._prompt = prompt
         self._text = text
         self._tokenizer = tokenizer
@@ -260,7 +260,7 @@ class EchoedLogprobs:
         self._num_top = num_top
 
     def before(self, output: CompletionLogprobs | None) -> CompletionLogprobs:
-        """Returns the lists of the prompt, with those of the answer behind them."""
+        """Returns the lists of the prompt, with those of the answer after them."""
         prompt = self._prompt
         lists = self._lists(prompt.token_ids, prompt.all_entries, self._offsets())
         if output is None:
@@ -318,7 +318,7 @@ class ScoredPrompt:
     Filled by the reader of the job's log, before its first delta; read by the formatter.
 
     Slices are kept as they came and decoded each time they are read: they take a tenth of the
-    memory so, and less time than what is made of them.
+    memory so, and decode faster than they are formatted.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -346,7 +346,7 @@ class ScoredPrompt:
         return self.token_ids[begin : (part + 1) * PROMPT_SLICE_TOKENS + 1]
 
     def entries(self, part: int) -> Iterator[PromptLogprob | None]:
-        """Yields what is known of each token of a part: of the first of all nothing.
+        """Yields the entry of each token of a part; None for the first token of the prompt.
 
         Raises ValueError for a slice that cannot be read.
         """
@@ -356,12 +356,12 @@ class ScoredPrompt:
             yield from decode_prompt_logprobs(self._slices[part])
 
     def all_entries(self) -> Iterator[PromptLogprob | None]:
-        """Yields what is known of each token."""
+        """Yields the entry of each token of the prompt."""
         return chain.from_iterable(map(self.entries, range(self.num_parts)))
 
 
 def scored_prompt(job: Job) -> ScoredPrompt | None:
-    """Returns what collects a prompt's log probabilities; None where none are requested."""
+    """Returns the collector of a prompt's log probabilities; None where none are requested."""
     if job.sampling.prompt_logprobs is None:
         return None
     return ScoredPrompt(job.prompt_token_ids)

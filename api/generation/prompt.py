@@ -1,7 +1,7 @@
 """Prepares prompts: text and conversations to token ids, a grammar and parsers of the output.
 
 Chat completions, Responses and Messages each make a ChatInput of a request. CPU-bound: run it in
-the thread pool, but for what `is_short_prompt`.
+the thread pool.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RequestedGrammar:
 
 
 def requested_grammar(request: CompletionFields) -> RequestedGrammar | None:
-    """Returns what the output must match, or None for any text.
+    """Returns the grammar that the output must match, or None for any text.
 
     CPU-bound for large schemas: run it in the thread pool. Raises InvalidParameter, also where the
     request has several.
@@ -111,10 +111,10 @@ class ChatInput:
     """A chat request of any dialect.
 
     `messages` are as templates know them (`api.generation.messages.template_messages`).
-    `call_id_seed`: what the ids of tool calls are made from, where the same response may be sent
-    several times; "" for ids of their own each time. `continues`: the last message is an
-    assistant's, whose text the output continues. `thinking_budget`: at most so many tokens of
-    reasoning, where the model's output can be kept to that (see grammars.can_bound).
+    `call_id_seed`: seeds the ids of tool calls where the same response may be sent several times;
+    "" for new ids each time. `continues`: the last message is an
+    assistant's, whose text the output continues. `thinking_budget`: the most tokens of reasoning,
+    where the model's output can be kept to that (see grammars.can_bound).
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -131,7 +131,7 @@ class ChatInput:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """The prompt, what the output must match, and a parser for each choice's text.
+    """The prompt, the grammar of the output, and a parser for each choice's text.
 
     `counts_reasoning`: the text may have reasoning, so that its tokens are counted. `ignored`: for
     `ignored_parameters.report_ignored`.

@@ -1,7 +1,7 @@
 """Estimates how many bytes a response has, before and while it is made.
 
-Before a worker decides how long it gets, only estimates are known: what JSON takes for a token of a
-common vocabulary, and for each of its alternatives.
+Its length is unknown before a worker has generated it. The estimates are the bytes of JSON for a
+token of a common vocabulary, and for each of its alternatives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResponseSize:
     def fitted(self, sampling: SamplingParams, max_bytes: int) -> SamplingParams:
         """Returns `sampling`, with a default of max_tokens that keeps the answer in `max_bytes`.
 
-        Raises InvalidParameter, naming what makes the answer large, where the caller requests more.
+        Raises InvalidParameter that names the largest parameter, where the caller requests more.
         """
         prompts_param, prompt_bytes = self.prompts
         step_bytes = self.num_choices * self.token_bytes

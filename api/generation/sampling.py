@@ -1,4 +1,4 @@
-"""SamplingParams of a request: as it says, else as the model's makers do, else as OpenAI."""
+"""SamplingParams of a request, with the model's defaults, then OpenAI's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MAX_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ContextBudget:
-    """What the model's context holds, how much of it the prompt takes, and how tokens are chosen
-    where a request does not say."""
+    """What the model's context holds, how much of it the prompt takes, and the
+    sampling defaults."""
 
     context_tokens: int
     vocab_size: int
@@ -39,7 +39,7 @@ class ContextBudget:
     def check_prompt(self, param: str, *, is_least: bool = False) -> None:
         """Raises InvalidParameter when the prompt leaves no place for an answer, or is empty.
 
-        `is_least`: the prompt has at least so many tokens; they were not counted.
+        `is_least`: `prompt_tokens` is a lower bound, not a count.
         """
         if self.prompt_tokens < 1:
             raise InvalidParameter(param, "must have at least one token")
@@ -53,7 +53,7 @@ class ContextBudget:
             )
 
     def max_tokens(self, requested: int | None, default: int, *, least: int = 1) -> int:
-        """Returns the tokens an answer may have: at most what the prompt leaves of the context.
+        """Returns the most tokens of the answer: at most the context without the prompt.
 
         `report_clipped` names a parameter that requests more. Raises InvalidParameter.
         """

@@ -1,6 +1,6 @@
 """Prompts of text and token ids, of completions and of the native dialect.
 
-CPU-bound: run it in the thread pool, but for what `is_short_prompt`.
+CPU-bound: run it in the thread pool, unless `is_short_prompt`.
 """
 
 from __future__ import annotations

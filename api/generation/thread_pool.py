@@ -1,4 +1,4 @@
-"""TextPool: bounded threads for what would hold up the event loop: JSON, templates, tokenizing."""
+"""TextPool: a bounded thread pool for JSON, templates and tokenizing, off the event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WATCH_AFTER_S = 0.1  # of waiting, from when a client that has gone is noticed
 
 # Bytes of the request that the running task answers; 0: of none, or of one without a body.
 request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
-# Returns when the client of the running task has gone; None: nobody waits for an answer.
+# Returns when the client of the running task has gone; None: no client waits for an answer.
 client_gone: ContextVar[Callable[[], Coroutine[Any, Any, None]] | None] = ContextVar(
     "client_gone", default=None
 )
@@ -88,7 +88,7 @@ class TextPool:
         return len(self) > self._threads
 
     def charge(self, cpu_s_of: Mapping[str, float]) -> None:
-        """Delays the next turns of tenants: for what they used in other processes."""
+        """Delays the next turns of tenants by the seconds that they used in other processes."""
         self._text_threads.charge(cpu_s_of)
 
     def check(self, num_bytes: int) -> None:
@@ -106,7 +106,7 @@ class TextPool:
         when the client leaves meanwhile, and whatever else `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
         charge = self._lane(num_bytes).take(num_bytes)
-        run = copy_context().run  # the work sees who pays
+        run = copy_context().run  # the work has the payer in its context
         task = self._text_threads.submit(paying_tenant(), num_bytes, run, work, *args)
         future = asyncio.wrap_future(task.future)
 
@@ -199,7 +199,7 @@ class _Account:
         return sum(task.is_small is is_small for task in self.running)
 
     def due_s(self, now_s: float) -> float:
-        """Returns what it has used. Running work counts by the clock until it has ended."""
+        """Returns the seconds used. Running work counts by the clock until it has ended."""
         return self.used_s + sum(now_s - task.begun_s for task in self.running)
 
 
@@ -208,7 +208,7 @@ class TextThreads:
 
     The tenant that has used the least processor time has the next turn (start-time fair queueing:
     one that comes anew starts beside the one served last). Time is measured, not estimated: work
-    that fails, is refused later or is read by nobody counts as any other, and so does what the
+    that fails, is refused later or is read by no one counts as any other, and so does what the
     tenant used in other processes (`charge`), up to MAX_AHEAD_S.
 
     With two threads or more, the first of them takes small work only: it never waits for large
@@ -283,7 +283,7 @@ class TextThreads:
         return True
 
     def close(self) -> None:
-        """Cancels waiting work. Threads end after what they are at; nothing waits for them."""
+        """Cancels waiting work. Threads end after their current work; nothing waits for them."""
         with self._changed:
             self._is_closed = True
             accounts = list(self._accounts.values())

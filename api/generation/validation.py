@@ -17,7 +17,7 @@ from shared.messages import InvalidParameter
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
-# type of pydantic's error -> what the value should have been
+# type of pydantic's error -> the expected type
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -49,7 +49,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 def _lone_surrogate(raw: bytes) -> str | None:
     """Returns the error of half a surrogate pair that is the last character of a text: the decoder
-    looks for the other half behind the end of the body, and calls the body truncated."""
+    looks for the other half after the end of the body, and calls the body truncated."""
     try:
         msgspec.json.decode(raw.removeprefix(codecs.BOM_UTF8) + _PADDING)
     except (ValueError, OverflowError, RecursionError) as error:
@@ -107,7 +107,7 @@ def _shorten_objects(body: dict[str, Any]) -> None:
 
 
 def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter:
-    """Returns the first fault; of a value that is none of several types, the one deepest in it."""
+    """Returns the first fault; for a union, the fault that lies deepest in the value."""
     details = error.errors(include_url=False, include_input=False)
     # What is missing comes last: it may be missing because another name was used.
     first = next((detail for detail in details if detail["type"] != "missing"), details[0])

@@ -26,7 +26,7 @@ from shared.transport.ports.jobs import (
 log = logging.getLogger(__name__)
 
 SECOND_TRY_AFTER_S = 0.1
-KNOWN_S = 0.5  # for which a queue that was full counts as full
+KNOWN_S = 0.5  # for which a full queue counts as full without asking again
 _OF_EVERY_JOB = frozenset({"tenant", "tenant_jobs", "total", "memory"})  # scopes of a QueueFull
 
 Result = TypeVar("Result")
@@ -66,10 +66,11 @@ class Admission:
             limits = self.limits_of(job.tenant)
             submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
             if confirms:
-                # Of a repeat too: the first one may have ended as a 503, unconfirmed.
+                # Retry too: the first try may have ended as a 503, unconfirmed.
                 await self._durable.confirm("job", [job.job_id], job.durability)
             if submitted.outcome is Submitted.DUPLICATE and reader_id:
-                # Of an earlier try, whose reader may have left: its grace is not to end now.
+                # Retry: attach this reader, so that the first one's disconnect grace does not
+                # cancel the job.
                 await self._store.attach([(job.job_id, reader_id)])
             if confirms:
                 self._keep(job)
@@ -122,10 +123,10 @@ class Admission:
         )
 
     def resubmit_of(self, job: Job, reader_id: str) -> Callable[[], Awaitable[Restored]]:
-        """Returns what queues `job`, which is being accepted now, once more after a loss.
+        """Returns a function that queues `job` again if Redis loses it after its acceptance.
 
-        It runs under no limit and with what is left of its timeout. Its durability is not waited
-        for again. It raises TransportError and cancels nothing.
+        No limit applies, and the timeout is the rest of the job's. Durability is not confirmed
+        again. It raises TransportError and cancels nothing.
         """
         due_s = time.monotonic() + job.timeout_ms / 1000
 
@@ -194,9 +195,9 @@ class DurableAccept:
         self._timeout_s = timeout_s
 
     async def check(self, durability: Durability) -> None:
-        """Checks before anything is written. Raises InvalidParameter where a request needs what the
-        server cannot do at all, UnavailableError where the server cannot do it now, or the setting
-        requires it."""
+        """Checks before anything is written. Raises InvalidParameter where the server can never
+        provide the durability of a request, UnavailableError where it cannot now, or where the
+        setting requires it."""
         if durability is Durability.NONE:
             return
         fault = await self._checks.durability_fault(durability, self._num_replicas)

@@ -129,7 +129,7 @@ def _headers(chunk: Chunk) -> dict[str, str]:
 
 
 def _events(jobs: JobService, record: JobRecord, chunk: Chunk, interval: str) -> Response:
-    """Returns what streams the text behind `chunk` as well."""
+    """Returns the response that streams the text after `chunk` as well."""
     if chunk.is_closed:
         headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
         return Response(chunk_events(chunk, interval), headers=headers | _EVENTS)

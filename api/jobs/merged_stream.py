@@ -46,7 +46,7 @@ class MergedStream:
 
     @property
     def started_s(self) -> float | None:
-        """Returns when a worker began the first of the jobs, if that was received."""
+        """Returns when a worker started the first of the jobs, if that was received."""
         known = [stream.started_s for stream in self._streams if stream.started_s is not None]
         return min(known, default=None)
 
@@ -62,7 +62,7 @@ class MergedStream:
     async def get(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None when there is none within `timeout_s`.
 
-        Raises StreamInterrupted, and what else one of the streams raised.
+        Raises StreamInterrupted, and other errors of the streams.
         """
         try:
             async with asyncio.timeout(timeout_s):

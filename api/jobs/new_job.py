@@ -76,7 +76,7 @@ def new_job(
 def _queue_timeout_ms(
     defaults: JobDefaults, requested_s: float | None, on_disconnect: OnDisconnect
 ) -> int | None:
-    """Returns the request's; else the default, unless the job goes on without readers."""
+    """Returns the request's; else the default, unless the job continues without readers."""
     if requested_s is None and on_disconnect is not OnDisconnect.CONTINUE:
         requested_s = defaults.queue_timeout_s or None
     return None if requested_s is None else max(1, round(requested_s * 1000))

@@ -28,9 +28,9 @@ from shared.transport.ports.jobs import PATIENCE_S, JobStore, Restored, Submitte
 log = logging.getLogger(__name__)
 
 PAGE_STREAMS = 256  # looked at in one call
-MAX_SILENCES = 5  # a look follows the one before after so many first silences at the latest
-TURNS_PER_SILENCE = 4  # how finely due looks are gathered
-EARLY = 0.2  # up to this part of an interval, so that streams that came together spread
+MAX_SILENCES = 5  # the longest interval between two checks, in units of `silence_s`
+TURNS_PER_SILENCE = 4  # rounds of checks in each `silence_s`
+EARLY = 0.2  # jitter: checks come up to this part of an interval early
 
 
 class EventRelay:
@@ -87,7 +87,7 @@ class EventRelay:
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
         prompt: PromptScores | None = None,
     ) -> JobStream:
-        """Subscribes, then submits. Raises TransportError, and what `submit` raises.
+        """Subscribes, then submits. Raises TransportError, and the errors of `submit`.
 
         Where `submit` returns ACCEPTED the job is new: a subscription that was confirmed before it
         has missed nothing, and the log is not read. `resubmit` queues the job once more where the
@@ -155,7 +155,7 @@ class QuietStreams:
         watch = _Watch(stream, stream.last_news_s, self._silence_s)
         self._push(watch, stream.last_news_s + self._silence_s)
         if self._task is None or self._task.done():
-            # Of no request, though one happens to be the first.
+            # Empty context: the task outlives the request that starts it.
             context = contextvars.Context()
             self._task = asyncio.create_task(self._run(), name="quiet-streams", context=context)
 
@@ -169,7 +169,7 @@ class QuietStreams:
         heapq.heappush(self._due, (due_s, next(self._order), watch))
 
     async def _run(self) -> None:
-        """Looks at what is due until no stream is left."""
+        """Checks due streams until none is left."""
         while self._due:
             page = self._take_due()
             if not page:
@@ -207,7 +207,7 @@ class QuietStreams:
             return False
         except Exception:
             log.exception("failed to check quiet streams")
-            self._failed(page, "a fault of this process")
+            self._failed(page, "an internal error")
             return False
         self._away_since_s = None
         now = asyncio.get_running_loop().time()

@@ -35,7 +35,7 @@ INLINE_BYTES = 16_384  # larger bodies are parsed in the thread pool
 
 
 class RequestReader:
-    """Reads bodies within `timeout_s`. `refuse_unused`: refuses what would be ignored."""
+    """Reads bodies within `timeout_s`. `refuse_unused`: refuses parameters without effect."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ def _require_json(request: Request) -> None:
     """Raises ClientError (415) for another media type.
 
     Browsers send text/plain, forms and bodies without a type to any server without a preflight,
-    but JSON only after one. They add `Origin` or `Sec-Fetch-Site`: what has neither is no page,
-    but a program such as curl, whose default is the type of a form.
+    but JSON only after one. They add `Origin` or `Sec-Fetch-Site`: a request without
+    either is from a program such as curl, whose default is the type of a form.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()

@@ -117,7 +117,7 @@ async def _resume_point(
         Query(description="The id of the last event that was read.", json_schema_extra=_CURSOR),
     ] = None,
 ) -> ResumePoint:
-    """Returns where the client goes on. A browser's EventSource sets the header when it comes back,
+    """Returns the offset to resume from. A browser's EventSource sets the header on reconnect,
     but cannot on its first try. Raises ClientError."""
     text = last_event_id or after
     if not text:

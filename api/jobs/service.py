@@ -1,4 +1,4 @@
-"""JobService: what a route needs to submit a job and to relay its events.
+"""JobService: submits the jobs of routes and relays their events.
 
 SUBMITS_JOB: a route subscribes to the events of its job while it prepares it. The server mostly has
 confirmed the subscription by the time of the submit, which waits for that.

@@ -39,7 +39,7 @@ class EventStream(Protocol):
 
     @property
     def started_s(self) -> float | None:
-        """Returns when a worker began, if that was received."""
+        """Returns when a worker started, if that was received."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class EventStream(Protocol):
 
 
 class EventSource(Protocol):
-    """Opens the events of a response, and settles what becomes of its jobs.
+    """Opens the events of a response, and decides what becomes of its jobs.
 
     `job_id` names the response. With `has_long_events` a short delta may make events of many
     kilobytes. `resume_hint`: a sentence that replaces the body's own.
@@ -78,11 +78,11 @@ class EventSource(Protocol):
         ...
 
     def is_small(self, end: Finished | Failed) -> bool:
-        """Returns whether what a response sends at the end can be encoded in one go."""
+        """Returns whether the end of the response can be encoded in one go."""
         ...
 
     async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
-        """Settles what becomes of the jobs, and closes the stream. Never raises TransportError.
+        """Decides what becomes of the jobs, and closes the stream. Never raises TransportError.
 
         `ending` is None when the response failed. `is_resumable`: a client that was cut off may go
         on reading at another frontend.
@@ -213,14 +213,14 @@ class SubmittedJobs:
             metrics.e2e_s.labels(self._kind, self._model).observe(e2e_s)
 
     def is_small(self, end: Finished | Failed) -> bool:
-        """Returns whether what a response sends at the end can be encoded in one go."""
+        """Returns whether the end of the response can be encoded in one go."""
         return is_small_response(self._submitted[0], end)
 
     async def close(self, ending: Ending | None, *, is_resumable: bool) -> None:
         outcome = self._outcome(ending)
         if outcome == "disconnected":
             self._jobs.metrics.disconnects.labels(self._kind).inc()
-        # Jobs of a stream that was cut go on for as long as this frontend's lease lasts. Without a
+        # Jobs of a cut stream continue for as long as this frontend's lease lasts. Without a
         # stream, or after an outage, no client can read on.
         keeps = ending is Ending.CUT and is_resumable
         for index in range(len(self._submitted)):

@@ -2,7 +2,7 @@
 
     enter -> open the source -> run the body while the client is there -> close the source
 
-The source (api/jobs/sources.py) yields a job's events and settles what becomes of the job. The body
+The source (api/jobs/sources.py) yields a job's events and decides what becomes of the job. The body
 turns events into bytes: server-sent events, or one JSON object.
 """
 
@@ -44,7 +44,7 @@ class StreamResponse(Response):
     """Runs a body over a source's events while the client is connected.
 
     Until the source is open, errors are raised and become ordinary error responses. After that a
-    stream ends with an error event, and a JSON body that has not begun with an error status.
+    stream ends with an error event, and a JSON body that has not started with an error status.
     """
 
     def __init__(self, jobs: JobService, source: EventSource, body: Body) -> None:
@@ -62,7 +62,7 @@ class StreamResponse(Response):
                 ending = await request.run(receive, lambda: self._run(stream, scope, send))
                 if ending is Ending.CUT:
                     await self._cut(scope, send)
-            except ApiError as error:  # of a body that goes on behind its request, or a revoked key
+            except ApiError as error:  # the request's key was revoked, or its body continues
                 ending = Ending.LEFT
                 await self._body.fail(error, scope, send)
             except asyncio.CancelledError:  # the server's own deadline for open connections
@@ -119,7 +119,7 @@ class EventEncoder(Protocol):
         ...
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
-        """Yields the events that a delta completes; so many further events wait to be read."""
+        """Yields the events that a delta completes. `num_waiting`: unread events after it."""
         ...
 
     def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
@@ -135,14 +135,14 @@ class EventEncoder(Protocol):
         ...
 
     def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence that names where a reader of what was sent goes on."""
+        """Returns a sentence that names where a reader of what was sent continues."""
         ...
 
 
 class EventStreamBody:
     """Sends a source's events as server-sent events."""
 
-    is_resumable = True  # a client that is cut off can go on elsewhere
+    is_resumable = True  # a client that is cut off can continue elsewhere
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class EventStreamBody:
         self._writer = EventWriter(framing.keepalive, framing.behind_keepalive)
 
     def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence that names where the client goes on."""
+        """Returns a sentence that names where the client continues."""
         return self._encoder.resume_hint(job_id)
 
     async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
@@ -199,7 +199,7 @@ class EventStreamBody:
             async with asyncio.timeout(CACHED_TOKENS_WAIT_S):  # tokens have come and wait for it
                 record = await self._jobs.store.get(job_id)
         except (TransportError, TimeoutError) as error:
-            # The stream goes on: its tokens may come without the store, and its end counts again.
+            # The stream continues: its tokens may arrive without Redis, and its end has the count.
             extra = {"job_id": job_id, "reason": str(error), **OF_STORE_OUTAGE}
             log.warning("cached tokens are unknown: the stream begins with 0", extra=extra)
             return 0
@@ -324,7 +324,7 @@ class JsonBody:
             await send_json(sending, payload, self._slices)
 
     async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
-        """Sends an error response, unless the object has begun."""
+        """Sends an error response, unless the object has started."""
         if not self._has_begun:
             self._has_begun = True
             await send_short(send, error_response(error, scope))

@@ -52,7 +52,7 @@ class Span(Enum):
     TEXT = "text"  # part of the answer, as it stands
     REASONING = "reasoning"  # with its markers
     CALL = "call"  # with its markers
-    SPACE = "space"  # around calls and behind reasoning: part of the format, never shown
+    SPACE = "space"  # around calls and after reasoning: part of the format, never shown
 
 
 class TextSpans:
@@ -88,7 +88,7 @@ class OutputParser(Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """Returns whether a tool call has begun."""
+        """Returns whether a tool call has started."""
         ...
 
     @property

@@ -15,7 +15,7 @@ from api.output_parsers.reading import Reading, Source
 from api.output_parsers.tool_calls import CallableTools, Family
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
-SLICE_CHARS = 1024  # parsed at a time: taking from the front copies what is behind
+SLICE_CHARS = 1024  # parsed at a time: taking from the front copies the rest
 
 # format -> the part (`api.on_demand`) that has its Family
 FAMILIES: Mapping[ToolFormat, str] = {
@@ -46,7 +46,7 @@ FAMILIES: Mapping[ToolFormat, str] = {
 
 
 def family_of(tool_format: ToolFormat) -> Family:
-    """Returns what parses the calls of a format."""
+    """Returns the parser of a format's calls."""
     families: Mapping[ToolFormat, Family] = load_part(FAMILIES[tool_format]).FAMILIES
     return families[tool_format]
 
@@ -104,7 +104,7 @@ def merged(events: Iterable[OutputEvent]) -> list[OutputEvent]:
 
 
 def _run_of(event: OutputEvent) -> tuple[type[OutputEvent], int]:
-    """Returns what consecutive pieces of the same text have in common."""
+    """Returns the key by which consecutive pieces of one text are joined."""
     return type(event), event.index if isinstance(event, ToolCall | ToolArguments) else 0
 
 

@@ -87,7 +87,7 @@ def _python_tag(source: Source) -> Iterator[None]:
 
 
 def _before_object(source: Source, separator: str) -> Generator[None, None, int | None]:
-    """Returns the index of a brace behind white space and at most one separator, or None."""
+    """Returns the index of a brace after white space and at most one separator, or None."""
     index, separators = 0, separator
     while index <= MAX_SPACE_CHARS:
         if index == len(source.text):
@@ -116,7 +116,7 @@ def reasoning_first(
     """Parses reasoning at the start of the text, up to a closing marker or the end of the text.
 
     `is_open`: the prompt has opened it. Otherwise only text that begins with an opening marker has
-    any. `ends`: markers of what may also end it, which they are not part of. Takes a marker that
+    any. `ends`: markers that also end it and are not part of it. Takes a marker that
     begins the answer; then the source knows the one that ends it.
     """
     opening, closing = REASONING_MARKERS[reasoning_format]

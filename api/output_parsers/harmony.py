@@ -42,7 +42,7 @@ _RECIPIENT = re.compile(r"(?:^|[\s>\w])to=([^\s<]+)")
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """A message's header: its length, and what is in it."""
+    """A message's header: its length and its members."""
 
     num_chars: int
     channel: str
@@ -83,7 +83,7 @@ def harmony(source: Source, tools: CallableTools, *, is_open: bool = False) -> R
 
 
 class _Shown:
-    """Whether there is reasoning or text already: a further message begins on a line of its own."""
+    """Whether reasoning or text was shown: a further message then starts on a new line."""
 
     def __init__(self) -> None:
         self._kinds: set[type[Text] | type[Reasoning]] = set()
@@ -127,7 +127,7 @@ def _call(
 
 
 def _without_header(source: Source, shown: _Shown) -> Generator[OutputEvent | None, None, None]:
-    """Yields text up to what may be a header. At least one character: what is there is none."""
+    """Yields at least one character of text, up to a possible header."""
     space = num_spaces(source.text)
     begin = marker_at(source.text, space, _MARKERS) if space <= MAX_SPACE_CHARS else None
     yield from shown.next(Text)
@@ -137,7 +137,7 @@ def _without_header(source: Source, shown: _Shown) -> Generator[OutputEvent | No
 
 
 def _header(source: Source) -> Generator[None, None, _Header | None]:
-    """Returns the header at the front; None where there is none."""
+    """Returns the header at the front, or None."""
     while True:
         space = num_spaces(source.text)
         if space > MAX_SPACE_CHARS or not may_become(source.text, space, _OPENINGS):

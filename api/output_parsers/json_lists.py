@@ -29,7 +29,7 @@ COHERE_OPEN, COHERE_CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"
 def list_calls(
     source: Source, tools: CallableTools, openings: tuple[str, ...], closing: str | None
 ) -> Reading:
-    """Parses text and lists of calls, each behind an opening marker. `closing`: what may follow."""
+    """Parses text and lists of calls, each after an opening marker; `closing` may follow a list."""
 
     def read(start: int) -> Generator[OutputEvent | None, None, None]:
         yield from read_list(source, start, tools, closing)
@@ -45,7 +45,7 @@ def read_list(
     """Parses the list of calls that begins at `source.text[start]`, or one call without a list.
 
     Raises NotACall and takes nothing where its first element is no call. It ends with the list, or
-    in front of the first element that is none. `closing` is what follows it, if anything does.
+    in front of the first element that is none. `closing`: the marker after it, if there is one.
     """
     index = yield from space_at(source, start)
     is_list = source.text[index] == "["

@@ -1,7 +1,6 @@
-"""Formats of calls that write the tool's name, and its arguments as JSON behind it.
+"""Formats of calls that write the tool's name, and its arguments as JSON after it.
 
-Mistral's, DeepSeek's and Kimi's. A call stands in a section of its own, or is opened by the marker
-of the section itself.
+Mistral's, DeepSeek's and Kimi's. A call stands in its section, or follows the section's marker.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _ReadHead = Callable[[Source, int], Generator[None, None, _Head]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a format puts around calls. `tail`: what may follow the arguments, in this order."""
+    """The markers around calls. `tail`: markers that may follow the arguments, in this order."""
 
     opening: str
     closing: str
@@ -54,7 +53,7 @@ class Section:
 
 
 def mistral_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls: behind each marker one list of objects, or one name with arguments."""
+    """Parses text and calls: after each marker one list of objects, or one name with arguments."""
 
     def read(start: int) -> Generator[OutputEvent | None, None, None]:
         begin = yield from space_at(source, start)

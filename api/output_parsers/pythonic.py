@@ -165,7 +165,7 @@ def _value(
 
 
 def _as_it_is(source: Source, call_index: int) -> Generator[OutputEvent | None, None, None]:
-    """Passes on all text that follows, as what was written of the arguments; but nothing of a text
+    """Passes on all text that follows as arguments; but nothing of a text
     that breaks off here."""
     if source.has_ended:
         source.take(len(source.text), Span.CALL)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator, Iterator
 from api.output_parsers.events import OutputEvent, Span, Text, TextSpans
 from api.output_parsers.json_scanner import JsonScanner
 
-# Of white space that stands before a marker and is the format's. More is text: what is held back is
-# looked at again with every piece that arrives.
+# Most white space before a marker that belongs to the format. More is text: held back text is read
+# again with every piece that arrives.
 MAX_SPACE_CHARS = 1024
 _SPACE = re.compile(rf"\s{{0,{MAX_SPACE_CHARS + 1}}}")
-# Held back until a call is known to be one. Bounds the work of reading again what was none.
+# Most text that is held back for a possible call. It bounds the work of reading it again.
 MAX_HEAD_CHARS = 65_536
 MAX_WORD_CHARS = 256
 SPACES = " \t\n\r"
@@ -51,14 +51,14 @@ class Source:
         return taken
 
 
-# Yields events, and None where it needs more text to go on.
+# Yields events, and None where it needs more text to continue.
 Reading = Iterator[OutputEvent | None]
 
 
 def text_before(
     source: Source, markers: str | tuple[str, ...], make: Callable[[str], OutputEvent], span: Span
 ) -> Iterator[OutputEvent | None]:
-    """Yields the text before the next of the `markers`, and holds back what may become one.
+    """Yields the text before the next of the `markers`, and holds back a possible marker.
 
     Ends with the source at the marker or at the white space in front of it, of which the last
     MAX_SPACE_CHARS count; without a marker, at the end of the text. Drops the end of the answer.
@@ -149,14 +149,14 @@ def char_at(source: Source, index: int) -> Generator[None, None, str]:
 
 
 def space_at(source: Source, index: int) -> Generator[None, None, int]:
-    """Returns the index behind any white space there, where more text is."""
+    """Returns the index after any white space there, where more text is."""
     while (yield from char_at(source, index)) in SPACES:
         index += 1
     return index
 
 
 def expect(source: Source, index: int, char: str) -> Generator[None, None, int]:
-    """Returns the index behind a character, and behind white space in front of it."""
+    """Returns the index after a character, and after white space in front of it."""
     index = yield from space_at(source, index)
     if source.text[index] != char:
         raise NotACall
@@ -164,7 +164,7 @@ def expect(source: Source, index: int, char: str) -> Generator[None, None, int]:
 
 
 def comma_or_end(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
-    """Returns the comma or the brace that follows, and the index behind it."""
+    """Returns the comma or the brace that follows, and the index after it."""
     index = yield from space_at(source, index)
     char = source.text[index]
     if char not in ",}":
@@ -173,7 +173,7 @@ def comma_or_end(source: Source, index: int) -> Generator[None, None, tuple[str,
 
 
 def string_at(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
-    """Returns the JSON string that begins there, decoded, and the index behind it."""
+    """Returns the JSON string that begins there, decoded, and the index after it."""
     if (yield from char_at(source, index)) != '"':
         raise NotACall
     end = yield from value_at(source, index)
@@ -184,7 +184,7 @@ def string_at(source: Source, index: int) -> Generator[None, None, tuple[str, in
 
 
 def value_at(source: Source, index: int) -> Generator[None, None, int]:
-    """Returns the index behind the JSON value that begins there."""
+    """Returns the index after the JSON value that begins there."""
     scanner = JsonScanner()
     while True:
         index = scanner.scan(source.text, index)
@@ -199,7 +199,7 @@ def value_at(source: Source, index: int) -> Generator[None, None, int]:
 
 def word_at(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
     """Returns the name that begins there, of letters, digits, `_`, `-`, `.` and `:`, and the index
-    behind it. It ends with a character that is none of these."""
+    after it. It ends with a character that is none of these."""
     end = index
     while True:
         found = _WORD.match(source.text, end)
@@ -212,7 +212,7 @@ def word_at(source: Source, index: int) -> Generator[None, None, tuple[str, int]
 
 
 def literal_at(source: Source, index: int, text: str) -> Generator[None, None, int]:
-    """Returns the index behind this text, which must stand there."""
+    """Returns the index after this text, which must stand there."""
     end = yield from optional_at(source, index, text)
     if end == index:
         raise NotACall
@@ -220,7 +220,7 @@ def literal_at(source: Source, index: int, text: str) -> Generator[None, None, i
 
 
 def until_at(source: Source, index: int, text: str) -> Generator[None, None, tuple[str, int]]:
-    """Returns what stands there before this text, and the index behind the text."""
+    """Returns the text before this one, and the index after it."""
     while True:
         last = index + MAX_WORD_CHARS + len(text)
         at = source.text.find(text, index, last)
@@ -232,7 +232,7 @@ def until_at(source: Source, index: int, text: str) -> Generator[None, None, tup
 
 
 def optional_at(source: Source, index: int, text: str) -> Generator[None, None, int]:
-    """Returns the index behind this text if it stands there, else the index."""
+    """Returns the index after this text if it stands there, else the index."""
     while True:
         found = source.text[index : index + len(text)]
         if found == text:
@@ -260,9 +260,9 @@ def _more(source: Source, index: int) -> Generator[None, None, None]:
     yield from char_at(source, index)
 
 
-# Sections of calls in text, each behind an opening marker: the loop that most formats share.
+# Sections of calls in text, each after an opening marker: the loop that most formats share.
 
-# Parses what begins at an index of the source. Raises NotACall where that is none, before it has
+# Parses a call that begins at an index of the source. Raises NotACall for other text, before it has
 # taken anything.
 ReadCalls = Callable[[int], Generator[OutputEvent | None, None, None]]
 
@@ -270,8 +270,8 @@ ReadCalls = Callable[[int], Generator[OutputEvent | None, None, None]]
 def text_and_sections(
     source: Source, openings: tuple[str, ...], read: ReadCalls, *, call_tag: str = ""
 ) -> Reading:
-    """Parses text and, with `read`, what is behind each opening marker. An opening that no call
-    follows is text. White space behind a section belongs to nothing.
+    """Parses text and, with `read`, the calls after each opening marker. An opening that no call
+    follows is text. White space after a section belongs to nothing.
 
     `call_tag` begins each call of a section, "" where nothing does. Models leave the opening out:
     then `read` begins at this tag.
@@ -294,8 +294,8 @@ def text_and_sections(
 def calls_up_to(
     source: Source, start: int, closing: str, read: ReadCalls
 ) -> Generator[OutputEvent | None, None, None]:
-    """Parses a call at `source.text[start]` and those behind it, up to a closing marker or to what
-    is no call. Raises NotACall and takes nothing where there is no first one."""
+    """Parses a call at `source.text[start]` and those after it, up to a closing marker or to other
+    text. Raises NotACall and takes nothing where there is no first one."""
     yield from read(start)
     while not (yield from take_if_next(source, closing, Span.CALL)):
         try:

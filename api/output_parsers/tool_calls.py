@@ -34,7 +34,7 @@ ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats
 @dataclass(slots=True)
 class CallableTools:
     """The tools that a choice may call; numbers the calls. `types`: of their parameters, by name,
-    where a format does not write what a value is."""
+    where a format does not write the type of a value."""
 
     names: Collection[str]
     new_call_id: Callable[[int], str]
@@ -68,7 +68,7 @@ class Family:
 def read_call(
     source: Source, start: int, tools: CallableTools, closing: str | None
 ) -> Generator[OutputEvent | None, None, None]:
-    """Parses the object that begins at `source.text[start]`, or behind white space there.
+    """Parses the object that begins at `source.text[start]`, or after white space there.
 
     Raises NotACall and takes nothing until the name is known and the arguments begin. From then on
     arguments are passed on while they arrive; arguments that stop being JSON are passed on as they
@@ -114,7 +114,7 @@ def read_call(
 def stream_arguments(
     source: Source, call_index: int, closing: str | None
 ) -> Generator[OutputEvent | None, None, None]:
-    """Passes on the JSON object at the front, or what begins as one, up to `closing`."""
+    """Passes on the JSON object at the front, whole or broken off, up to `closing`."""
     scanner = JsonScanner()
     while True:
         end = scanner.scan(source.text)

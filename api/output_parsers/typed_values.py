@@ -33,7 +33,7 @@ def json_of(text: str, types: Types) -> str:
 
 
 def begun_json(text: str, types: Types) -> str:
-    """Returns what there is of a value that breaks off, as the beginning of its JSON."""
+    """Returns the JSON of a value that breaks off, broken off too."""
     converted = json_of(text, types)
     if not converted.startswith('"'):
         return converted

@@ -35,7 +35,7 @@ from shared.text.tool_formats import DSML, ToolFormat
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """The tags of a format. `name`, `key` and `value` are what stands before and behind one.
+    """The tags of a format. `name`, `key` and `value`: the texts before and after one.
 
     `section_close` ends a section of several calls, "" where each call has the opening.
     `is_framed`: a value is on lines of its own. `has_string_attribute`: the tag of a key has
@@ -218,7 +218,7 @@ def _line_break(source: Source) -> Generator[None, None, None]:
 def _value(
     source: Source, call_index: int, markup: Markup, types: Types
 ) -> Generator[OutputEvent | None, None, None]:
-    """Passes a value on when it is whole: what it is depends on all of it."""
+    """Passes a value on when it is whole: its type depends on all of it."""
     closing, gathered = markup.value[1], list[str]()
     while True:
         at = source.text.find(closing)
