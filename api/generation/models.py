@@ -129,7 +129,7 @@ class ModelCatalog:
             raise unavailable("This model's text could not be loaded now. Try again soon.")
         if name in self._seen:
             raise unavailable(
-                "No worker has served this model for a while: its requests are not queued any more "
+                "No worker has served this model for a while: its requests are refused "
                 "until one does. Try again later.",
                 UNSERVED_RETRY_S,
             )

@@ -35,12 +35,12 @@ from shared.text.tool_formats import (
     tool_format_of,
 )
 
-NO_TOOLS = "This model's chat template has no tools in a format that is known here."
-NO_CALLS = "This model calls tools in a format that is not known here: it cannot be made to."
+NO_TOOLS = "This model's chat template has no tools in a known format."
+NO_CALLS = "This model calls tools in an unknown format, so it cannot be forced to call one."
 NO_TOOLS_CODE = "tools_not_supported"
 NO_TEMPLATE = (
-    "This model has no chat template: it serves completions, or chat once its worker is given a "
-    "template with PENSTOCK_CHAT_TEMPLATE."
+    "This model has no chat template: it serves completions, or chat once PENSTOCK_CHAT_TEMPLATE "
+    "names a template for its worker."
 )
 NO_TEMPLATE_CODE = "chat_not_supported"
 

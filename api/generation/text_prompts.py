@@ -35,7 +35,7 @@ def prompt_token_ids(
     """
     parts = each_prompt(prompt)
     if len(parts) > 1:
-        raise unsupported("prompt", "here a request has one prompt")
+        raise unsupported("prompt", "this route takes one prompt")
     param, part = parts[0]
     if must_fit and isinstance(part, str):
         check_text_fits(model, part, param)

@@ -151,7 +151,7 @@ async def wait_for_chunk(jobs: JobService, record: JobRecord, after: Cursor, sco
                 return Chunk(after, end, status=_status(event))
         return Chunk(after, end)
     except StreamInterrupted as error:
-        raise unavailable("The job store went away. Read on from the same offset.") from error
+        raise unavailable("The job store is unavailable. Read on from the same offset.") from error
     finally:
         await source.close(None, is_resumable=True)
 

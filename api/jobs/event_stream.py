@@ -253,7 +253,7 @@ class JobStream:
             self._behind = True
             return None
         # The log is contiguous, unless the reader's cursor belongs to another history.
-        return self._diverged(f"the log goes on at {delta.start}, the reader is at {cursor}")
+        return self._diverged(f"the log continues at {delta.start}, the reader is at {cursor}")
 
     def _accept_end(self, event: Finished | Failed, *, from_log: bool) -> Finished | Failed | None:
         end, cursor = event.end, self.cursor

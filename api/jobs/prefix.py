@@ -181,7 +181,7 @@ def _evicted(record: JobRecord, other: JobRecord) -> str:
 def _changed(other: JobRecord, same: int, cause: Cause) -> str:
     return (
         f"The prompt differs from job {_name(other)} after {same} tokens, {_CHANGED[cause]}. "
-        "All tokens behind that place are computed again."
+        "All tokens after that place are computed again."
     )
 
 

@@ -83,7 +83,7 @@ class StreamResponse(Response):
                 "a stream was interrupted: Redis was unavailable for too long",
                 extra={"job_id": self._source.job_id},
             )
-            message = f"The job store went away. {self._resume_hint()}"
+            message = f"The job store is unavailable. {self._resume_hint()}"
             await self._body.fail(unavailable(message), scope, send)
         except ApiError as error:
             await self._body.fail(error, scope, send)
@@ -96,7 +96,7 @@ class StreamResponse(Response):
     async def _cut(self, scope: Scope, send: Send) -> None:
         """Sends the last event of a response that this frontend's shutdown ends."""
         with anyio.move_on_after(CLOSE_GRACE_S):
-            message = f"This frontend is going down. {self._resume_hint()}"
+            message = f"This frontend is shutting down. {self._resume_hint()}"
             await self._body.fail(going_down(message), scope, send)
 
     def _resume_hint(self) -> str:
