@@ -25,6 +25,10 @@ PARTS: Mapping[str, str] = {
     # structured output, enforced tool calls, budgets of reasoning
     "grammars": "api.generation.grammars",
     "efforts": "api.generation.efforts",
+    # answers that continue the last message
+    "continued": "api.generation.continued",
+    # requests that are invalid
+    "validation_errors": "api.generation.validation_errors",
     # log probabilities of the output and the prompt; where each token's text is, to count reasoning
     "logprobs": "api.generation.logprobs",
     # compressed bodies; idempotency keys; several prompts in one request

@@ -58,8 +58,8 @@ CHAT_PATHS = (
             "api.jobs.service",
             "api.jobs.stream_response",
         ),
-        max_files=37,
-        max_lines=6800,
+        max_files=36,
+        max_lines=6500,
     ),
     ReadingPath(
         "log -> SSE",

@@ -6,7 +6,6 @@ the thread pool.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,21 +14,17 @@ from api.generation.models import ServedModel
 from api.generation.protocol import CompletionFields
 from api.generation.tools import ToolUse
 from api.http.shares import paying_tenant
-from api.ids import random_seed
 from api.on_demand import load_part
 from api.output_parsers.parser import (
     OutputParserFactory,
     ParserConfig,
-    Thinking,
     Types,
     thinking_after,
 )
 from shared.messages import Grammar, InvalidParameter
 from shared.text.special_text import MarkedText
 from shared.text.tool_formats import (
-    REASONING_MARKERS,
     UNTYPED_FORMATS,
-    ReasoningFormat,
     ToolFormat,
     reasoning_format_of,
     tool_format_of,
@@ -166,7 +161,7 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         check_text_fits(model, text.plain, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
     if chat.continues:
-        thinking = thinking_within(chat.messages, reasoning_format)
+        thinking = load_part("continued").thinking_within(chat.messages, reasoning_format)
     else:
         thinking = thinking_after(text.plain, reasoning_format)
     config = ParserConfig(
@@ -183,7 +178,7 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
         grammar=grammar,
-        new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
+        new_parser=OutputParserFactory(config, chat.call_id_seed),
         counts_reasoning=reasoning_format is not None,
         ignored=(*(("reasoning_effort",) if ignores_effort else ()), *unenforced),
     )
@@ -203,13 +198,14 @@ def _prompt(
     definitions: Sequence[Mapping[str, Any]] | None,
 ) -> MarkedText:
     if chat.continues:
-        return continued_text(
+        text: MarkedText = load_part("continued").continued_text(
             model,
             chat.messages,
             variables,
             tools=definitions,
             template_name=chat.chat_template,
         )
+        return text
     return chat_text(
         model,
         chat.messages,
@@ -258,64 +254,3 @@ def chat_text(
         name=template_name,
     )
     return MarkedText(text, mark)
-
-
-# Prompts that end within the assistant's own turn, whose text the answer continues.
-
-
-def continued_text(
-    model: ServedModel,
-    messages: Sequence[Mapping[str, Any]],
-    extra: Mapping[str, Any],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_name: str = "",
-) -> MarkedText:
-    """Returns the conversation through the model's template, up to where its last message ends.
-
-    Raises InvalidParameter where that is not an assistant's text, or the template does not show it.
-    """
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or last.get("tool_calls") or not last_text(messages):
-        raise InvalidParameter(
-            "messages", "only a last message of an assistant's text is continued"
-        )
-    mark = f"q{secrets.token_hex(8)}q"  # where the text ends: in no message and no template
-    marked = {**last, "content": _followed_by(last["content"], mark)}
-    text = chat_text(
-        model,
-        [*messages[:-1], marked],
-        extra,
-        tools=tools,
-        add_generation_prompt=False,
-        template_name=template_name,
-    )
-    before, found, _ = text.text.rpartition(mark)
-    if not found:
-        raise InvalidParameter("messages", "this model's chat template hides the last message")
-    return MarkedText(before, text.mark)
-
-
-def thinking_within(
-    messages: Sequence[Mapping[str, Any]], reasoning_format: ReasoningFormat | None
-) -> Thinking:
-    """Returns whether the text that is continued has opened its reasoning and not closed it."""
-    if reasoning_format is None:
-        return Thinking.NO
-    text = last_text(messages)
-    opening, closing = REASONING_MARKERS[reasoning_format]
-    is_open = max(map(text.rfind, opening)) > max(map(text.rfind, closing))
-    return Thinking.OPEN if is_open else Thinking.NO
-
-
-def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text of the last message; of one in parts, that of its last part."""
-    content = messages[-1]["content"] if messages else ""
-    return content if isinstance(content, str) else str(content[-1]["text"])
-
-
-def _followed_by(content: str | list[Mapping[str, Any]], mark: str) -> Any:
-    if isinstance(content, str):
-        return content + mark
-    *before, last = content
-    return [*before, {**last, "text": last["text"] + mark}]

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from api.ids import call_id
+from api.ids import call_id, random_seed
 from api.on_demand import load_part
 from api.output_parsers.events import OutputEvent, ToolArguments, ToolCall
 from api.output_parsers.formats import plain_text, reasoning_first
@@ -52,7 +52,9 @@ def family_of(tool_format: ToolFormat) -> Family:
 
 
 def new_parser(config: ParserConfig, seed: str, choice: int) -> FormatParser:
-    """Returns the parser of one choice; the ids of its calls derive from `seed` and its number."""
+    """Returns the parser of one choice; the ids of its calls derive from `seed` and its number, or
+    are random without one."""
+    seed = seed or random_seed()
     tools = CallableTools(config.names, lambda call: call_id(seed, choice, call), config.types)
     return FormatParser(lambda source: _read(source, tools, config))
 

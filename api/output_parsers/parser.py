@@ -11,7 +11,6 @@ from enum import Enum
 
 import msgspec
 
-from api.ids import random_seed
 from api.on_demand import load_part
 from api.output_parsers.events import OutputParser, PlainParser
 from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
@@ -57,7 +56,7 @@ class OutputParserFactory:
     """
 
     config: ParserConfig
-    seed: str = field(default_factory=random_seed)
+    seed: str = ""
     _choices: itertools.count[int] = field(default_factory=itertools.count)
 
     def __call__(self) -> OutputParser:
