@@ -160,7 +160,7 @@ $(VENV)/.bench: $(VENV)/.dev
 BENCH_ARGS ?=
 .PHONY: bench
 bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service, with a plot
-	@$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
+	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
 docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, docs/METRICS.md)

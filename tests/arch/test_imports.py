@@ -47,7 +47,7 @@ def loaded_by(module: str) -> set[str]:
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.model.parallel.processes", {"torch", "numpy"}),  # ranks start before it
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
-        ("worker.model.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
+        ("worker.model.step.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
         (
             "worker.engine_process.process",
             {"asyncio", "fastapi", "pydantic", "redis", "torch", "xxhash"},
