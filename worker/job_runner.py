@@ -1,7 +1,7 @@
 """JobRunner: what becomes of a claimed job, from its delivery to its end.
 
-Nothing here waits: tasks that call it never interleave. Requests leave by the engine's `send`,
-output by the Publisher.
+Nothing here awaits, so tasks that call it never interleave and need no lock or mailbox. A method
+that waits would break this; such work belongs to the Publisher or the service.
 """
 
 from __future__ import annotations

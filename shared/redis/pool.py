@@ -1,7 +1,8 @@
-"""CommandPool: connections lent for one exchange each, at little cost (ADR 15); their classes.
+"""CommandPool: lends a connection for one exchange at little cost; the connection classes.
 
 redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
-processor time of the exchange itself, and every step of a request waits for an exchange.
+processor time of the exchange itself, and every step of a request waits for an exchange
+(docs/adr/0035).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 -- append: one engine step of all jobs of a worker: log, then publish, then perhaps end the job.
+-- The end is in the same call: a worker that dies between two calls would leave a complete log whose
+-- job still runs, and every step would cost a second round trip.
 -- ARGV: 3 worker, 4 lease_ms, then per item 11: id, attempt, n0, b0, h0, n1, b1, h1, token ids, text, and
 --   the number of arguments that follow: names and values of what few items have.
 --   lp: logprobs (JSON). c: segments (JSON without '|'); without, all of it is choice 0's.
