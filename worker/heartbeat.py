@@ -91,7 +91,7 @@ class Heartbeat:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last heartbeat that was confirmed began, or since the start."""
+        """Seconds since the last confirmed heartbeat was sent, or since the start."""
         return time.monotonic() - self._confirmed_s
 
     @property

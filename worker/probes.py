@@ -1,7 +1,7 @@
 """What an orchestrator asks a worker: whether it takes jobs, and whether it should be replaced.
 
 The answers are read from state in the listener's thread, so they come while the service's loop is
-busy, and say so when it stands still.
+busy, and report a loop that is blocked.
 """
 
 from __future__ import annotations

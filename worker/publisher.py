@@ -118,7 +118,7 @@ class Publisher:
         self._outboxes[outbox.job_id] = outbox
 
     def notice(self, outbox: Outbox) -> None:
-        """Sends what was added to an outbox, unless it has been settled or dropped meanwhile."""
+        """Sends new output of an outbox, unless it has been settled or dropped meanwhile."""
         job_id = outbox.job_id
         if self._outboxes.get(job_id) is not outbox or job_id in self._lost:
             return
@@ -160,7 +160,7 @@ class Publisher:
 
     @property
     def backlog_s(self) -> float:
-        """Age of the oldest output that is not durable yet, in seconds; 0.0 where there is none.
+        """Age of the oldest output that is not durable yet, in seconds; 0.0 without any.
         Any thread may read it."""
         waiting = [*self._waiting.values(), *self._lost.values()]
         now_s = time.monotonic()
@@ -227,10 +227,10 @@ class Publisher:
                 self._close(outbox, AppendStatus.GONE, restored.value)
                 continue
             log.warning(
-                "a lost job was put back",
+                "restored a job that Redis had lost",
                 extra={**outbox.log_fields, "end": str(outbox.cursor)},
             )
-            # The log is empty, or what the server still had of it: the next append finds out.
+            # The log is empty or has what the server kept: the next append finds out.
             if not outbox.rewind(START):
                 self._close(outbox, AppendStatus.DIVERGED)
             else:

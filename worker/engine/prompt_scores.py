@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: which a step computes, and what it adds to those known."""
+"""Log probabilities of prompts: which ones a step computes and adds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scores_of(sequence: Sequence, start: int, end: int) -> range:
 
 
 def score_outputs(planned: Iterable[PlannedSequence], result: StepResult) -> Iterator[EngineOutput]:
-    """Yields what a step that is not committed yet adds to the log probabilities of prompts.
+    """Yields the log probabilities of prompts that an uncommitted step adds.
 
     Scores are taken at the commit of the step that computed them, like tokens: a step that failed
     gave none. Raises IntegrityError when some are missing before the new ones.
@@ -32,10 +32,10 @@ def score_outputs(planned: Iterable[PlannedSequence], result: StepResult) -> Ite
 
 
 def _new_scores(item: PlannedSequence, result: StepResult) -> tuple[PromptLogprob, ...]:
-    """Returns what a step adds to the log probabilities of one prompt.
+    """Returns the log probabilities that a step adds to one prompt.
 
-    The token at position p is scored by the logits of position p - 1. A prompt that lost its blocks
-    is computed again; what it gives twice is dropped here.
+The token at position p is scored by the logits of position p - 1. A prompt that lost its blocks
+is computed again; repeated log probabilities are dropped here.
     """
     sequence = item.sequence
     num_known = sequence.num_scored_tokens - item.scores.start

@@ -30,8 +30,8 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
-    tenant: str = "default"  # prefixes are shared within a tenant only, seats among tenants
-    job_id: str = ""  # choices of one job share its part of the seats; empty: a job of its own
+    tenant: str = "default"  # prefixes are shared within a tenant only, slots among tenants
+    job_id: str = ""  # choices of one job share its slots; empty: each choice is its own job
     priority: int = 0  # smaller is served first, under a policy that uses it
     scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
 

@@ -17,7 +17,7 @@ from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 from worker.vllm import loading
 from worker.vllm.children import watch_children
-from worker.vllm.load_errors import LoadInterrupted, hearing, load_failure
+from worker.vllm.load_errors import LoadInterrupted, capture_load_errors, load_failure
 from worker.vllm.options import (
     check_types,
     check_version,
@@ -64,7 +64,7 @@ def build_vllm_engine(
 
     if not check_version(vllm.__version__):
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
-    # After the version: in another one these may lack what they import.
+    # After the check of the version: another release may lack what these import.
     from worker.vllm.engine import VllmEngine
     from worker.vllm.grammars import bound_grammars
     from worker.vllm.stats import StatsReader
@@ -76,7 +76,7 @@ def build_vllm_engine(
     )
     share_threads(num_ranks(options, given))
     stats = StatsReader()
-    report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
+    report(loading.WEIGHTS, 0.0)  # vLLM's child processes load them without a report
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
     watch_children(on_rank_end)
@@ -106,7 +106,7 @@ def _load(args: Mapping[str, Any], stats: StatsReader, records: loading.Records)
         from vllm import EngineArgs, LLMEngine
 
     try:
-        with hearing():
+        with capture_load_errors():
             return LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
     except (ModelError, LoadInterrupted):
         raise

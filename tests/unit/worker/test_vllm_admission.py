@@ -26,9 +26,9 @@ class Request:
 class Front:
     """An Admission, and what is inside vLLM by what it said."""
 
-    def __init__(self, policy: str = "fcfs", *, takes_seats: bool = True) -> None:
+    def __init__(self, policy: str = "fcfs", *, preempts: bool = True) -> None:
         self.admission: Admission[Request] = Admission(
-            SEATS, make_policy(policy), takes_seats=takes_seats
+            SEATS, make_policy(policy), preempts=preempts
         )
         self.inside: list[Request] = []  # in the order of entering
         self.num_left = 0
@@ -146,7 +146,7 @@ def test_nobody_takes_a_seat_from_a_smaller_priority() -> None:
 
 
 def test_where_nobody_can_return_only_the_order_of_entering_is_shared() -> None:
-    front = Front(takes_seats=False)
+    front = Front(preempts=False)
     front.add("a", 16, job_id="wide")
     front.step()
     front.add("b")
@@ -224,7 +224,7 @@ def test_who_has_no_blocks_can_be_removed() -> None:
 def test_any_mix_comes_to_its_end(seed: int) -> None:
     """Inside, the first in order run as far as blocks go; each needs some steps in all."""
     rng = random.Random(seed)
-    front = Front(rng.choice(["fcfs", "priority"]), takes_seats=rng.random() < 0.8)
+    front = Front(rng.choice(["fcfs", "priority"]), preempts=rng.random() < 0.8)
     left = {i: rng.randint(1, 8) for i in range(80)}
     num_added = 0
     for _ in range(2000):
@@ -236,7 +236,7 @@ def test_any_mix_comes_to_its_end(seed: int) -> None:
             )
             num_added += 1
         room = rng.randint(1, SEATS)
-        takes = front.admission._takes_seats
+        takes = front.admission._preempts
         front.step(starved=front.inside[room:] if takes else ())
         for request in front.inside[:room]:
             left[request.seq_id] -= 1
