@@ -223,7 +223,7 @@ class Checkpoint:
     def context_length(self) -> int:
         """Returns the tokens of a sequence that config.json allows; 0 if it names no limit.
 
-Raises TextInvalid for an unreadable file, which the engine would have refused before.
+        Raises TextInvalid for an unreadable file, which the engine would have refused before.
         """
         context = ContextLength.of(read_json(self.path / "config.json"))
         return 0 if context is None else context.default

@@ -238,7 +238,7 @@ class AdmissionEstimator:
     def oversubscription(self) -> Oversubscription | None:
         """Returns the jobs to take while no slot is free; None if none of them would get a slot.
 
-Without it one tenant's long or waiting jobs would keep all others out.
+        Without it one tenant's long or waiting jobs would keep all others out.
         """
         ready, num_slots = self._engine.ready, self._jobs.max_num_seqs
         if ready is None or self():

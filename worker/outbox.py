@@ -69,9 +69,9 @@ class Outbox:
     ) -> None:
         """`end` is the log's end, `links` its chain (see chain_links).
 
-`logged`: the log itself; without it nothing before `end` can be written again. `snapshot`:
-the job as it was claimed, to restore it from. `prompt`: the log probabilities of its
-prompt; None if it requests none.
+        `logged`: the log itself; without it nothing before `end` can be written again. `snapshot`:
+        the job as it was claimed, to restore it from. `prompt`: the log probabilities of its
+        prompt; None if it requests none.
         """
         self._prompt = prompt or PromptLog(0)
         self.snapshot = snapshot

@@ -170,8 +170,8 @@ class JobTraces:
     ) -> None:
         """Sends the spans of an attempt whose worker was taken for dead, as far as the log has it.
 
-The time between its last tokens and the next claim belongs to its attempt: when it died is
-not known.
+        The time between its last tokens and the next claim belongs to its attempt: when it died is
+        not known.
         """
         attempt = delivery.attempt - 1
         counts = {"penstock.tokens.input": len(delivery.job.prompt_token_ids)}

@@ -34,8 +34,8 @@ def score_outputs(planned: Iterable[PlannedSequence], result: StepResult) -> Ite
 def _new_scores(item: PlannedSequence, result: StepResult) -> tuple[PromptLogprob, ...]:
     """Returns the log probabilities that a step adds to one prompt.
 
-The token at position p is scored by the logits of position p - 1. A prompt that lost its blocks
-is computed again; repeated log probabilities are dropped here.
+    The token at position p is scored by the logits of position p - 1. A prompt that lost its blocks
+    is computed again; repeated log probabilities are dropped here.
     """
     sequence = item.sequence
     num_known = sequence.num_scored_tokens - item.scores.start

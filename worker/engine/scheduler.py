@@ -256,9 +256,9 @@ class Scheduler:
     def _by_claim(self) -> list[Sequence]:
         """Returns the running sequences; the last is preempted first when blocks run out.
 
-That is the last rank of the tenant with the most slots: otherwise a late sequence would
-pay for another tenant's long outputs. The first of all ranks is never the last of several
-here, so it runs to its end, and the others after it.
+        That is the last rank of the tenant with the most slots: otherwise a late sequence would
+        pay for another tenant's long outputs. The first of all ranks is never the last of several
+        here, so it runs to its end, and the others after it.
         """
         self._claims = list(self.running)
         if self.blocks.num_available < len(self.running) and self._shares.num_tenants > 1:
@@ -275,8 +275,8 @@ here, so it runs to its end, and the others after it.
     def _share_slots(self) -> None:
         """Preempts one sequence of a large holder for the next waiting one, if shares require it.
 
-Only if the blocks for the newcomer are free as well: otherwise no sequence would gain. At
-most one per step, which then admits the newcomer.
+        Only if the blocks for the newcomer are free as well: otherwise no sequence would gain. At
+        most one per step, which then admits the newcomer.
         """
         if not self._shares_changed or len(self.running) < self._num_slots or not self.waiting:
             return

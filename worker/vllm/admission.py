@@ -65,8 +65,8 @@ class Admission(Generic[S]):
     def moves(self, starved: Iterable[S] = ()) -> Moves[S]:
         """Returns the requests that leave and enter vLLM now, and counts them as moved.
 
-`starved`: those inside vLLM for which it has no blocks. At most one running request is
-preempted in a step.
+        `starved`: those inside vLLM for which it has no blocks. At most one running request is
+        preempted in a step.
         """
         self._note(starved)
         moves: Moves[S] = Moves()
@@ -126,8 +126,8 @@ preempted in a step.
 def starved_ids(llm: LLMEngine) -> Set[str]:
     """Returns the ids, as in vLLM's scheduler, of requests without blocks after a step.
 
-vLLM starts waiting requests in their order. So all of them starve when the free blocks do not
-hold the first one's tokens; otherwise they wait for a place in a step.
+    vLLM starts waiting requests in their order. So all of them starve when the free blocks do not
+    hold the first one's tokens; otherwise they wait for a place in a step.
     """
     scheduler = llm.engine_core.engine_core.scheduler
     if not scheduler.waiting:

@@ -165,8 +165,8 @@ class VllmEngine:
                 self.add(request)
             except RequestRefused as refused:
                 log.debug(
-                "vLLM refused a warm-up request",
-                extra={"request": request.request_id, "reason": refused},
+                    "vLLM refused a warm-up request",
+                    extra={"request": request.request_id, "reason": refused},
                 )
             while self.has_unfinished():
                 self.step()

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class FailedBlocks:
     """The blocks of failed requests in one LLMEngine.
 
-Blocks that other requests hold as well keep their content until the last of these has ended:
-with zeros instead of NaN it would continue with wrong output.
+    Blocks that other requests hold as well keep their content until the last of these has ended:
+    with zeros instead of NaN it would continue with wrong output.
     """
 
     def __init__(self, llm: LLMEngine) -> None:

@@ -15,8 +15,8 @@ from worker.vllm.sampler import Report
 class LiveRequest:
     """A request and its output.
 
-Each time it enters vLLM it is a new request there, and to the sampler: tokens that a step in
-flight still draws for it after it has left are dropped.
+    Each time it enters vLLM it is a new request there, and to the sampler: tokens that a step in
+    flight still draws for it after it has left are dropped.
     """
 
     request: EngineRequest

@@ -42,7 +42,7 @@ class LoadInterrupted(Exception):
 def load_failure(error: Exception, missing_module: str = "") -> Exception | None:
     """Returns `error` as a ModelError (final) or LoadInterrupted (transient); None if unknown.
 
-`missing_module`: the module that vLLM failed to import when it inspected the model's code.
+    `missing_module`: the module that vLLM failed to import when it inspected the model's code.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing_module = error.name

@@ -142,9 +142,9 @@ class PenstockLogitsProcessor(LogitsProcessor):
     def apply(self, logits: Tensor) -> Tensor:
         """Returns logits [rows, vocab] whose largest entry in each of our rows is the drawn token.
 
-Greedy rows are not changed.
-"""
-is_nan = logits[:, 0].isnan()  # a row with any non-finite input is NaN here
+        Greedy rows are not changed.
+        """
+        is_nan = logits[:, 0].isnan()  # a row with any non-finite input is NaN here
         drawn = self._drawn()
         sampled = None
         if drawn:

@@ -9,7 +9,12 @@ import pytest
 from safetensors import SafetensorError
 
 from worker.model.errors import ModelError
-from worker.vllm.load_errors import LoadInterrupted, capture_load_errors, load_failure, report_load_errors
+from worker.vllm.load_errors import (
+    LoadInterrupted,
+    capture_load_errors,
+    load_failure,
+    report_load_errors,
+)
 
 GPU = (
     "Free memory on device cuda:0 ({}/139.8 GiB) on startup is less than desired GPU memory "
