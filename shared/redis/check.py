@@ -15,7 +15,7 @@ MIN_VERSION = (7, 0)
 
 
 class UnsafeServer(Exception):
-    """The server would lose or corrupt jobs. The sentence names what to change."""
+    """The server would lose or corrupt jobs. The message names the setting to change."""
 
 
 async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> list[str]:
@@ -36,7 +36,7 @@ async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> li
 
 def judge(info: Mapping[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list[str]:
     """Returns warnings about a server by its INFO. Raises UnsafeServer."""
-    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis' word, Valkey's
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis' name, Valkey's
         raise UnsafeServer(
             "This is a sentinel and keeps no data; write "
             "redis+sentinel://host:26379,host:26379/mymaster/0."
@@ -67,7 +67,7 @@ def judge(info: Mapping[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list
     # INFO counts the good replicas only where some are demanded.
     if kind is ServerKind.SENTINEL and "min_slaves_good_slaves" not in info:
         warnings.append(
-            "min-replicas-to-write is 0: a primary that was cut off goes on accepting jobs which "
+            "min-replicas-to-write is 0: a primary that was cut off still accepts jobs, which "
             "the failover then loses. Set it with: CONFIG SET min-replicas-to-write 1"
         )
     return warnings

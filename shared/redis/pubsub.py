@@ -97,7 +97,7 @@ class Subscriber:
             self._task = asyncio.create_task(self._supervise(), name="redis-subscriber")
 
     async def aclose(self) -> None:
-        """Closes the connection. Raises what had ended the reading task, if it was a fault."""
+        """Closes the connection. Raises the reading task's error, if it had ended with a fault."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -159,7 +159,7 @@ class Subscriber:
                 await connection.send_command(*command, check_health=False)
             except _BROKEN as error:
                 # The reading task fails too; the next connection subscribes again.
-                log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
+                log.debug("failed to send a pub/sub command", extra={"error": type(error).__name__})
 
     async def _supervise(self) -> None:
         backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S, jitter=RETRY_JITTER)

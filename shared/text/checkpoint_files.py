@@ -1,4 +1,4 @@
-"""Reads files of a checkpoint with bounds: what stands in them is its author's."""
+"""Reads files of a checkpoint with bounds: their content is untrusted."""
 
 from __future__ import annotations
 

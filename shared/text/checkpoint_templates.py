@@ -19,9 +19,9 @@ def template_file(path: Path) -> dict[str, str]:
 
 
 def chat_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the templates by name; {} where there are none. Raises TextInvalid.
+    """Returns the templates by name; {} without any. Raises TextInvalid.
 
-    They stand in files of their own, else in tokenizer_config.json, else in a processor's
+    They are in separate files, else in tokenizer_config.json, else in a processor's
     chat_template.json.
     """
     found = {}

@@ -123,10 +123,10 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{char}" if char in _REGEX_SIGNS else char for char in text)
 
 
-# Grammars in llguidance's Lark, looked at before its compiler does: what is in them and how much.
+# Grammars in llguidance's Lark: their parts and size, checked before they are compiled.
 #
-# The compiler's own limits count what it has understood; those here bound what it has to read. With
-# them the slowest grammars that were found take half a second to compile and a tenth for a mask.
+# The compiler's own limits count parsed items; those here bound its input. With them the slowest
+# grammars that were found take half a second to compile and a tenth for a mask.
 
 MAX_RULES = 300  # definitions in one grammar
 MAX_LARK_CHARS = 32_768  # of one grammar, the JSON schemas in it left out
@@ -141,7 +141,7 @@ _decoder = json.JSONDecoder()
 
 
 def lark_parts(text: str) -> Iterator[str | Schema]:
-    """Yields the text in order: what is Lark as strings, the schema behind each `%json` decoded.
+    """Yields the text in order: Lark as strings, the schema after each `%json` decoded.
 
     Raises GrammarInvalid for a `%json` without a schema.
     """

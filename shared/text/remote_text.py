@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOAD_SECONDS = 180.0
 MAX_CALL_SECONDS = 60.0
-# Of a process's memory, beside that after its vocabulary was loaded: the tree of its grammars is
-# as large again, and a dozen MiB come with those that are kept.
+# A process's memory beyond that after loading its vocabulary: the tree of its grammars is as large
+# again, and the cached grammars take a dozen MiB.
 MAX_GROWTH, LEAST_MAX_RSS_BYTES = 4.0, 512 * 2**20
 MIN_LIFE_S = 60.0  # of a process, before it is replaced for its memory
 _LOST = (OSError, EOFError, msgspec.MsgspecError)
@@ -47,8 +47,8 @@ _LOST = (OSError, EOFError, msgspec.MsgspecError)
 class TextProcess:
     """The process of one model's text. Safe on several threads.
 
-    It is started again when it has ended, and another one takes its place when its memory has
-    grown too much: calls that are at work then end in the process that they began in.
+    It is started again when it has ended, and replaced when its memory has grown too much: calls
+    in progress then end in the old process.
     """
 
     def __init__(self, card: ModelCard, blobs: Mapping[str, bytes]) -> None:
@@ -59,8 +59,8 @@ class TextProcess:
         self._load = LoadRequest(card.to_json().decode(), list(card.digests))
         self._blobs = [blobs[digest] for digest in card.digests]
         self._model = card.name
-        self._starting = threading.Lock()  # held for as long as the process of a call loads
-        self._lock = threading.Lock()  # of what follows, never held for long
+        self._starting = threading.Lock()  # held while a process loads
+        self._lock = threading.Lock()  # guards the fields below; never held for long
         self._all: list[_Running] = []  # the current one, one that loads, those that finish
         self._current: _Running | None = None
         self._is_replacing = self._is_closed = False
@@ -100,7 +100,7 @@ class TextProcess:
             _end_all(self._all)
 
     def _take(self) -> _Running:
-        """Returns the process, with one more call at work on it; starts it where there is none."""
+        """Returns the process with one more call counted on it; starts it if none runs."""
         running = self._taken()
         if running is None:
             with self._starting:
@@ -250,7 +250,7 @@ class _Running:
             send(connection, data)
             reply = msgspec.json.decode(_received(connection), type=TextReply)
         except BaseException:
-            add_cpu_s(time.monotonic() - begun_s)  # nobody can say: it was at work at most so long
+            add_cpu_s(time.monotonic() - begun_s)  # an upper bound: the process cannot be asked
             connection.close()
             raise
         add_cpu_s(reply.cpu_s)

@@ -1,7 +1,7 @@
 """WritableText: the characters that a vocabulary can write, and grammars narrowed to them.
 
 A byte-level vocabulary that was trained without an initial alphabet lacks tokens for the bytes that
-its texts did not have. A grammar must not lead an output to one of them: there it could not go on.
+its texts did not have. A grammar must not lead an output to one of them: it could not continue.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class WritableText:
         narrowed = self._narrowed(schema)
         if narrowed is False and schema is not False:
             missing = self.unwritable(json.dumps(schema, ensure_ascii=False))
-            assert missing is not None, "only what cannot be written is left out"
+            assert missing is not None, "only unwritable text is dropped"
             raise GrammarInvalid(no_token(missing))
         return narrowed
 

@@ -28,7 +28,7 @@ class TransportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A tenant's allowance for a minute, and what a submit left of it."""
+    """A tenant's allowance for a minute, and its rest after a submit."""
 
     name: str  # "requests" or "tokens"
     per_minute: int
@@ -43,9 +43,9 @@ class QueueFull(TransportError):
     """Admission refused a job; nothing was written.
 
     `scope` names the limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
-    (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that leave
-    nothing behind), "deadline" (it would wait past its own), "queue_timeout" (it would not be
-    begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
+    (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that keep
+    nothing after their end), "deadline" (it would wait past its own), "queue_timeout" (it would
+    not start within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
     (waiting or running), "tenant_store" (its share of Redis' memory), "requests_per_minute" and
     "tokens_per_minute". `allowances`: of the job's tenant, as in Submission.
     """
@@ -87,7 +87,7 @@ class KeptKey:
 
 
 class Submitted(StrEnum):
-    """The outcome of a submit. DUPLICATE: the same job id is there already."""
+    """The outcome of a submit. DUPLICATE: the job id exists already."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -112,7 +112,7 @@ TOMBSTONE_MS = 600_000
 class Restored(StrEnum):
     """The outcome of putting a job back that the server has lost."""
 
-    RESTORED = "restored"  # it is there again, or still is
+    RESTORED = "restored"  # it exists again, or still exists
     OVER = "over"  # it has ended, or may have ended
     FENCED = "fenced"  # another attempt owns it
     NO_LEASE = "nolease"  # a worker must send a heartbeat first
@@ -141,7 +141,7 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """A claim of a job, as it was then. `deaths`: unexplained ones of its earlier holders."""
+    """A claim of a job. `deaths`: unexplained deaths of its earlier holders until then."""
 
     attempt: int
     claimed_ms: int
@@ -178,7 +178,7 @@ class JobRecord:
     extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     num_choices: int = 1
-    durability: Durability = Durability.NONE  # what its acceptance waits for
+    durability: Durability = Durability.NONE  # that its acceptance waits for
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
@@ -186,7 +186,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """The latched state after a cancel: CANCELLED, or the state in which the job had ended."""
+    """The final state after a cancel: CANCELLED, or the state in which the job had ended."""
 
     state: JobState
     num_tokens: int
@@ -198,7 +198,7 @@ class JobLook:
     """How far a job is: enough to know whether its reader has missed something."""
 
     state: JobState
-    end: Cursor  # of what was logged
+    end: Cursor  # of the log
 
 
 class JobStore(Protocol):
@@ -216,9 +216,9 @@ class JobStore(Protocol):
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
         """Queues a job that was accepted before and that the server has lost; no limit holds.
 
-        `timeout_ms`: what is left of its timeout. `reader_id`: as in `submit`. Returns RESTORED
-        also where it is there already. Call it only for a job whose record, or acceptance, was seen
-        within TOMBSTONE_MS. Raises QueueFull above maxmemory alone.
+        `timeout_ms`: the rest of its timeout. `reader_id`: as in `submit`. Returns RESTORED also if
+        it exists already. Call it only for a job whose record, or acceptance, was seen within
+        TOMBSTONE_MS. Raises QueueFull only above maxmemory.
         """
         ...
 
@@ -260,7 +260,7 @@ class JobStore(Protocol):
         ...
 
     async def request_record(self, job_id: str) -> str | None:
-        """Returns the job's `request_record`; None where it has none or has expired."""
+        """Returns the job's `request_record`; None if it has none or has expired."""
         ...
 
     async def stored_bytes(self, job_id: str) -> int:
@@ -286,7 +286,7 @@ class JobStore(Protocol):
         ...
 
     async def forget(self, job_id: str) -> bool:
-        """Deletes what is kept of an ended job; False: it has not ended. Idempotent."""
+        """Deletes the records of an ended job; False if it has not ended. Idempotent."""
         ...
 
     async def renew(self, job_ids: Sequence[str]) -> None:
@@ -303,11 +303,11 @@ class JobStore(Protocol):
         ...
 
     async def detach(self, job_id: str, reader_id: str) -> None:
-        """Removes a reader; without another one the job's grace begins."""
+        """Removes a reader; without another one the job's grace starts."""
         ...
 
     async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
-        """Renews a frontend's lease. False: it had ended, or there was none; all its readers must
+        """Renews a frontend's lease. False: it had ended or did not exist; all its readers must
         attach before it reaps, or their jobs count as orphans."""
         ...
 
@@ -394,7 +394,7 @@ class DeadLetters(Protocol):
         ...
 
     async def get(self, job_id: str) -> DeadLetter | Requeued | None:
-        """Returns a dead letter, or what replaced it; None: there is none."""
+        """Returns a dead letter, or the job that replaced it; None if neither exists."""
         ...
 
     async def request(self, job_id: str) -> Job | None:
@@ -405,5 +405,5 @@ class DeadLetters(Protocol):
         ...
 
     async def drop(self, job_id: str) -> bool:
-        """Deletes the dead letter. False: there is none."""
+        """Deletes the dead letter. False if it does not exist."""
         ...

@@ -27,8 +27,8 @@ end
 
 local function file_bytes(name, parts) return FILE_BYTES + #name + #parts end
 
--- `file` has tenant, purpose, name, bytes, parts (JSON) and life_ms. The caller has checked that there
--- is none of this id.
+-- `file` has tenant, purpose, name, bytes, parts (JSON) and life_ms. The caller has checked that the id
+-- is free.
 local function put_file(id, file)
   local now = server_ms()
   redis.call('HSET', P .. 'file:' .. id, 'v', SCHEMA_VERSION, 'tenant', file.tenant,

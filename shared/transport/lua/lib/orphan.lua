@@ -24,8 +24,8 @@ local function has_listener(id)
   return not found.err and tonumber(found[2]) > 0
 end
 
--- Returns true when the job has no reader any more and its grace has passed. `og` is the policy: '' keeps the
--- job for ever, else the grace in ms ('0': none, but for readers at other frontends). A frontend whose
+-- Returns true when the job has no reader any more and its grace has passed. `og` is the policy: '' never
+-- cancels it, else the grace in ms ('0': only for readers at other frontends). A frontend whose
 -- lease ended starts the clock; the first look decides whether it has died or may still wake.
 local function orphaned(id, reader, orphan_ms, grace_ms)
   if not grace_ms or grace_ms == '' then return false end
