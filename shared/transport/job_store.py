@@ -346,7 +346,7 @@ async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Del
 
 @functools.lru_cache(maxsize=1024)  # all waiting jobs have the same reply
 def _job_look(word: bytes) -> JobLook | None:
-"""Decodes one job's part of the script's reply."""
+    """Decodes one job's part of the script's reply."""
     state, _, end = word.partition(b" ")
     num_tokens, _, num_bytes = end.partition(b"-")
     known = _STATES[state]
