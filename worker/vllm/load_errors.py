@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from worker.model.errors import ModelError
-from worker.model.passing_faults import causes, may_pass
+from worker.model.errors import ModelError, causes, may_pass
 
 MAX_MESSAGE_CHARS = 500
 # torch's message if a build lacks a compiled operation.
