@@ -254,7 +254,7 @@ class GrammarCompiler:
             raise GrammarInvalid("the model has no end-of-sequence token")
         pieces = self._tokenizer.piece_table(self.vocab_size)
         if pieces is None:
-            raise GrammarInvalid("the model's tokenizer does not define the bytes of each token")
+            raise GrammarInvalid("the model's vocabulary does not define the bytes of each token")
         texts = [p for i, p in enumerate(pieces) if i not in self._tokenizer.marker_ids]
         present = frozenset(piece[0] for piece in texts if len(piece) == 1)
         if not present.issuperset(b"".join(texts)):
