@@ -154,7 +154,7 @@ class Heartbeat:
                 self._outage.failed(error=str(error) or type(error).__name__)
 
     async def _pause(self) -> None:
-        """Sleeps for an interval. Logs when the loop stood still for a good part of a lease."""
+        """Sleeps for an interval. Logs if the loop was blocked for half a lease or more."""
         begin_s = time.monotonic()
         await asyncio.sleep(self._interval_s)
         late_s = time.monotonic() - begin_s - self._interval_s

@@ -41,4 +41,4 @@ class WorkerProbes:
         engine that hangs is replaced by the service itself, and a store that is away is no fault
         of this process."""
         age_s = self._heartbeat.turn_age_s
-        return f"The service has stood still for {age_s:.0f} s." if age_s > STANDSTILL_S else ""
+        return f"The event loop has been blocked for {age_s:.0f} s." if age_s > STANDSTILL_S else ""

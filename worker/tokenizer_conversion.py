@@ -79,7 +79,7 @@ def _digest(checkpoint: Path) -> str:
     try:
         parts.append(importlib.metadata.version("transformers"))
     except importlib.metadata.PackageNotFoundError:
-        raise NotConverted("that needs the package transformers, which is not installed") from None
+        raise NotConverted("the package transformers is not installed") from None
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 

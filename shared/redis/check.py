@@ -38,13 +38,13 @@ def judge(info: Mapping[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list
     """Returns warnings about a server by its INFO. Raises UnsafeServer."""
     if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis' name, Valkey's
         raise UnsafeServer(
-            "This is a sentinel and keeps no data; write "
+            "This is a sentinel, which keeps no data; use "
             "redis+sentinel://host:26379,host:26379/mymaster/0."
         )
     version_text = str(info.get("redis_version", ""))
     version = tuple(int(part) for part in re.findall(r"\d+", version_text)[:2])
     if version < MIN_VERSION:
-        raise UnsafeServer(f"Redis 7.0 or newer (or Valkey) is needed, this is {version_text}.")
+        raise UnsafeServer(f"Penstock needs Redis 7.0 or newer, or Valkey; this is {version_text}.")
     if info.get("role", "master") not in ("master", "primary"):
         raise UnsafeServer("The server is a read-only replica; give the primary's address.")
     policy = info.get("maxmemory_policy", "noeviction")

@@ -205,7 +205,7 @@ class Subscriber:
                 await asyncio.wait([reading], timeout=self._ping_s)
                 silent_s = clock() - self._heard_s
                 if silent_s >= self._dead_s:
-                    raise RedisConnectionError("silent in spite of PINGs")
+                    raise RedisConnectionError("no reply to PING")
                 if silent_s >= self._ping_s and not reading.done():
                     await self._send("PING")
             reading.result()

@@ -141,9 +141,7 @@ class SentinelFinder:
             )
         except ResponseError as error:
             if "unknown command" in str(error).lower():
-                raise WrongTopology(
-                    "A server that is no sentinel was given as redis+sentinel://."
-                ) from error
+                raise WrongTopology("The server at redis+sentinel:// is not a sentinel.") from error
             raise
         if reply is None:
             raise PrimaryUnknown(f"the sentinels watch no primary named {self._service!r}")
@@ -172,7 +170,7 @@ class ClusterFinder:
             except ResponseError as error:
                 if "cluster support disabled" in str(error):
                     raise WrongTopology(
-                        "A server that is not in cluster mode was given as redis+cluster://."
+                        "The server at redis+cluster:// is not in cluster mode."
                     ) from error
                 raise
             owner, nodes = _owner(ranges, self._slot, address[0])

@@ -212,7 +212,5 @@ def _sentinel_path(path: str) -> tuple[str, str]:
 
 def _cluster_path(path: str) -> tuple[str, str]:
     if path not in ("", "0"):
-        raise UnsupportedUrl(
-            "PENSTOCK_REDIS_URL: a cluster has no databases but 0; leave the path away."
-        )
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: a cluster has only database 0; omit the path.")
     return "", "0"

@@ -113,7 +113,7 @@ class TextInvalid(ValueError):
 
 class RenderingUnavailable(RuntimeError):
     """No process could render a chat template: none could be started, they were killed from
-    outside, they stood still, or this process is going down.
+    outside or timed out, or this process is going down.
 
     Shows no fault of the template or the conversation: a later attempt may succeed.
     """

@@ -126,7 +126,7 @@ class RenderingProcesses:
     def render(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
         """Has a process render the request. Raises InvalidParameter for "messages" where the
         process ended over it, and RenderingUnavailable where none could be started, it was killed
-        from outside or stood still.
+        from outside or timed out.
 
         One that ends for another reason than its bounds, such as the kernel's lack of memory, may
         have been ended before the request came: the request is tried once more.
@@ -148,7 +148,7 @@ class RenderingProcesses:
                 if code == -END_OF_TIME:
                     raise InvalidParameter("messages", TOO_LONG) from None
                 if isinstance(error, TimeoutError):
-                    raise RenderingUnavailable("a rendering process stood still") from None
+                    raise RenderingUnavailable("a rendering process timed out") from None
                 if is_last and code in _KILLED:
                     raise RenderingUnavailable("rendering processes were killed") from None
                 if is_last:

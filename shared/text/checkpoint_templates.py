@@ -14,7 +14,7 @@ def template_file(path: Path) -> dict[str, str]:
     """Returns the template in a file, as the default one. Raises TextInvalid."""
     source = read_text(path)
     if source is None:
-        raise TextInvalid(f"there is no chat template {str(path)!r}")
+        raise TextInvalid(f"the chat template file {str(path)!r} does not exist")
     return {"default": source}
 
 

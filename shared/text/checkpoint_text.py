@@ -199,7 +199,7 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, An
         if not (isinstance(token, dict) and isinstance(token.get("content"), str)):
             raise TextInvalid(f"tokenizer_config.json: added token {token_id} has no content")
         if not token_id.isdecimal() or len(token_id) > MAX_ID_DIGITS:
-            raise TextInvalid(f"tokenizer_config.json: added token id {token_id!r} is no number")
+            raise TextInvalid(f"tokenizer_config.json: added token id {token_id!r} is not a number")
         flags = {name: token[name] for name in _TOKEN_FLAGS if name in token}
         for name, flag in flags.items():
             if not isinstance(flag, bool):

@@ -100,7 +100,7 @@ def _from_gbnf(text: str) -> str:
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # its own is one of several that it raises
-        raise GrammarInvalid(f"the grammar is no GBNF: {error}") from error
+        raise GrammarInvalid(f"the grammar is not valid GBNF: {error}") from error
 
 
 def _grammar(kind: GrammarKind, text: str, param: str) -> Grammar:

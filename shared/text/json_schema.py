@@ -94,7 +94,7 @@ def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict
         raise InvalidParameter(
             param,
             f"{where} has too many optional properties and alternatives at one place: "
-            f"{items} ways on are followed, and at most {MAX_ROW_ITEMS} can be",
+            f"{items}, and at most {MAX_ROW_ITEMS} are supported",
         )
     return {**walked, "x-guidance": {"whitespace_pattern": WHITESPACE}}
 

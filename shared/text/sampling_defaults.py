@@ -69,7 +69,7 @@ def parse_override(text: str) -> dict[str, float | int]:
             raise ValueError(f"has {name[:40]!r}; it may have {', '.join(MEMBERS)}")
         usable = _checked(name, value)
         if usable is None:
-            raise ValueError(f"has a value of {name} that no request may have")
+            raise ValueError(f"has a value of {name} outside its range")
         checked[name] = usable
     return checked
 

@@ -105,9 +105,11 @@ async def check_schema(redis: Redis, keys: Keys) -> list[str]:
         found = await redis.hget(keys.meta, "schema")
     except ResponseError as error:
         if is_out_of_memory(error):
-            return ["The server is full (maxmemory): no job is accepted at the moment."]
+            return ["Redis is out of memory (maxmemory): no job is accepted at the moment."]
         if is_forbidden(error):
-            raise UnsafeServer(f"The server forbids what Penstock needs: {error}") from error
+            raise UnsafeServer(
+                f"The server refuses a command that Penstock needs: {error}"
+            ) from error
         raise
     text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
     if not text.isdigit() or int(text) > SCHEMA_VERSION:

@@ -287,7 +287,7 @@ class RedisJobQueue:
                 for digest in missing:
                     name = digest.decode()
                     await self._redis.set(self._keys.blob(name), blobs[name], px=BLOB_LIFE_MS)
-        raise TransportError(f"the text files of {model} are not kept by the store")
+        raise TransportError(f"Redis does not keep the text files of {model}")
 
     async def _pull_once(self, worker_id: str, count: int) -> _Pulled:
         try:

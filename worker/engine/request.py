@@ -94,7 +94,7 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
         raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "sampling needs a seed")
     if params.grammar is not None and not config.structured_output:
         raise RequestRefused(
-            ErrorCode.GRAMMAR_FAILED, "this engine cannot keep an output to a grammar"
+            ErrorCode.GRAMMAR_FAILED, "this engine does not support structured output"
         )
     num_prompt = len(request.prompt_token_ids)
     num_known = num_prompt + len(request.output_token_ids)

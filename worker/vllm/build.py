@@ -121,7 +121,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
     num_blocks = (cache.num_gpu_blocks or 1) - 1  # the null block holds nothing
     if num_blocks < 1:
-        raise ModelError("vLLM has no KV cache for this model, which therefore writes no text")
+        raise ModelError("this model generates no text: vLLM allocates no KV cache for it")
     # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
     capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
     capacity = min(capacity, num_blocks * cache.block_size)

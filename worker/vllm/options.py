@@ -234,14 +234,11 @@ def _check_device(args: Mapping[str, Any], device: str) -> None:
         return
     if _speculates(args):
         raise ValueError(
-            "PENSTOCK_VLLM_ARGS: speculative decoding is not for a CPU, where one request with "
-            "top_k or top_p ends vLLM's engine; without 'speculative_config' the model can be "
-            "served"
+            "PENSTOCK_VLLM_ARGS: speculative decoding is not supported on a CPU, where a request "
+            "with top_k or top_p ends vLLM's engine; remove 'speculative_config'"
         )
     if args.get("async_scheduling"):
-        raise ValueError(
-            "PENSTOCK_VLLM_ARGS: 'async_scheduling' has no effect on a CPU, leave it out"
-        )
+        raise ValueError("PENSTOCK_VLLM_ARGS: 'async_scheduling' has no effect on a CPU; remove it")
 
 
 def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict[str, Any]:

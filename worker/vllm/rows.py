@@ -87,7 +87,7 @@ class BatchRow:
         Raises RuntimeError for a token that vLLM has sampled and not filled in.
         """
         if self.new and self.new[-1] < 0:
-            raise RuntimeError("vLLM asks for a token before the one in front of it is known")
+            raise RuntimeError("vLLM samples a token before the previous one is known")
         num_outputs = self.num_outputs
         self.sampling.position = len(self.sampling.prompt_token_ids) + num_outputs
         has_grown = num_outputs >= self.num_drawn
