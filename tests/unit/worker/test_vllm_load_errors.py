@@ -8,13 +8,13 @@ import errno
 import pytest
 from safetensors import SafetensorError
 
-from worker.model.errors import ModelError
-from worker.vllm.load_errors import (
+from worker.engines.vllm.load_errors import (
     LoadInterrupted,
     capture_load_errors,
     load_failure,
     report_load_errors,
 )
+from worker.model.errors import ModelError
 
 GPU = (
     "Free memory on device cuda:0 ({}/139.8 GiB) on startup is less than desired GPU memory "
