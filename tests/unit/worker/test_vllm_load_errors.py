@@ -112,7 +112,7 @@ def test_what_a_child_raised_is_raised_by_its_parent(
     assert str(error) in str(raised.value)
 
 
-def test_what_a_child_does_not_know_leaves_the_parents_error() -> None:
+def test_an_unknown_child_error_leaves_the_parents_error() -> None:
     with pytest.raises(RuntimeError, match="a background process failed"), capture_load_errors():
         fail_like(RuntimeError("a bug"))
 
