@@ -31,7 +31,7 @@ def device_type(setting: str) -> str:
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """Returns the names in CUDA_VISIBLE_DEVICES, numbers or UUIDs; None where it is not set and all
+    """Returns the names in CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set and all
     devices are visible."""
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return None
@@ -45,7 +45,7 @@ def has_nvidia_driver() -> bool:
 
 
 def num_cuda_devices() -> int:
-    """Returns how many CUDA devices the driver shows to this process; 0 where it has no answer."""
+    """Returns how many CUDA devices the driver shows to this process; 0 if it has no answer."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -299,7 +299,7 @@ _STEPS = {
 }
 
 
-# Takes a path. Returns why its probe fails, nothing where it does not, None where it is no probe's.
+# Takes a path. Returns why its probe fails, '' if it succeeds, None if the path is no probe's.
 Probe = Callable[[str], str | None]
 
 
@@ -345,7 +345,7 @@ def metrics_listener(
     """Serves the exposition over HTTP, in a thread, at every path that is no probe's; nothing where
     `port` is None.
 
-    Raises SettingsError where the port cannot be listened on.
+    Raises SettingsError if the port cannot be listened on.
     """
     if port is None:
         yield

@@ -312,7 +312,7 @@ class Outbox:
         return None
 
     def _segments_between(self, begin: int, end: int) -> tuple[Segment, ...] | None:
-        """Returns the choice and length of each piece; None where neither is needed."""
+        """Returns the choice and length of each piece; None if neither is needed."""
         if self._segments:
             segments = tuple(self._segments[begin:end])
             return (segments if len(segments) <= MAX_PIECES else _joined(segments)) or None

@@ -26,7 +26,7 @@ class WorkerProbes:
         return self.not_live() if path == "/live" else None
 
     def not_ready(self) -> str:
-        """Returns why the worker takes no jobs; empty where the engine is up, the worker does not
+        """Returns why the worker takes no jobs; empty if the engine is up, the worker does not
         drain, and the store knows that it lives."""
         if not self._supervisor.up.is_set():
             return "The engine is not up."
@@ -37,7 +37,7 @@ class WorkerProbes:
         return ""
 
     def not_live(self) -> str:
-        """Returns why the process is to be replaced; empty where the service's loop turns. An
+        """Returns why the process is to be replaced; empty if the service's loop turns. An
         engine that hangs is replaced by the service itself, and a store that is away is no fault
         of this process."""
         age_s = self._heartbeat.turn_age_s

@@ -19,7 +19,7 @@ class UnsafeServer(Exception):
 
 
 async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> list[str]:
-    """Returns warnings, as sentences. Raises UnsafeServer, and RedisError or OSError where the
+    """Returns warnings, as sentences. Raises UnsafeServer, and RedisError or OSError if the
     server cannot be reached.
 
     An INFO that an access list forbids is a warning.

@@ -125,7 +125,7 @@ class RenderingProcesses:
 
     def render(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
         """Has a process render the request. Raises InvalidParameter for "messages" where the
-        process ended over it, and RenderingUnavailable where none could be started, it was killed
+        process ended over it, and RenderingUnavailable if none could be started, it was killed
         from outside or timed out.
 
         One that ends for another reason than its bounds, such as the kernel's lack of memory, may

@@ -45,7 +45,7 @@ def without_faults(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault_in(schema: Mapping[str, Any]) -> SchemaFault | None:
-    """Returns the innermost fault; None where all compiles."""
+    """Returns the innermost fault; None if all compiles."""
     return start_deep(lambda: _Parts(schema).fault()).result()
 
 

@@ -44,7 +44,7 @@ _PROBE_TOOL = {
 
 
 class CompiledChatTemplate:
-    """A checkpoint's chat template, compiled once. Raises TextInvalid where it does not compile."""
+    """A checkpoint's chat template, compiled once. Raises TextInvalid if it does not compile."""
 
     def __init__(self, template: TemplateSource, now: Callable[[], datetime]) -> None:
         sources = template.source
@@ -117,7 +117,7 @@ class _NamedTemplate:
         self.traits = _probe(functools.partial(self._try, budget))
 
     def render(self, variables: Mapping[str, Any], budget: WorkBudget) -> str:
-        """Returns the text. Raises InvalidParameter("messages") where the template refuses."""
+        """Returns the text. Raises InvalidParameter("messages") if the template refuses."""
         context = {"documents": None, **self._special_tokens, **variables}
         context[BUDGET] = budget.step
         parts: list[str] = []

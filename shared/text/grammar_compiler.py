@@ -118,7 +118,7 @@ class GrammarCompiler:
         self._admitted: OrderedDict[Grammar, Future[None]] = OrderedDict()
 
     def build(self) -> LLTokenizer:
-        """Returns the vocabulary's tree. Raises GrammarInvalid where there can be none.
+        """Returns the vocabulary's tree. Raises GrammarInvalid if the vocabulary allows none.
 
         That is: without an end-of-sequence token no output could end, where a token's text depends
         on its neighbours none can be judged alone, and where tokens have bytes that are no tokens
@@ -234,7 +234,7 @@ class GrammarCompiler:
             raise (GrammarInvalid(str(fault)) if fault is not None else error) from error
 
     def unsupported_reason(self) -> str | None:
-        """Returns why no grammar can be followed over this vocabulary; None where one can."""
+        """Returns why no grammar can be followed over this vocabulary; None if one can."""
         try:
             self._checked_pieces()
         except GrammarInvalid as error:
@@ -385,7 +385,7 @@ def _probe(matcher: LLMatcher, ends: frozenset[int]) -> None:
 
 
 def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | None:
-    """Returns one of the tokens in the mask that is no end; None where there is no other."""
+    """Returns a token of the mask that is not an end token; None without one."""
     begin = chooser.randrange(len(mask))
     for first, last in ((begin, len(mask)), (0, begin)):
         at = first

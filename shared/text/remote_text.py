@@ -70,7 +70,7 @@ class TextProcess:
         self._give_back(running)
 
     def call(self, call: TextCall) -> TextReply:
-        """Raises RenderingUnavailable where the process ends over it twice, or stands still."""
+        """Raises RenderingUnavailable if the process ends over it twice, or times out."""
         data = msgspec.json.encode(call)
         for _ in range(2):
             running = self._take()
@@ -230,7 +230,7 @@ class _Running:
             raise
 
     def load(self, load: LoadRequest, blobs: list[bytes]) -> None:
-        """Raises OSError, EOFError and MsgspecError where it does not, and TextInvalid."""
+        """Raises OSError, EOFError or MsgspecError if the process fails, and TextInvalid."""
         self.answer = self._loaded(load, blobs)
         grown = round(MAX_GROWTH * self.answer[0].rss_bytes)
         self.max_rss_bytes = max(LEAST_MAX_RSS_BYTES, grown)
@@ -240,7 +240,7 @@ class _Running:
         return self._process.pid
 
     def exchange(self, data: bytes) -> TextReply:
-        """Raises OSError, EOFError and MsgspecError where the process does not answer."""
+        """Raises OSError, EOFError and MsgspecError if the process does not answer."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:

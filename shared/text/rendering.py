@@ -58,7 +58,7 @@ class RenderReply(msgspec.Struct, omit_defaults=True):
 
 
 def send(connection: socket.socket, data: bytes) -> None:
-    """Raises OSError; TimeoutError where the connection has a timeout."""
+    """Raises OSError; TimeoutError if the connection has a timeout."""
     connection.sendall(_LENGTH.pack(len(data)))
     connection.sendall(data)
 

@@ -75,7 +75,7 @@ def parse_override(text: str) -> dict[str, float | int]:
 
 
 def _checked(name: str, value: object) -> float | int | None:
-    """Returns the value as SamplingParams takes it; None where it does not."""
+    """Returns the value as SamplingParams takes it; None if SamplingParams refuses it."""
     if name not in MEMBERS or isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not math.isfinite(value):

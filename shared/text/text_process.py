@@ -131,7 +131,7 @@ class _Text:
 
 
 def _load(control: socket.socket, memory: _Memory) -> _Text | None:
-    """Returns the text side; None where it cannot be used, or the other side has gone."""
+    """Returns the text side; None if it cannot be used, or the other side has gone."""
     data = receive(control)
     if data is None:
         return None

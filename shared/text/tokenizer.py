@@ -176,7 +176,7 @@ class FastTokenizer(PieceTokenizer):
     def least_tokens(self, text: str) -> int:
         """Returns the text's bytes divided by those that the longest token may stand for.
 
-        0 where a normalizer, a pre-tokenizer or an added token may drop or shorten text.
+        0 if a normalizer, a pre-tokenizer or an added token may drop or shorten text.
         """
         if not self.max_token_bytes:
             return 0
@@ -184,7 +184,7 @@ class FastTokenizer(PieceTokenizer):
 
     @property
     def max_token_bytes(self) -> int:
-        """Bytes of a text that one token stands for, at most; 0 where that is not known."""
+        """Bytes of a text that one token stands for, at most; 0 if that is not known."""
         if self._max_token_bytes is None:
             shrinking = _shrinking(self._backend)
             self._max_token_bytes = shrinking and shrinking * self._longest_token()
@@ -205,14 +205,14 @@ class FastTokenizer(PieceTokenizer):
         )
 
     def pieces(self) -> list[tuple[bytes, bytes] | None] | None:
-        """Returns the bytes of every id, as the first token and elsewhere; None where they depend
+        """Returns the bytes of every id, as the first token and elsewhere; None if they depend
         on the other tokens."""
         if self._rule is None:
             return None
         return [self._piece_pair(token_id) for token_id in range(self.vocab_size)]
 
     def piece_table(self, size: int) -> list[bytes] | None:
-        """Returns the bytes of each id below `size`, wherever it occurs; b'' where it has no entry.
+        """Returns the bytes of each id below `size`, wherever it occurs; b'' if it has no entry.
 
         None when that depends on the other tokens, or is not known. A space that the decoder drops
         from the start of a text is ignored.

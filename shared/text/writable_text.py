@@ -37,7 +37,7 @@ class WritableText:
         self._class = "" if self.is_any else "".join(_class_ranges(self._present))
 
     def unwritable(self, text: str) -> str | None:
-        """Returns the first character that cannot be written; None where all can."""
+        """Returns the first character that cannot be written; None if all can."""
         if self.is_any or self._present.issuperset(text.encode(errors="replace")):
             return None
         return next(char for char in text if not self._present.issuperset(char.encode()))
@@ -67,7 +67,7 @@ class WritableText:
 
     def schema(self, schema: Any) -> Any:
         """Returns a schema, as grammar_schema left it, without the values that cannot be written.
-        Raises GrammarInvalid where JSON itself cannot be."""
+        Raises GrammarInvalid if JSON itself cannot be."""
         missing = self.unwritable(_JSON_SIGNS)
         if missing is not None:
             raise GrammarInvalid(f"JSON cannot be written: {no_token(missing)}")

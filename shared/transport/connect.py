@@ -97,7 +97,7 @@ async def open_transport(
 async def check_schema(redis: Redis, keys: Keys) -> list[str]:
     """Notes the schema of the data under the namespace; returns warnings, as sentences.
 
-    Raises UnsafeServer where a newer release wrote it, or where the access list forbids the writes.
+    Raises UnsafeServer if a newer release wrote it, or where the access list forbids the writes.
     """
     try:
         await redis.hsetnx(keys.meta, "schema", str(SCHEMA_VERSION))

@@ -155,7 +155,7 @@ def decode_frame(data: bytes) -> JobEvent | None:
 
 
 def _time(text: bytes) -> int | None:
-    """Returns a time in ms; None where an earlier release wrote none, and for a message."""
+    """Returns a time in ms; None if an earlier release wrote none, and for a message."""
     return int(text) if text.isdigit() else None
 
 

@@ -65,7 +65,7 @@ class BuiltEngine:
     engine: EngineInterface
     config: EngineConfig
     vocab_size: int
-    num_parameters: int  # 0 where it is not known
+    num_parameters: int  # 0 if it is not known
     dtype: str  # of weights and KV cache, e.g. "bfloat16"
     version: str = ""  # of another's engine
     exact_resume: bool = True  # whether a resumed output continues as if it had not been cut

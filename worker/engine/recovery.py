@@ -107,7 +107,7 @@ def failure_of(
 def valid_tokens(
     decoding: Decoding | None, result: StepResult, vocab_size: int
 ) -> list[int] | None:
-    """Returns the decodes' tokens; None where `failure_of` would find something for some."""
+    """Returns the decodes' tokens; None if `failure_of` would return a failure for some."""
     if result.failed:
         return None
     if decoding is None:

@@ -43,7 +43,7 @@ class SlotShares:
         self._of_job -= Counter(((sequence.tenant, sequence.job_id),))
 
     def next_of(self, waiting: Iterable[S]) -> S:
-        """Returns the sequence that is admitted first; ValueError where none is waiting.
+        """Returns the sequence that is admitted first; ValueError if none is waiting.
 
         A policy's classes (all of a rank but its last number) go before shares.
         """

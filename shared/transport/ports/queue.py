@@ -150,7 +150,7 @@ class Delivery:
     prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
     # Seconds in the queue before the first claim; 0.0 after a later one. Measured, so not compared.
     waited_s: float = field(default=0.0, compare=False)
-    # Seconds since the worker of the claim before gave it back; None where none has.
+    # Seconds since the worker of the previous claim released it; None if it did not.
     requeued_s: float | None = field(default=None, compare=False)
     lost_claim: LostClaim | None = field(default=None, compare=False)
 

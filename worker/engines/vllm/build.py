@@ -152,7 +152,7 @@ def _keeps_to_grammars(llm: LLMEngine, exact: bool) -> bool:
 
 
 def _num_parameters(llm: LLMEngine) -> int:
-    """Returns the parameters of the model; 0 where its parts are in other processes."""
+    """Returns the parameters of the model; 0 if its parts are in other processes."""
     if llm.vllm_config.parallel_config.world_size > 1:
         return 0
     (number,) = llm.apply_model(_count)

@@ -333,8 +333,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _expected(kind: Any, value: Any) -> str:
-    """Returns in words what a value of the type `kind` is, where `value` is not; empty where it is
-    or where the type says too little."""
+    """Returns the description of a value of the type `kind`; empty if `value` is one, or if the
+    type is not specific enough."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     words = []
     for one in kinds:
