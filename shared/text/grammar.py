@@ -75,7 +75,7 @@ def choice_grammar(choices: Sequence[str], param: str) -> Grammar:
 def lark_grammar(text: str, param: str) -> Grammar:
     """Returns a context-free grammar from llguidance's Lark or llama.cpp's GBNF (`root ::= ...`).
 
-    The schema behind a `%json` is read as json_schema_grammar does. Raises InvalidParameter(param).
+    The schema after a `%json` is read as json_schema_grammar does. Raises InvalidParameter(param).
     """
     try:
         if "::=" in text:

@@ -34,7 +34,6 @@ def without_look_ahead(pattern: str) -> list[str] | None:
 
 
 def _without_groups(pattern: str) -> str:
-    """Returns the pattern without its parenthesized groups."""
     pattern, before = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", pattern), ""
     while pattern != before:
         pattern, before = re.sub(r"\([^()]*\)", "", pattern), pattern

@@ -11,7 +11,7 @@ from shared.text.remote_text import RemoteGrammars, RemoteTokenizer, TextProcess
 from shared.text.special_text import SpecialTexts
 from shared.text.text_model import load_template, load_text
 
-# Of a tokenizer.json. The library holds the interpreter's lock while it parses one: 15 ms here.
+# The size of a tokenizer.json that the library parses, with the interpreter's lock held, in 15 ms.
 MAX_LOCAL_BYTES = 512 * 1024
 
 

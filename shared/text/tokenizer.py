@@ -316,7 +316,7 @@ def _decoder_rule(backend: Backend) -> PieceRule | None:
 def _shrinking(backend: Backend) -> int:
     """Returns how many times the bytes of its tokens a text may have; 0: not known.
 
-    Known of byte-level vocabularies that are used as they are, and behind a normalization to
+    Known for byte-level vocabularies that are used directly, and after a normalization to
     composed characters: three of them at most become one of the same length.
     """
     kind = _state(backend.normalizer).get("type")

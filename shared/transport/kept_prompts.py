@@ -1,4 +1,4 @@
-"""KeptPrompts over Redis, and the comparison of what it returns."""
+"""KeptPrompts over Redis, and the comparison of prompts."""
 
 from __future__ import annotations
 

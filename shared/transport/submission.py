@@ -108,7 +108,6 @@ def _recorded(sampling: SamplingParams) -> str:
 
 
 def _token_bytes(sampling: SamplingParams) -> int:
-    """Returns the estimated bytes of a token of the output in the log."""
     if sampling.logprobs is None:
         return TOKEN_BYTES
     return TOKEN_BYTES + LOGPROB_BYTES * (1 + sampling.logprobs)

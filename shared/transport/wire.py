@@ -59,7 +59,7 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
 
 
 def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
-    """Raises ValueError for what is not a list of entries."""
+    """Decodes log probabilities. Raises ValueError for anything but a list of entries."""
     if not text:
         return None
     if _NULL not in text:
@@ -229,7 +229,7 @@ def encode_segments(segments: Sequence[Segment] | None) -> str:
 
 
 def decode_segments(text: bytes) -> tuple[Segment, ...] | None:
-    """Raises ValueError for what is not a list of segments."""
+    """Decodes segments. Raises ValueError for anything but a list of segments."""
     return _decoder.decode(text) if text else None
 
 

@@ -6,8 +6,8 @@ how long a prompt token takes, and gives each step as many as fit a target; but 
 few for each stream: if many streams make steps long by themselves, a waiting prompt would
 otherwise wait for all of them to end, and steps with few tokens are inefficient.
 
-With lookahead a step is planned before the time of the previous one is known: what the pacer learns
-from a step applies from the next but one.
+With lookahead a step is planned before the time of the previous one is known: the measured
+time of a step applies from the next but one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schedule: one step's plan, the scheduler's side of a ScheduledBatch.
 
 Most sequences of most steps were decodes in the previous step too. They are planned as a
-`Decoding`, which continues from step to step and computes once what is the same in all of them.
+`Decoding`, which continues from step to step and computes the constant parts once.
 """
 
 from __future__ import annotations

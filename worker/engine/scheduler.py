@@ -91,7 +91,7 @@ class Scheduler:
         most_tokens: int | None = None,
         only: Sequence | None = None,
     ) -> Schedule:
-        """Plans the next step; nothing planned means that there is nothing to launch now.
+        """Plans the next step; an empty plan means that no step can be launched now.
 
         Beside n decodes at most `prompt_tokens(n)` others are planned, and `most_tokens` in all.
         With `only`, which must be running, nothing else is planned.
@@ -174,14 +174,14 @@ class Scheduler:
                 and sequence.num_computed_tokens + sequence.num_scheduled_tokens
                 < len(sequence.block_table) * block_size
                 and sequence.params.max_tokens
-            ):  # mostly: there is nothing to decide
+            ):  # the usual case: no decision is needed
                 draft.decoding.append(sequence)
                 draft.left -= 1
             else:
                 self._plan_running(sequence, draft)
 
     def _plan_running(self, sequence: Sequence, draft: Draft) -> None:
-        """Plans what is missing of a running sequence, as far as budget and blocks go."""
+        """Plans the missing tokens of a running sequence, as far as budget and blocks allow."""
         if not draft.left or sequence.status is not SequenceStatus.RUNNING:
             return  # preempted for one before it
         end = min(sequence.num_virtual_tokens, sequence.next_position + draft.left)
@@ -193,7 +193,7 @@ class Scheduler:
             self._plan(sequence, end, draft)
 
     def _begin(self, sequences: list[Sequence]) -> DecodeStep | None:
-        """Begins a run of decodes; without sequences there is none."""
+        """Starts a run of decodes; returns None without sequences."""
         if not sequences:
             self._decoding = None
             return None
@@ -241,7 +241,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempts from the last claim up until the sequence fits; False if it was itself the last.
 
-        Never takes back what this step has planned: decodes are planned in the order of their
+        Never takes back tokens planned in this step: decodes are planned in the order of their
         claims, and a chunk has its blocks since its sequence was admitted.
         """
         while not self.blocks.allocate(sequence, num_tokens):

@@ -1,6 +1,6 @@
 """The ports of a frontend for jobs: the store, confirmations of durability, and dead letters.
 
-The semantics of all ports (atomicity, fencing, what is durable) are docs/WIRE.md's. Both sides type
+The semantics of all ports (atomicity, fencing, durability) are docs/WIRE.md's. Both sides type
 against these Protocols; only the two `main` modules choose an implementation.
 """
 

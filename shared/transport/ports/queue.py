@@ -234,7 +234,7 @@ class JobQueue(Protocol):
         """Claims new jobs for `count` free places, waiting up to `block_ms` for the first.
 
         A job takes a slot for each of its choices; one is claimed while a slot is free, so the last
-        may have more choices than slots were left. Of jobs that were just queued it claims this
+        may have more choices than slots were left. From jobs that were just queued it claims this
         worker's portion and leaves the rest to others for a moment. A reply that is lost may
         hold claims: `reconcile` finds them.
         """

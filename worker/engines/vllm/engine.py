@@ -228,7 +228,6 @@ class VllmEngine:
             raise StepsFailed(str(failure)) from error
 
     def _is_reported(self, result: RequestOutput) -> bool:
-        """Returns whether the sampler may have a report on these tokens."""
         live = self._live.get(result.request_id)
         token_ids = result.outputs[0].token_ids
         if live is None or not token_ids or not self._own_sampler:
