@@ -240,7 +240,7 @@ class Job:
     num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them
     request_record: str = ""  # with which its dialect renders the response again; opaque
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
-    idempotency: Idempotency | None = None  # known to the store alone
+    idempotency: Idempotency | None = None  # known only to Redis
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
     prompt_digest: str = ""  # of the ModelCard that the prompt was prepared for; "": any
     traceparent: str = ""  # W3C Trace Context of its submit; "" without one

@@ -50,7 +50,7 @@ class MetricTable:
     """All metrics of one part; makes them by their names."""
 
     def __init__(self, rows: Sequence[MetricRow], labels: tuple[str, ...] = ()) -> None:
-        """`labels` are those that every sample has beside its row's own."""
+        """`labels` are those that every sample has besides its row's own."""
         self.rows = rows
         self.labels = labels
         self._by_name = {row.name: row for row in rows}

@@ -101,7 +101,7 @@ class Heartbeat:
 
     @property
     def turn_age_s(self) -> float:
-        """Seconds since the loop last came round, whether or not the store answered; 0 before the
+        """Seconds since the loop's last turn, whether or not Redis answered; 0 before the
         first time."""
         return 0.0 if self._turned_s is None else time.monotonic() - self._turned_s
 

@@ -57,7 +57,7 @@ class Intake:
         pull_block_ms: int,
         reconcile_interval_s: float,
     ) -> None:
-        """`admit` puts a delivery into the table; `repair` sets the store up again after an outage
+        """`admit` puts a delivery into the table; `repair` sets Redis up again after an outage
         and may raise TransportError.
 
         While the engine is failing, jobs are taken one at a time, and those that were running at

@@ -1,4 +1,4 @@
-"""Says in the store how far a worker has come that cannot serve yet, for people to look at.
+"""Reports the loading progress of a worker that cannot serve yet to Redis, for people.
 
 Nothing depends on it: if Redis is unavailable, the worker continues and logs that elsewhere.
 """

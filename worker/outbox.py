@@ -29,7 +29,7 @@ from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd,
 from shared.transport.wire import chain_hash
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
-MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined
+MAX_PIECES = 128  # kept apart in one append; beyond that, neighbouring pieces are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Settled:
     """The publisher's last message about a job.
 
     OK: its end is durable. ENDED: it had ended before. FENCED: another attempt runs. GONE: it has
-    ended, or was lost and cannot be put back. DIVERGED: this worker's copy is not the log's; the
+    ended, or was lost and cannot be restored. DIVERGED: this worker's copy is not the log's; the
     job must be taken up again. REJECTED: its end could not be written.
     """
 
@@ -336,7 +336,7 @@ class Outbox:
 
 
 def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Returns the segments with neighbours of one choice joined."""
+    """Returns the segments with adjacent ones of a choice joined."""
     joined: list[Segment] = []
     for segment in segments:
         before = joined[-1] if joined else None

@@ -27,7 +27,7 @@ class WorkerProbes:
 
     def not_ready(self) -> str:
         """Returns why the worker takes no jobs; empty if the engine is up, the worker does not
-        drain, and the store knows that it lives."""
+        drain, and its lease in Redis is current."""
         if not self._supervisor.up.is_set():
             return "The engine is not up."
         if self._heartbeat.draining:

@@ -124,7 +124,7 @@ class RunningJobs:
     def free_slots(self) -> int:
         """Choices that may be taken now: free slots of the engine, bounded by the table.
 
-        The table holds twice as many jobs: some have ended and wait for the store.
+        The table holds twice as many jobs: some have ended and wait for Redis.
         """
         in_engine = self.max_num_seqs - self.num_in_engine
         return max(0, min(in_engine, 2 * self.max_num_seqs - len(self._jobs)))

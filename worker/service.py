@@ -81,7 +81,7 @@ class WorkerService:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._jobs = RunningJobs(settings.max_num_seqs)
-        # (job id, attempt) of jobs whose engine died, with its cause, until the store has both.
+        # (job id, attempt) of jobs whose engine died, with its cause, until Redis has both.
         self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
         self.worker_id = worker_id or new_worker_id()
         self._tracing = open_tracing("penstock-worker", self.worker_id)
@@ -173,7 +173,7 @@ class WorkerService:
             await asyncio.to_thread(self._tracing.close)
 
     async def _start(self) -> None:
-        """Loads the model while the store may still be unreachable."""
+        """Loads the model while Redis may still be unavailable."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._connect())]
         reporting = asyncio.create_task(
             report_loading(
@@ -310,7 +310,7 @@ class WorkerService:
     async def _on_death(self, cause: CrashCause) -> None:
         """Hands the engine's jobs back to the queue with their tokens; any worker continues them.
 
-        The store counts the death against them, by its cause: a job that repeats it is ended.
+        Redis counts the death against them, by its cause: a job that repeats it is ended.
         """
         jobs = self._runner.take_from_engine()
         if jobs:

@@ -89,7 +89,7 @@ class CommandPool:
             # A late reply would be taken for the next command's.
             await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
-                raise RedisTimeoutError("the server did not answer in time") from error
+                raise RedisTimeoutError("Redis did not answer in time") from error
             raise
         finally:
             self._free.append(connection)

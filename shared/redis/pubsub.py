@@ -1,7 +1,7 @@
 """Subscriber: one supervised pub/sub connection for all channels of a process.
 
 Behind sentinels and in a cluster that connection leads to the primary; a channel that
-the server takes away (its slot has moved) ends it like any other loss.
+the server removes (its slot has moved) ends it like any other loss.
 
 redis-py's own pub/sub reconnects silently and never notices a half-open connection. Here one task
 owns the connection: it reconnects, subscribes again, notifies every listener of each confirmation,
@@ -247,7 +247,7 @@ class Subscriber:
             raise RedisConnectionError("the channel's slot has moved")
 
     def _is_outdated(self, kind: bytes, channel: str) -> bool:
-        """Returns whether a reply concerns a subscription that was left, and perhaps made anew
+        """Returns whether a reply concerns a subscription that was left, and perhaps made again
         since: until the reply to the channel's last UNSUBSCRIBE."""
         num_leaving = self._leaving[channel]
         if num_leaving and kind in (b"unsubscribe", b"sunsubscribe"):

@@ -98,7 +98,7 @@ class JinjaChatTemplate:
         return checked(self._processes.render(request, self._template)).text
 
 
-# The bound on processor time is the process's own. This one is for a machine that stands still.
+# The bound on processor time is the process's own. This one is for a machine that is suspended.
 MAX_WALL_SECONDS = 20.0
 MAX_TEMPLATES = 64  # of one process, which is replaced then
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it

@@ -1,6 +1,6 @@
 """Finds what in a JSON schema the grammar compiler does not take, and leaves it out.
 
-The compiler names no place. So each part is compiled by itself, beside the schema that its
+The compiler names no place. So each part is compiled alone, with the schema that its
 references lead to.
 """
 

@@ -53,7 +53,7 @@ def whole_pattern(pattern: str) -> str | None:
     if found is None:
         return None
     for inner in found.groups():
-        # Valid by itself: its parentheses are its own, and it has no anchors.
+        # Valid on its own: its parentheses match, and it has no anchors.
         if inner is not None and len(inner) <= MAX_REGEX_CHARS:
             lark = regex_to_lark(inner, "dws")
             if not LLMatcher.validate_grammar(f"start: /{lark}/"):

@@ -70,7 +70,7 @@ PROBE_CPU_SECONDS = 0.2  # of the others together
 # need it, so some may take longer.
 MASK_CPU_SECONDS = 0.02
 MAX_SLOW_MASKS = 3
-FIRST_CPU_SECONDS = 0.25  # that an output may need beside MASK_CPU_SECONDS for each of its masks
+FIRST_CPU_SECONDS = 0.25  # that an output may need besides MASK_CPU_SECONDS for each of its masks
 TOO_SLOW = (
     "it takes too long to compute the tokens that may come next; write the grammar so that a text "
     "can be read in only one way, with fewer optional parts in a row and simpler patterns"

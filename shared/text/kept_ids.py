@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 LEAST_CHARS = 2048  # of a text that is kept
 MAX_BYTES = 16 * 2**20  # of all entries
-ENTRY_BYTES = 512  # of one beside its ids
+ENTRY_BYTES = 512  # of one besides its ids
 
 Encode = Callable[[str], Sequence[int]]
 

@@ -1,4 +1,4 @@
-"""The tokenizer and the grammars of a model whose vocabulary a process beside this one holds."""
+"""The tokenizer and the grammars of a model whose vocabulary a helper process holds."""
 
 from __future__ import annotations
 

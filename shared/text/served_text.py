@@ -1,4 +1,4 @@
-"""Loads the text side of a model for a frontend: large vocabularies in a process beside it."""
+"""Loads the text side of a model for a frontend: large vocabularies in a helper process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m shared.text.text_process`: a model's tokenizer and grammars, beside a frontend.
+"""`python -m shared.text.text_process`: a frontend's helper with a model's tokenizer and grammars.
 
 The libraries hold the interpreter's lock while they parse a vocabulary: seconds for the largest,
 in which a frontend could send nothing. The first message on the socket that is the standard input

@@ -35,7 +35,7 @@ class RedisTransport:
     """All ports over one server, over the primary that sentinels name, or over the cluster node
     that has its slot; `aclose` closes them all.
 
-    Nothing connects before it is used, so it can be created while the server is away.
+    Nothing connects before it is used, so it can be created while Redis is unavailable.
     """
 
     def __init__(self, redis_url: str, keys: Keys, retain_ms: int, policy: StorePolicy) -> None:

@@ -32,7 +32,7 @@ class DrainRate:
     def observe(self, totals: Mapping[str, float], now_s: float, *, is_waiting: bool) -> None:
         """Takes the tokens that each worker has computed so far; `now_s` is monotonic.
 
-        A worker that is seen for the first time, or that counts anew, adds nothing yet.
+        A worker that is seen for the first time, or that restarted its counts, adds nothing yet.
         """
         if self._at_s is not None and is_waiting:
             grown = sum(

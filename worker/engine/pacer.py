@@ -28,7 +28,7 @@ class ChunkPacer:
         self._token_s = 0.0  # a prompt token on top of them; 0.0: not known yet
 
     def tokens(self, num_decodes: int) -> int:
-        """Returns how many prompt tokens the next step may compute beside decodes; 1 or more."""
+        """Returns how many prompt tokens the next step may compute besides decodes; 1 or more."""
         least = max(_LEAST_TOKENS, _LEAST_PER_DECODE * num_decodes)
         if self._token_s == 0.0:
             return min(least, self._most)

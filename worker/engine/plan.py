@@ -24,7 +24,7 @@ class PlannedSequence(NamedTuple):
     start: int
     num_tokens: int
     samples: bool
-    num_preemptions: int  # when planned: a later value means that this work was thrown away
+    num_preemptions: int  # when planned: a later value means that this work was discarded
     scores: range = range(0)  # as ScheduledSequence.scores
 
     @property

@@ -41,7 +41,7 @@ class EngineSupervisor:
     """One engine process at a time.
 
     `serve` passes every message to `on_message` and waits for `has_capacity` before each: while the
-    store is unreachable and enough output is buffered, the engine is not read and pauses by itself.
+    Redis is unavailable and enough output is buffered, the engine is not read and pauses by itself.
     `watch` kills an engine that makes no progress.
     """
 

@@ -41,7 +41,7 @@ local function is_wanted(queue)
   for _, item in ipairs(next_of(queue, CLOSE)) do
     local id = read_entry(item[2])
     local tenant = id and redis.call('HGET', P .. 'job:' .. id, 'tenant')
-    if not tenant then return false end  -- `pull` clears it away
+    if not tenant then return false end  -- `pull` removes it
     if not left_out[tenant] then return true end
   end
   return false

@@ -1,4 +1,4 @@
--- restore: a worker puts back a job that the server has lost while it ran (FLUSHALL, the last part of
+-- restore: a worker restores a job that Redis has lost while it ran (FLUSHALL, the last part of
 -- the append-only file, a failover), or takes back a claim that the server has lost.
 -- ARGV: 3 worker, 4 id, 5 attempt, 6 how long ago the server last knew this claim (ms),
 --   7 the rest of its timeout (ms), 8 request, 9 facts ('' none), 10.. names and values of the job's

@@ -127,7 +127,7 @@ class BatchLimits:
     max_tenant_open: int
     max_tenant_records: int
     keep_ms: int
-    max_share_per_tenant: float | None = None  # of the bytes of the store that are its own or free
+    max_share_per_tenant: float | None = None  # of Redis' bytes that are its own or free
 
 
 class BatchesFull(Exception):

@@ -59,7 +59,7 @@ class FileLimits:
     max_bytes: int
     max_tenant_files: int
     max_tenant_bytes: int
-    max_share_per_tenant: float | None = None  # of the bytes of the store that are its own or free
+    max_share_per_tenant: float | None = None  # of Redis' bytes that are its own or free
 
 
 class FilesFull(Exception):

@@ -105,7 +105,7 @@ class Submission:
 
 
 # How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). A
-# job that was last seen alive within this time may be put back.
+# job that was last seen alive within this time may be restored.
 TOMBSTONE_MS = 600_000
 
 

@@ -120,7 +120,7 @@ class JobSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """The claim before, of a worker that has not given the job back: it was taken for dead."""
+    """The previous claim, of a worker that did not release the job: its lease ended."""
 
     worker_id: str
     age_s: float  # from it to the present claim
@@ -208,7 +208,7 @@ class CrashCause(StrEnum):
 class HeartbeatReply:
     """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore).
 
-    `taken` are those of `dropped` that were claimed again: this worker was taken for dead.
+    `taken` are those of `dropped` that were claimed again: this worker's lease had ended.
     """
 
     dropped: Sequence[str] = ()

@@ -141,7 +141,7 @@ def num_ranks(options: EngineOptions, args: Mapping[str, Any]) -> int:
 
 def share_threads(num_ranks: int) -> None:
     """Divides the threads of this process among the ranks, which read their number when they
-    start; this process does not compute beside them."""
+    start; this process computes nothing itself."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in os.environ:
             os.environ[name] = str(max(1, int(os.environ[name]) // num_ranks))

@@ -33,7 +33,7 @@ class StatsReader:
         self.reset()
 
     def reset(self) -> None:
-        """Starts counting anew: the steps of a warm-up are not counted."""
+        """Restarts the counts: the steps of a warm-up are not counted."""
         self._scheduler = SchedulerStats()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated_tokens = 0

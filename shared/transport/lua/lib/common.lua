@@ -22,7 +22,7 @@ local function server_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- Without any heartbeat or reap, or back in time, for so long: the store was away, or its clock
+-- Without any heartbeat or reap, or back in time, for this long: Redis was unavailable, or its clock
 -- was set.
 local SILENCE_MS = 2000
 

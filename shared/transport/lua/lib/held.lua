@@ -1,4 +1,4 @@
--- The bytes of the store that each tenant's jobs, batches, files and dead letters take, estimated by their
+-- The bytes of Redis' memory that each tenant's jobs, batches, files and dead letters take, estimated by their
 -- sizes. `held`: tenant -> bytes, of live and of ended jobs. `kept:<tenant>`: time -> the part of them that
 -- has expired by then; `kept`: tenant -> the first of these times. `reap` subtracts expired bytes. Times are
 -- the server's clock's, by which Redis expires keys.

@@ -1,6 +1,6 @@
 -- A job's readers, and whether all of them have left.
 local TAKEOVER_MS = 4000     -- how long readers elsewhere have to take over the mark of a dead frontend
-local STANDSTILL_MS = 20000  -- how long, beyond its lease, a frontend that stands still may wake
+local STANDSTILL_MS = 20000  -- how long, beyond its lease, a stopped frontend may resume
 
 local function frontend_of(reader)
   return string.match(reader or '', '^[^#]+')
@@ -17,7 +17,7 @@ local function is_alive(reader)
 end
 
 -- Whether any process is subscribed to the job's channel. The system closes the connections of a
--- process that dies; those of one that stands still (stopped, paused, in a long computation) stay.
+-- process that dies; those of one that is stopped, paused or in a long computation stay.
 local function has_listener(id)
   local numsub = PUBLISH == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB'
   local found = redis.pcall('PUBSUB', numsub, P .. 'ch:' .. id)

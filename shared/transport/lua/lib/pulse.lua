@@ -1,4 +1,4 @@
--- Leases end by the clock, also while the store itself is away. When it comes back, all of them have
+-- Leases end by the clock, also while Redis itself is unavailable. When it comes back, all of them have
 -- ended at once and no process has died: for a moment an ended lease then means nothing.
 --
 -- A silence looks like a clock that was set forward: the server's clock has moved without a call.
