@@ -21,7 +21,7 @@ class EngineConfig:
     eos_token_ids: frozenset[int] = frozenset()
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = (
-        None  # for steps that compute prompts besides decodes; None: no target
+        None  # for steps with prompts besides decodes; None: none
     )
 
     @property
