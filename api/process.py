@@ -13,7 +13,7 @@ from shared.logs import start_logs
 from shared.redis.url import UnsupportedUrl, scheme_of
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_name_warnings
 
-# Of the garbage collector, less often than by default: thousands of open streams are a large heap
+# Collect garbage less often than by default: thousands of open streams are a large heap
 # to walk, and next to nothing in it is a cycle.
 COLLECTIONS = (20_000, 20, 50)
 

@@ -52,10 +52,10 @@ def test_a_line_says_whose_key_it_is_and_what_its_tenant_may() -> None:
         ("{digest} tenant=a requests_per_minute=0", "whole number"),
         (f"{{digest}} tenant=a max_jobs={MAX_LIMIT + 1}", "whole number"),
         ("{digest} tenant=a max_jobs=1.5", "whole number"),
-        ("{digest} tenant=a colour=blue", "after the digest come"),
-        ("{digest} tenant=a max_jobs", "after the digest come"),
+        ("{digest} tenant=a colour=blue", "the digest may be followed by"),
+        ("{digest} tenant=a max_jobs", "the digest may be followed by"),
         ("{digest} tenant=a\n{digest} tenant=b", "line 2: duplicate key"),
-        ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "differ in a limit"),
+        ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "have different limits"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_refused_in_words(line: str, output: str) -> None:
