@@ -46,6 +46,7 @@ EXEMPT = (
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "deploy", "clients/typescript")
 ROOMS = ("api", "worker", "shared", "penstock", "tools", "examples")
 SUFFIXES = {".py", ".md", ".html", ".js", ".ts", ".yaml", ".yml", ".lua", ".svg"}
+CODE = re.compile(r"`[^`\n]+`")
 SCRIPT = re.compile(
     r"/\*.*?\*/|(?<!:)//[^\n]*|--[^\n]*|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`",
     re.S,
@@ -72,7 +73,14 @@ def texts_of_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the texts of a file that people read, each with its first line."""
+    """Yields the texts of a file that people read, each with its first line.
+
+    Code in backquotes is left out.
+    """
+    yield from ((line, CODE.sub("``", text)) for line, text in _texts(path))
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
     source = path.read_text()
     match path.suffix:
         case ".py":
