@@ -3,7 +3,7 @@
     python -m tools.stats --root DIR
 
 Prints markdown tables: files and lines of each room, how much code each module with routes
-reaches by its imports, and what is very small or very long. The files are parsed, not imported.
+reaches by its imports, and very small or very long parts. The files are parsed, not imported.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def closure_rows(modules: dict[str, Module]) -> Iterator[tuple[object, ...]]:
 
 
 def shape_rows(root: Path, modules: dict[str, Module]) -> Iterator[tuple[object, ...]]:
-    """Yields what is very small, very long, and how many tests there are."""
+    """Yields very small and very long parts, and the number of tests."""
     product = in_rooms(modules, PRODUCT)
     num_importers = Counter(i for name in product for i in imported_modules(name, product))
     single = [name for name, number in num_importers.items() if number == 1]

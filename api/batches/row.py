@@ -342,7 +342,7 @@ class RowTask:
                 await backoff.wait()
 
     async def _cancel(self) -> bool | None:
-        """Cancels the job. Returns whether it exists; None while the store is away."""
+        """Cancels the job. Returns whether it exists; None while Redis is unavailable."""
         try:
             result = await self._context.run.jobs.store.cancel(self._job_id, ErrorCode.CANCELLED)
         except TransportError:
@@ -387,7 +387,7 @@ def _backoff() -> Backoff:
 
 
 def _shown(custom_id: str) -> str | None:
-    """Returns the id that logs show as the client's; None where it is not printable ASCII."""
+    """Returns the id that logs show as the client's; None if it is not printable ASCII."""
     return custom_id if custom_id.isascii() and custom_id.isprintable() else None
 
 

@@ -152,7 +152,7 @@ class DeploymentReader:
         return Content({"service": self.service(key, load, is_read=True)}, lists)
 
     def _worker_rows(self, key: ViewKey) -> Rows:
-        """Returns the workers that serve, and in their shape those that cannot yet."""
+        """Returns the workers that serve, and those that are loading, in the same shape."""
         fields = _WORKER_FIELDS if key.is_operator else _WORKER_FIELDS_OF_ALL
         serving = [(worker.worker_id, _worker(worker, fields)) for worker in self._health.workers]
         loading = [(worker.id, _loading(worker)) for worker in self._health.loading]
@@ -253,7 +253,7 @@ class DeploymentReader:
 
 
 def _accounts(queue: QueueStats) -> Iterator[PotReport]:
-    """Yields what tenants have used and were refused of the whole deployment."""
+    """Yields the use and the refusals of each tenant in the whole deployment."""
     cpu_s = {tenant: us // 1_000_000 for tenant, us in queue.cpu_us_by_tenant.items()}
     for name, by_tenant in (("cpu_seconds", cpu_s), ("refused_requests", queue.refused_by_tenant)):
         holders = list(islice(by_tenant.items(), MAX_HOLDERS))
@@ -261,7 +261,7 @@ def _accounts(queue: QueueStats) -> Iterator[PotReport]:
 
 
 def _pots(text: str) -> list[PotReport]:
-    """Returns the pots of a frontend's report; none where another release wrote something else."""
+    """Returns the pots of a frontend's report; none if another release wrote another format."""
     try:
         return msgspec.json.decode(text, type=list[PotReport])
     except msgspec.MsgspecError:
