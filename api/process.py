@@ -28,7 +28,7 @@ def main() -> int:
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
     gc.set_threshold(*COLLECTIONS)
-    # What is here now stays for good. Looking through all of it at every full collection would stop
+    # The objects loaded so far stay for good. Scanning them at every full collection would stop
     # the event loop for 40 ms and more.
     gc.collect()
     gc.freeze()

@@ -49,7 +49,7 @@ def check(tag: str, changelog: str, number: str) -> str:
     if date in ("", "unreleased"):
         raise NotReady(f"CHANGELOG.md has no date for {number}.")
     if not text:
-        raise NotReady(f"CHANGELOG.md has no section for {number}.")
+        raise NotReady(f"CHANGELOG.md has an empty section {number}.")
     return text
 
 

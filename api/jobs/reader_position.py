@@ -233,8 +233,7 @@ class AheadTrimmer:
 def resume_hint(job_id: str, resume_point: ResumePoint) -> str:
     """Returns a sentence for a reader whose stream ends before its job does."""
     return (
-        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' goes on "
-        "from here."
+        f"Resume with GET /v1/jobs/{job_id}/stream and the header 'Last-Event-ID: {resume_point}'."
     )
 
 

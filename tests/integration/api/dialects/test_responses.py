@@ -226,8 +226,8 @@ def test_a_stream_that_its_frontend_ends_names_where_to_resume(
     *heard, error = [*events, *(event.to_dict() for event in received)]
     assert (error["type"], error["code"]) == ("error", "frontend_draining")
     assert error["sequence_number"] == heard[-1]["sequence_number"]
-    where = f"?stream=true&starting_after={error['sequence_number']} goes on from here."
-    assert f"GET /v1/responses/{first.response.id}{where}" in error["message"]
+    where = f"?stream=true&starting_after={error['sequence_number']}."
+    assert f"Resume with GET /v1/responses/{first.response.id}{where}" in error["message"]
     service.script.stop_after = None
     rest = raw_events(other_url, first.response.id, error["sequence_number"])
     assert heard + rest == raw_events(other_url, first.response.id)

@@ -244,7 +244,7 @@ async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_w
     name, place = b"id: ", b"'Last-Event-ID: %s'"
     if is_response:
         response = response_tail(frontend)
-        name, place = b'"sequence_number":', b"&starting_after=%s goes"
+        name, place = b'"sequence_number":', b"&starting_after=%s."
     await response({"type": "http", "path": "/generate", "state": {}}, receive, send)
     *written, farewell = bodies
     ids = re.findall(name + rb"([0-9-]+)", b"".join(written))
