@@ -72,7 +72,7 @@ def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service
     expect(tenant).to_have_count(1)
     expect(tenant.locator("td").first).to_have_text("default")
     pot = page.locator("#pots tr").filter(has_text="dashboards")
-    expect(pot).to_contain_text("everybody 1")
+    expect(pot).to_contain_text("everyone 1")
     expect(page.locator("#no-dead-letters")).to_be_visible()
     expect(page.locator("#no-batches")).to_be_visible()
     blocks = page.locator("#workers svg")
