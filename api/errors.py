@@ -234,7 +234,7 @@ def operator_required(message: str) -> ApiError:
 
 def key_revoked() -> ApiError:
     """Returns the error of an open request whose key no longer allows it (`KeyRing.allows`)."""
-    return invalid_api_key("The API key no longer allows this request.")
+    return invalid_api_key("The API key is no longer valid for this request.")
 
 
 def unavailable(

@@ -245,7 +245,7 @@ def test_a_tail_that_ends_early_claims_nothing_back(
     service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
     (error,) = [event.to_dict() for event in received]
     assert (error["type"], error["sequence_number"]) == ("error", 20)
-    assert "starting_after=20 goes on" in error["message"]
+    assert "starting_after=20." in error["message"]
     client.responses.cancel(begun.id)
 
 
