@@ -205,9 +205,7 @@ def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
     expect(row.locator(".badge")).to_have_text("completed", timeout=PATIENCE_MS)
     expect(row).to_contain_text("2 of 2")
     expect(row).to_contain_text("/v1/completions")
-    expect(row.get_by_role("progressbar", name="Rows completed")).to_have_attribute(
-        "value", "2"
-    )
+    expect(row.get_by_role("progressbar", name="Rows completed")).to_have_attribute("value", "2")
     expect(tab.page.locator("#no-batches")).to_be_hidden()
 
 
