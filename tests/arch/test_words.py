@@ -29,7 +29,7 @@ BANNED = {
     r"\b(?:goes|go|went|gone|going) on\b": "continue, resume",
     r"\blen[dt]s?\b": "grant, allocate",
     r"\b(?:there|is|are|was|were) none\b": "no X exists",
-    r"\bwords\b": "values, text, arguments",
+    r"(?<!masks, )\bwords\b": "values, text, arguments",
     r"(?<!-)\bbehind\b(?! (?:[A-Z]|(?:(?:an?|the|one|each|any|same|own|reverse|TLS) )*"
     r"(?:prox|gateway|load balancer|ingress|nginx|queue|address|firewall)))": "after",
 }

@@ -27,7 +27,7 @@ async def assert_waited_in_vain(steps: Steps, job_id: str) -> None:
     (end,) = await whole_log(steps, job_id)
     assert isinstance(end, Failed)
     assert (end.state, end.code) == (JobState.EXPIRED, "queue_timeout")
-    assert "exceed its queue timeout" in end.message
+    assert "within its queue timeout" in end.message
     record = await record_of(steps, job_id)
     assert (record.state, record.reason, record.attempt) == (JobState.EXPIRED, "queue_timeout", 0)
     assert not await steps.redis.exists(steps.keys.queued_deadlines, steps.keys.request(job_id))

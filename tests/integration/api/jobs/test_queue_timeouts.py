@@ -44,7 +44,7 @@ def test_a_queue_timeout_is_an_error_in_every_dialect(
     assert answer.status_code == 504, answer.text
     assert answer.headers["x-should-retry"] == "false"
     error = answer.json()["error"]
-    assert "exceed its queue timeout" in error["message"]
+    assert "within its queue timeout" in error["message"]
     if path == "/v1/messages":
         assert error["type"] == "timeout_error"
         assert error["details"]["error_code"] == "queue_timeout"
