@@ -327,7 +327,7 @@ def report_ignored(
     why: str = "this model does not use it, does not support this value or cannot be kept to it",
 ) -> None:
     """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
-    the dialect. Raises InvalidParameter, which says `why`, where such a request is refused."""
+    the dialect. Raises InvalidParameter, with `why` in it, if such a request is refused."""
     for name in names:
         shown = (renamed or {}).get(name, name)
         refusal = unsupported(shown, why)
