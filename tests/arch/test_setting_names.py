@@ -1,4 +1,4 @@
-"""Pages, deployments and programs name settings as they are set: with the prefix."""
+"""Pages, deployments and the output of the programs name settings with their prefix."""
 
 from __future__ import annotations
 

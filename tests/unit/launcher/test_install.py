@@ -80,4 +80,4 @@ def test_ctrl_c_ends_it_with_a_sentence(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, shown = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "penstock: stopped; the next start goes on" in shown
+    assert "penstock: stopped; the next start resumes" in shown

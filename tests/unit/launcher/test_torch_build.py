@@ -136,7 +136,7 @@ def test_make_asks_for_the_version_of_python_before_anything_else(
         "import sys\n"
         f"sys.version_info, sys.version = {version}, '{version[0]}.{version[1]}.0 (main)'\n"
         "print('asked for', sys.argv[1:2], file=sys.stderr)\n"
-        "exec(sys.argv[2]) if sys.argv[1] == '-c' else sys.exit('went on')\n"
+        "exec(sys.argv[2]) if sys.argv[1] == '-c' else sys.exit('continued')\n"
     )
     python.chmod(0o755)
     ended = subprocess.run(
@@ -147,7 +147,7 @@ def test_make_asks_for_the_version_of_python_before_anything_else(
         timeout=60,
     )
     assert ended.returncode == 2
-    assert ("went on" in ended.stderr) is (version >= (3, 11))
+    assert ("continued" in ended.stderr) is (version >= (3, 11))
     needs = f"needs Python 3.11 or newer; {python} is 3.10.0. make PYTHON=python3.11 chooses"
     assert (needs in ended.stderr) is (version < (3, 11))
     assert not (tmp_path / ".venv").exists()

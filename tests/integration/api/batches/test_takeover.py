@@ -293,7 +293,7 @@ def test_a_frontend_without_the_files_reports_it_and_leaves_batches_alone(
             with pytest.raises(Exception, match="missing or damaged"):
                 other.files.content(file_id)
         wait_until(
-            lambda: "cannot run on this frontend" in "".join(blind.lines), "its look", LIMIT_S
+            lambda: "frontend cannot run the batch" in "".join(blind.lines), "its look", LIMIT_S
         )
         with runner(service, files_dir):
             completed(client, batch_id)

@@ -118,7 +118,7 @@ async def test_damage_is_noticed(storage: FileStorage, tmp_path: Path) -> None:
 async def test_without_a_directory_everything_is_refused_in_words(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_bytes(b"")
-    for root, words in (("", "PENSTOCK_FILES_DIR is not set"), (str(taken), "cannot be used")):
+    for root, words in (("", "PENSTOCK_FILES_DIR is not set"), (str(taken), "is unusable")):
         storage = FileStorage(root, "ns")
         await storage.check_directory()
         assert not storage.is_available
