@@ -49,7 +49,9 @@ CALLS = {
     "</｜DSML｜function_calls>",
 }
 REASONING = {ECHO: "think", "mistral": "mistral", "openai": "openai"}
-LAST_USER = "{{ messages[-1].content }}{% if tools %}{% endif %}"
+LAST_MESSAGE = (
+    "{{ messages[-1].content }}{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}"
+)
 WITH_TOOLS = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for message in messages %}"
     "<|im_start|>{{ message.role }}\n{{ message.content or '' }}{% for call in "
@@ -64,8 +66,8 @@ COMMON = {"FRONTENDS": "1", "KEEPALIVE_S": "15", "LOG_FORMAT": "text"}
 
 def echo_settings(tree: Path, directory: Path) -> dict[str, str]:
     """Returns the settings of a service that has an echo for each format of calls."""
-    template = directory / "last_user.jinja"
-    template.write_text(LAST_USER)
+    template = directory / "last_message.jinja"
+    template.write_text(LAST_MESSAGE)
     tables = [
         "[[models]]",
         'served_model_name = "plain"',
@@ -345,7 +347,7 @@ def calls(wire: Recorder) -> None:
     for model, text in CALLS.items():
         for stream in (False, True):
             how = "stream" if stream else "whole"
-            given = {"max_tokens": 96, "stream": stream}
+            given = {"max_tokens": 112, "stream": stream}
             sent: Body = chat(model, text, tools=[TOOL], **given)
             wire.send(f"chat calls {model} {how}", "POST", "/v1/chat/completions", json=sent)
             if model == ECHO:
@@ -358,14 +360,14 @@ def calls(wire: Recorder) -> None:
                 sent = chat(model, text, tools=[TOOL], tool_choice="none", **given)
                 wire.send(f"chat no calls {how}", "POST", "/v1/chat/completions", json=sent)
             sent = response(model, text, tools=[response_tool], stream=stream)
-            sent["max_output_tokens"] = 96
+            sent["max_output_tokens"] = 112
             wire.send(f"responses calls {model} {how}", "POST", "/v1/responses", json=sent)
             sent = message(model, text, tools=[message_tool], **given)
             wire.send(f"messages calls {model} {how}", "POST", "/v1/messages", json=sent)
     for stream in (False, True):
         custom = {"type": "custom", "name": "weather", "description": "Free text."}
         sent = response(ECHO, CALLS[ECHO], tools=[custom], stream=stream)
-        sent["max_output_tokens"] = 96
+        sent["max_output_tokens"] = 112
         wire.send(f"responses custom tool {stream}", "POST", "/v1/responses", json=sent)
         hosted = [{"type": "web_search"}, {"type": "local_shell"}]
         sent = response(ECHO, HELLO, tools=hosted, stream=stream)

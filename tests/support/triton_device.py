@@ -77,16 +77,21 @@ def round_to_fp8() -> None:
 
 
 def patch_once() -> None:
-    """Leaves out what the interpreter repeats at each call of one kernel's function by another.
+    """Leaves out what the interpreter repeats, which is more than half of its time.
 
-    It looks through its whole language again, and finds nothing to change: half of the time.
+    At each call of one kernel's function by another it looks through its whole language again, and
+    finds nothing to change. It looks types up in a table that it makes anew, and broadcasts
+    operands of one shape to that shape.
     """
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
-    original = interpreter._patch_lang
+    original, found = interpreter._patch_lang, interpreter._get_np_dtype
+    broadcast = TritonSemantic.broadcast_impl_value
     if getattr(original, "is_once", False):
         return
+    by_name: dict[str, Any] = {}
 
     def patch(fn: Any) -> Any:
         modules = [m for m in fn.__globals__.values() if m is tl or m is tl.core]
@@ -94,33 +99,31 @@ def patch_once() -> None:
             return interpreter._LangPatchScope()
         return original(fn)
 
-    patch.is_once = True  # type: ignore[attr-defined]
-    interpreter._patch_lang = patch
-
-
-def check_overflow() -> None:
-    """Makes the interpreter raise where a sum or product of integers overflows, and look a type up
-    once.
-
-    Its own check runs six operators of its language for each, a third of the time, and asserts
-    nothing without `debug`.
-    """
-    import numpy as np
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
-
-    found = interpreter._get_np_dtype
-    if getattr(found, "is_quick", False):
-        return
-    by_name: dict[str, Any] = {}
-
     def get_np_dtype(type_: Any) -> Any:
         scalar = type_.scalar
         if scalar.name not in by_name:
             by_name[scalar.name] = found(scalar)
         return by_name[scalar.name]
 
-    get_np_dtype.is_quick = True  # type: ignore[attr-defined]
+    def broadcast_others(self: Any, lhs: Any, rhs: Any) -> Any:
+        left, right = (one.type.shape.values if one.type.is_block() else () for one in (lhs, rhs))
+        return (lhs, rhs) if left == right else broadcast(self, lhs, rhs)
+
+    patch.is_once = True  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch
+    interpreter._get_np_dtype = get_np_dtype
+    TritonSemantic.broadcast_impl_value = broadcast_others
+
+
+def check_overflow() -> None:
+    """Makes the interpreter raise where a sum or product of integers overflows.
+
+    Its own check runs six operators of its language for each, a third of the time, and asserts
+    nothing without `debug`.
+    """
+    import numpy as np
+    from triton.language.semantic import TritonSemantic
+
     operators = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
     def check(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
@@ -134,7 +137,6 @@ def check_overflow() -> None:
         assert is_inside.all(), f"{scalar} overflow detected for operation {binary_op.__name__}"
 
     TritonSemantic.binary_op_sanitize_overflow_impl = check
-    interpreter._get_np_dtype = get_np_dtype
 
 
 def check_addresses() -> None:
