@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from bench.cuda_kernels import median_s, report
+from worker.model.base import FP8
 from worker.model.cuda import fp8
-from worker.model.layers.fp8 import BLOCK, FP8, Fp8Weight
+from worker.model.layers.fp8 import BLOCK, Fp8Weight
 from worker.model.layers.ops import TorchOps
 
 SHAPES = {
@@ -45,7 +46,7 @@ def main() -> int:
         return 1
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     device = torch.device("cuda")
-    if reason := fp8.what_is_wrong(device):
+    if reason := fp8.unavailable_reason(device):
         print(f"FP8 products cannot be had: {reason}", file=sys.stderr)
         return 1
     torch.manual_seed(0)

@@ -23,13 +23,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import AttentionMetadata, KVLayer
 from worker.model.cuda import attention
 from worker.model.cuda.attention import Tiles, TritonAttention
-from worker.model.cuda.few_rows import GatedProduct, Product, few_rows
+from worker.model.cuda.gemv import GatedProduct, Product, gemv
 from worker.model.cuda.layers import add_norm
-from worker.model.kv_cache import KVCachePool, KVLayer
+from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import Norm
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -232,9 +232,9 @@ def few_rows_of_layer(
 
     def fused() -> Tensor:
         for qkv, output, gate_up, down in layers:
-            few_rows(x, qkv, norm=norm)
-            between = few_rows(attended, output, residual=x)
-            result = few_rows(few_rows(between, gate_up, norm=norm), down, residual=between)
+            gemv(x, qkv, norm=norm)
+            between = gemv(attended, output, residual=x)
+            result = gemv(gemv(between, gate_up, norm=norm), down, residual=between)
         return result
 
     def by_operators() -> Tensor:

@@ -42,9 +42,9 @@ from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepHandle
 from worker.engine.request import EngineRequest
-from worker.model.forward_batch import ForwardBatch
-from worker.model.runner import TorchModelRunner
 from worker.model.sampling.sampler import Sampled
+from worker.model.step.forward_batch import ForwardBatch
+from worker.model.step.runner import TorchModelRunner
 
 VOCAB_SIZE = 151_936
 BLOCK_SIZE = 16

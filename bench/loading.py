@@ -31,11 +31,11 @@ from safetensors.torch import save_file
 
 from bench.machine import cpu_name
 from bench.shapes import SHAPES
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint, fill_with_noise
-from worker.model.weight_reader import NUM_THREADS, PIECE_BYTES
+from worker.model.parallel.group import Placement
+from worker.model.weights.loader import Checkpoint, fill_with_noise
+from worker.model.weights.reader import NUM_THREADS, PIECE_BYTES
 
 MAX_MODEL_LEN = 64
 

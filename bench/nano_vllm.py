@@ -80,10 +80,10 @@ def _checkpoint(place: Path, shape: str, device: str) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from worker.model.config import ModelConfig
+    from worker.model.config.model_config import ModelConfig
     from worker.model.layers.decoder import CausalLM
-    from worker.model.layers.linear import Placement
-    from worker.model.loader import fill_with_noise
+    from worker.model.parallel.group import Placement
+    from worker.model.weights.loader import fill_with_noise
 
     directory = make_shape(place, shape)
     placement = Placement(torch.device(device), torch.bfloat16)

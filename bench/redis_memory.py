@@ -17,8 +17,8 @@ import random
 from typing import Any
 
 from bench.machine import cpu_name
+from penstock.launcher.redis_server import PrivateServer
 from shared.keys import new_job_id
-from shared.launcher.redis_server import PrivateServer
 from shared.messages import (
     Cursor,
     Delta,

@@ -28,7 +28,7 @@ import redis.asyncio as redis
 
 from bench.machine import cpu_name
 from bench.stream_reader import read_stream
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.launched import REPOSITORY, Launched, free_port
 
 PAYLOAD = b'{"text":" token","index":0,"finish_reason":null}'

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Imported where vLLM is, and by nothing but worker.vllm.build and vLLM itself.
+# Imported where vLLM is, and by nothing but worker.engines.vllm.build and vLLM itself.
 WITH_VLLM = [
-    REPOSITORY / "worker/vllm" / name
+    REPOSITORY / "worker/engines/vllm" / name
     for name in (
         "engine.py",
         "grammars.py",
@@ -47,13 +47,13 @@ def loaded_by(module: str) -> set[str]:
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.model.parallel.processes", {"torch", "numpy"}),  # ranks start before it
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
-        ("worker.model.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
+        ("worker.model.step.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
         (
-            "worker.engine_process.process",
+            "worker.runtime.process",
             {"asyncio", "fastapi", "pydantic", "redis", "torch", "xxhash"},
         ),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
-        ("shared.launcher.main", {"torch", "api", "worker", "fastapi", "penstock"}),
+        ("penstock.launcher.main", {"torch", "api", "worker", "fastapi", "typer", "rich"}),
         ("penstock.client", {"api", "worker", "shared", "typer", "rich", "pydantic", "redis"}),
         ("penstock.cli.application", {"torch", "api", "worker", "redis", "fastapi"}),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher.main import KILL_AFTER_S
+from penstock.launcher.main import KILL_AFTER_S
 from tests.support.launched import Launched, is_alive
 from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
 
@@ -39,7 +39,7 @@ def check_end(directory: Path, signum: signal.Signals, temporary: Path) -> None:
         until(lambda: len(of(penstock, b"multiprocessing.spawn")) == 2, READY_TIMEOUT_S)
         assert "Penstock is ready" not in penstock.output
         started = penstock.descendants()
-        assert len(of(penstock, b"worker.engine_process")) == 1
+        assert len(of(penstock, b"worker.runtime")) == 1
         os.kill(penstock.pid, signum)
         until(lambda: not any(map(is_alive, started)), END_S)
         assert penstock.wait(END_S) == (0 if signum is signal.SIGTERM else -signum)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from worker.engine_options import EngineOptions
-from worker.model.config import FAMILIES
+from worker.model.config.model_config import FAMILIES
+from worker.model.config.preflight import check_checkpoint
 from worker.model.errors import ModelError
-from worker.model.preflight import check_checkpoint
 
 REFUSED = {
     "an unknown quantization": (
@@ -73,7 +73,7 @@ def test_a_refusal_imports_neither_torch_nor_transformers(tmp_path: Path) -> Non
     code = (
         "import sys\n"
         "from worker.engine_options import EngineOptions\n"
-        "from worker.engine_process.own_engine import build_own_engine\n"
+        "from worker.engines.penstock import build_own_engine\n"
         "from worker.model.errors import UnsupportedModel\n"
         "try:\n"
         f"    build_own_engine(EngineOptions(checkpoint={str(tmp_path)!r}), None, None)\n"
