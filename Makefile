@@ -163,10 +163,11 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, docs/METRICS.md)
+docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES in docs/)
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_promises.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)

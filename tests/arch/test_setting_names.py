@@ -65,6 +65,9 @@ PAGES = [path for path in listed("*.md") if not path.startswith(("docs/adr/", "t
 SOURCES = listed("api/*.py", "worker/*.py", "shared/*.py", "penstock/*.py")
 
 
+@pytest.mark.promise(
+    "Command: files of deployments, pages and messages name a setting as it is set, with the prefix"
+)
 @table("path", DEPLOYED)
 def test_what_is_deployed_sets_no_earlier_name(path: str) -> None:
     """Each would be a warning in a container's log at every start."""

@@ -45,6 +45,10 @@ def test_an_earlier_name_is_read_and_named(environ: dict[str, str]) -> None:
         assert re.search(rf"(?<!_){name}\b", sentence)
 
 
+@pytest.mark.promise(
+    "Command: an earlier, an unknown and a misspelt name of a setting is warned of once for all "
+    "processes of a launcher; another program's `HOST` is not ours where the prefix is used"
+)
 def test_the_prefix_has_precedence_and_an_empty_variable_is_the_default(
     environ: dict[str, str],
 ) -> None:

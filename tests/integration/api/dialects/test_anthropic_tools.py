@@ -142,6 +142,10 @@ def test_the_sdk_s_own_loop_runs_a_tool(client: anthropic.Anthropic) -> None:
     assert set(params) <= {1, 2, 3}
 
 
+@pytest.mark.promise(
+    "Clients: Anthropic's tool runner works with its defaults; a budget limits the thinking; an "
+    "assistant prefill is continued (the budget where grammars are supported)"
+)
 def test_a_thread_is_refused_with_the_code_that_the_sdk_falls_back_on(
     client: anthropic.Anthropic,
 ) -> None:

@@ -63,6 +63,10 @@ def send(client: OpenAI, choice: Any, seed: int, **members: Any) -> Any:
     )
 
 
+@pytest.mark.promise(
+    "Clients: a named function is called exactly once, a required one at least once, in every "
+    "dialect"
+)
 @pytest.mark.parametrize("members", [{}, {"parallel_tool_calls": True}], ids=["left-out", "true"])
 def test_chat_calls_a_named_function_once(client: OpenAI, members: dict[str, Any]) -> None:
     for seed in SEEDS:

@@ -68,6 +68,10 @@ def is_person(text: str) -> bool:
     return bool(validator.is_valid(json.loads(text)))
 
 
+@pytest.mark.promise(
+    "Grammars: every complete output is valid against its schema (220 random schemas, formats "
+    "checked)"
+)
 def test_an_answer_is_valid_by_the_schema_streamed_or_not(client: OpenAI) -> None:
     whole = client.chat.completions.create(**PARAMS, response_format=FORMAT, seed=1)
     assert whole.choices[0].finish_reason == "stop"

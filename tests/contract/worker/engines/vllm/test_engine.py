@@ -206,6 +206,10 @@ def ends_of(found: dict[str, Any]) -> dict[str, Any]:
     return {name: (one["tokens"], one["end"], one["stop"]) for name, one in found.items()}
 
 
+@pytest.mark.promise(
+    "vLLM: tokens, ends and log probabilities are those of this project's engine, however they are "
+    "sampled"
+)
 def test_every_way_of_sampling_gives_our_engines_tokens(
     ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
@@ -220,6 +224,10 @@ def test_outputs_end_where_our_engine_ends_them(
     assert {one["end"] for one in ours["ends"].values()} == {"stop", "length"}
 
 
+@pytest.mark.promise(
+    "vLLM: an output that is cut continues as if it had not been; where it does not, the model and "
+    "its jobs say so"
+)
 def test_a_resumed_output_continues_as_if_it_had_not_been_cut(theirs: dict[str, Any]) -> None:
     for name, found in theirs["resumed"].items():
         whole, _, known = name.partition(" after ")
@@ -252,6 +260,7 @@ def test_prompts_are_scored_as_by_our_engine(ours: dict[str, Any], theirs: dict[
     assert theirs["sampled"]["scored before"]["scores"] == []
 
 
+@pytest.mark.promise("vLLM: prefixes are found within a tenant alone")
 def test_a_tenants_prefix_is_found_by_itself_alone(theirs: dict[str, Any]) -> None:
     assert theirs["shared"]["first"]["cached"] == 0
     assert theirs["again"]["same tenant"]["cached"] == len(OTHER) // BLOCK * BLOCK
@@ -265,6 +274,7 @@ def test_preempted_requests_give_every_token_once(theirs: dict[str, Any]) -> Non
     assert ends_of(theirs["crowd"]) == ends_of(expected)
 
 
+@pytest.mark.promise("vLLM: what cannot run is refused with the codes of this project's engine")
 def test_what_cannot_run_is_refused_with_our_codes(theirs: dict[str, Any]) -> None:
     codes = {name: found["error"][0] for name, found in theirs["refused"].items()}
     assert codes == {
@@ -277,6 +287,9 @@ def test_what_cannot_run_is_refused_with_our_codes(theirs: dict[str, Any]) -> No
     }
 
 
+@pytest.mark.promise(
+    "vLLM: a cancel frees its blocks before the next step; preempted requests give every token once"
+)
 def test_a_cancel_frees_the_blocks_at_once(theirs: dict[str, Any]) -> None:
     before, both, alone, after = theirs["cancel"]["stats"]
     total = before["total_blocks"]
