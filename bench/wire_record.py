@@ -50,6 +50,8 @@ VOLATILE = re.compile(
     r'(?P<name>"(?:created|updated|seed|[a-z_]*(?:_at|_at_ms|_ms|_s|_seconds|per_second))": ?)'
     r"(?P<value>-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
 )
+TOKEN = re.compile(r"\b[0-9]{10}\.[0-9A-Za-z_-]{40,}")
+CHOICE = re.compile(r'"choices":\[\{"index":([0-9]+)')
 WORKER = re.compile(r'"worker": ?"[^"]*"')
 DATES = re.compile(r"\b20[0-9]{2}-[0-9]{2}-[0-9]{2}T[0-9:.]+(?:Z|\+00:00)")
 WAITS = re.compile(r"(?<=^retry-after: ).*|(?<=-reset-requests: ).*|(?<=-tokens: ).*")
@@ -82,8 +84,18 @@ def normalized(text: str) -> str:
     def numbered(match: re.Match[str]) -> str:
         return f"<{ids.setdefault(match['id'], len(ids) + 1)}>"
 
-    text = VOLATILE.sub(r"\g<name>0", ID.sub(numbered, text))
+    text = VOLATILE.sub(r"\g<name>0", ID.sub(numbered, TOKEN.sub("<token>", text)))
     return DATES.sub("<date>", WORKER.sub('"worker":"..."', text))
+
+
+def by_choice(body: str) -> str:
+    """Returns a stream's events choice after choice: those of one moment may come in any order."""
+
+    def choice(event: str) -> float:
+        found = CHOICE.search(event)
+        return float(found[1]) if found else float("inf")
+
+    return "\n\n".join(sorted(body.split("\n\n"), key=choice))
 
 
 class Recorder:
@@ -104,6 +116,8 @@ class Recorder:
             if key not in VOLATILE_HEADERS
         ]
         text = response.content.decode("utf-8", "backslashreplace")
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            text = by_choice(text)
         self.keep(name, response.status_code, headers, text)
         return response
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import pytest
 from shared.text.grammar_compiler import FIRST_CPU_SECONDS
 from tests.contract.worker.engines.vllm.engine_checks import Requests, run
 from tests.support.vllm_environment import vllm_python
+from tests.support.vllm_runs import run_in_vllm
 from worker.engine.engine import Engine
 from worker.engine_options import EngineOptions
-from worker.runtime.interpreter import environment_of
 from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = [
@@ -25,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
 ]
 
+PROGRAM = Path(__file__).with_name("engine_checks.py")
 BLOCK = 32
 CONTEXT = 256
 OPTIONS: dict[str, Any] = {
@@ -86,33 +85,22 @@ class Vllm:
     """One start of vLLM, and what it did."""
 
     def __init__(self, options: dict[str, Any], runs: dict[str, Requests], **more: Any) -> None:
-        python = vllm_python()
-        assert python is not None, "make vllm, or leave out the tests marked vllm"
-        plan = {"options": {**OPTIONS, **OF_VLLM, **options}, "runs": runs, **more}
-        env = environment_of(EngineOptions(checkpoint="", engine="vllm", engine_python=python))
-        assert env is not None
-        read, write = os.pipe()
-        begun_s = time.monotonic()
-        with os.fdopen(read, "rb") as results:
-            ended = subprocess.Popen(
-                [
-                    python,
-                    str(Path(__file__).with_name("engine_checks.py")),
-                    json.dumps(plan),
-                    str(write),
-                ],
-                env={**env, "HF_HUB_OFFLINE": "1"},
-                pass_fds=(write,),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+        with tempfile.TemporaryDirectory() as folder:
+            plan, results = Path(folder, "plan"), Path(folder, "results")
+            plan.write_text(
+                json.dumps({"options": {**OPTIONS, **OF_VLLM, **options}, "runs": runs, **more})
             )
-            os.close(write)
-            data = results.read()
-        _, self.stderr = ended.communicate()
-        assert ended.returncode == 0, self.stderr[-4000:]
-        self.results = json.loads(data)
-        self.seconds = time.monotonic() - begun_s
+            self.stderr = run_in_vllm(
+                [str(PROGRAM), str(plan), str(results)],
+                EngineOptions(
+                    checkpoint="",
+                    engine="vllm",
+                    engine_python=vllm_python() or "",
+                    tensor_parallel_size=options.get("tensor_parallel_size", 1),
+                ),
+                {"HF_HUB_OFFLINE": "1"},
+            ).stderr
+            self.results = json.loads(results.read_text())
 
 
 def reference(runs: dict[str, Requests]) -> dict[str, Any]:
