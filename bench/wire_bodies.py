@@ -1,8 +1,10 @@
-"""The bodies that bench.wire_requests sends: what each dialect takes, and what it refuses."""
+"""The services and bodies of bench.wire_requests: what each dialect takes, and what it refuses."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Body = dict[str, Any]
@@ -51,6 +53,62 @@ WITH_TOOLS = (
 FIGURES = ("/health", "/metrics", "/v1/jobs")  # they change
 ACTIVE = ("queued", "running")
 COMMON = {"FRONTENDS": "1", "KEEPALIVE_S": "15", "LOG_FORMAT": "text"}
+
+
+def echo_settings(tree: Path, directory: Path) -> dict[str, str]:
+    """Returns the settings of a service that has an echo for each format of calls."""
+    template = directory / "last_message.jinja"
+    template.write_text(LAST_MESSAGE)
+    tables = [
+        "[[models]]",
+        'served_model_name = "plain"',
+        'runner = "echo"',
+        "echo_step_ms = 20",
+    ]
+    for name in CALLS:
+        tables += [
+            "[[models]]",
+            f'served_model_name = "{name}"',
+            'runner = "echo"',
+            "echo_step_ms = 10",
+            f'chat_template = "{template}"',
+            f'tool_format = "{"hermes" if name == ECHO else name}"',
+            f'reasoning_format = "{REASONING.get(name, "none")}"',
+        ]
+    models = directory / "models.toml"
+    models.write_text("\n".join(tables))
+    return {**COMMON, "MODELS_FILE": str(models), "MAX_FILE_BYTES": "65536"}
+
+
+def demo_settings(tree: Path, directory: Path) -> dict[str, str]:
+    """Returns the settings of a service with the demo model, once with a template for tools."""
+    template = directory / "with_tools.jinja"
+    template.write_text(WITH_TOOLS)
+    models = directory / "models.toml"
+    models.write_text(
+        '[[models]]\nserved_model_name = "demo"\ncpu_tier = "reference"\n'
+        '[[models]]\nserved_model_name = "tools"\ncpu_tier = "reference"\n'
+        f'chat_template = "{template}"\ntool_format = "hermes"\n'
+    )
+    return {**COMMON, "MODELS_FILE": str(models)}
+
+
+def keyed_settings(tree: Path, directory: Path) -> dict[str, str]:
+    """Returns the settings of an echo with two tenants, one of them limited."""
+    keys = directory / "keys.txt"
+    keys.write_text(
+        f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()} tenant=first operator\n"
+        f"sha256:{hashlib.sha256(OTHER_KEY.encode()).hexdigest()} tenant=second "
+        "requests_per_minute=3 tokens_per_minute=500\n"
+    )
+    return {
+        **COMMON,
+        "RUNNER": "echo",
+        "SERVED_MODEL_NAME": "plain",
+        "API_KEYS_FILE": str(keys),
+        "REFUSE_UNUSED_PARAMETERS": "true",
+        "MAX_BODY_BYTES": "20000",
+    }
 
 
 def chat(model: str = "plain", text: str = HELLO, **given: Any) -> Body:

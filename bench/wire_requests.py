@@ -6,7 +6,6 @@ model stream with one large interval, so that the frames do not depend on the ma
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -16,87 +15,30 @@ from typing import TYPE_CHECKING, Any
 from bench.wire_bodies import (
     ACTIVE,
     CALLS,
-    COMMON,
     ECHO,
     FIGURES,
     FUNCTION,
     HELLO,
     KEY,
-    LAST_MESSAGE,
     OTHER_KEY,
     PATHS,
-    REASONING,
     REFUSED,
     TOOL,
     VARIED,
     WEATHER,
-    WITH_TOOLS,
     Body,
     chat,
     completion,
+    demo_settings,
+    echo_settings,
     generate,
+    keyed_settings,
     message,
     response,
 )
 
 if TYPE_CHECKING:
     from bench.wire_record import Recorder
-
-
-def echo_settings(tree: Path, directory: Path) -> dict[str, str]:
-    """Returns the settings of a service that has an echo for each format of calls."""
-    template = directory / "last_message.jinja"
-    template.write_text(LAST_MESSAGE)
-    tables = [
-        "[[models]]",
-        'served_model_name = "plain"',
-        'runner = "echo"',
-        "echo_step_ms = 20",
-    ]
-    for name in CALLS:
-        tables += [
-            "[[models]]",
-            f'served_model_name = "{name}"',
-            'runner = "echo"',
-            "echo_step_ms = 10",
-            f'chat_template = "{template}"',
-            f'tool_format = "{"hermes" if name == ECHO else name}"',
-            f'reasoning_format = "{REASONING.get(name, "none")}"',
-        ]
-    models = directory / "models.toml"
-    models.write_text("\n".join(tables))
-    return {**COMMON, "MODELS_FILE": str(models), "MAX_FILE_BYTES": "65536"}
-
-
-def demo_settings(tree: Path, directory: Path) -> dict[str, str]:
-    """Returns the settings of a service with the demo model, once with a template for tools."""
-    template = directory / "with_tools.jinja"
-    template.write_text(WITH_TOOLS)
-    models = directory / "models.toml"
-    models.write_text(
-        '[[models]]\nserved_model_name = "demo"\ncpu_tier = "reference"\n'
-        '[[models]]\nserved_model_name = "tools"\ncpu_tier = "reference"\n'
-        f'chat_template = "{template}"\ntool_format = "hermes"\n'
-    )
-    return {**COMMON, "MODELS_FILE": str(models)}
-
-
-def keyed_settings(tree: Path, directory: Path) -> dict[str, str]:
-    """Returns the settings of an echo with two tenants, one of them limited."""
-    keys = directory / "keys.txt"
-    keys.write_text(
-        f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()} tenant=first operator\n"
-        f"sha256:{hashlib.sha256(OTHER_KEY.encode()).hexdigest()} tenant=second "
-        "requests_per_minute=3 tokens_per_minute=500\n"
-    )
-    return {
-        **COMMON,
-        "RUNNER": "echo",
-        "SERVED_MODEL_NAME": "plain",
-        "API_KEYS_FILE": str(keys),
-        "REFUSE_UNUSED_PARAMETERS": "true",
-        "MAX_BODY_BYTES": "20000",
-    }
 
 
 def dialects(wire: Recorder) -> None:
