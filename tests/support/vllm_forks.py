@@ -13,7 +13,6 @@ import runpy
 import sys
 import tempfile
 import traceback
-from pathlib import Path
 from typing import Any
 
 
@@ -26,7 +25,7 @@ def run_program(arguments: list[str], variables: dict[str, str], stdout: str, st
     os.environ.clear()
     os.environ.update(variables)
     tempfile.tempdir = None  # as the variables have it
-    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+    sys.argv = arguments
     try:
         runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as ended:

@@ -110,17 +110,6 @@ def run_in_vllm(
     inherited = environment_of(options)
     assert inherited is not None, "PENSTOCK_ENGINE=vllm has an environment of its own"
     variables = inherited | {"OMP_NUM_THREADS": "1"} | (env or {})
-    if options.tensor_parallel_size > 1:  # its ranks are started by what started it
-        done = subprocess.run(
-            [options.engine_python or vllm_python() or "", *arguments],
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-8000:]
-        return Printed(done.stdout, done.stderr)
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
         request = {"arguments": list(arguments), "variables": variables}

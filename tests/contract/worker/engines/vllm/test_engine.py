@@ -92,12 +92,7 @@ class Vllm:
             )
             self.stderr = run_in_vllm(
                 [str(PROGRAM), str(plan), str(results)],
-                EngineOptions(
-                    checkpoint="",
-                    engine="vllm",
-                    engine_python=vllm_python() or "",
-                    tensor_parallel_size=options.get("tensor_parallel_size", 1),
-                ),
+                EngineOptions(checkpoint="", engine="vllm", engine_python=vllm_python() or ""),
                 {"HF_HUB_OFFLINE": "1"},
             ).stderr
             self.results = json.loads(results.read_text())
