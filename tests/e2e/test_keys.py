@@ -113,6 +113,7 @@ def test_a_link_and_a_job_open_in_the_page_with_the_key_alone(penstock: Launched
         tab.close()
 
 
+@pytest.mark.promise("Dashboard: links to jobs ask for the key where one is needed, and hold none")
 @pytest.mark.browser
 def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Launched) -> None:
     response = httpx.post(
@@ -141,6 +142,7 @@ def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Lau
         tab.close()
 
 
+@pytest.mark.promise("Access: without keys only this machine is served")
 def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "penstock.launcher"],

@@ -29,6 +29,11 @@ def open_job(page: Page, name: str) -> None:
     expect(page.locator("#job-known")).to_be_visible(timeout=PATIENCE_MS)
 
 
+@pytest.mark.promise(
+    "Dashboard: a job is found by its id, as the API or Redis has it, with its timeline, the "
+    "workers that it survived and its events; it is cancelled there, and a dead letter is run "
+    "again"
+)
 def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
     tab: Tab, service: RunningService
 ) -> None:
@@ -199,6 +204,10 @@ def test_a_page_out_of_sight_has_no_stream(tab: Tab, service: RunningService) ->
     poll(lambda: feed.num_watchers == 1)
 
 
+@pytest.mark.promise(
+    "Dashboard: lists and the page of a job are accessible, light and dark, on 320 pixels, by "
+    "keyboard, and announce only what happened"
+)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_of_a_job_is_accessible_and_fits_a_phone(
     tab: Tab, service: RunningService, scheme: Any

@@ -55,6 +55,10 @@ def chosen(device: str, index: str, environ: dict[str, str] | None = None) -> tu
     return words, " ".join(said)
 
 
+@pytest.mark.promise(
+    "Command: without an NVIDIA driver PyTorch's build for the CPU is installed; an index of it "
+    "that is away costs four seconds and one line"
+)
 def test_without_a_driver_the_build_for_the_cpu_is_looked_for_too(index: str) -> None:
     words, said = chosen("auto", index)
     assert words == [EXTRA, index]

@@ -88,6 +88,10 @@ def test_limits_are_the_tenants_and_the_rest_is_what_all_have() -> None:
     assert held.limits_of("b", defaults) == defaults
 
 
+@pytest.mark.promise(
+    "Access: every route requires a key, hashed at rest, except the service's own pages and probes "
+    "(`/metrics`, `/metrics/deployment` and the details of `/health` too)"
+)
 async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +168,7 @@ def test_the_command_refuses_what_would_make_no_line(capsys: pytest.CaptureFixtu
     assert "tenant" in capsys.readouterr().err
 
 
+@pytest.mark.promise("Access: without keys only this machine is served")
 @pytest.mark.parametrize(
     ("settings", "is_served"),
     [

@@ -144,6 +144,9 @@ async def test_removing_what_is_not_there_counts(storage: FileStorage, tmp_path:
     assert list((tmp_path / "ns.files").iterdir()) == []
 
 
+@pytest.mark.promise(
+    "Batches: files are limited in number, bytes and lifetime, and leave nothing on the disk"
+)
 async def test_orphaned_files_are_removed(storage: FileStorage, tmp_path: Path) -> None:
     folder, now_s = tmp_path / "ns.files", time.time()
     for name, age_s in (
