@@ -116,8 +116,8 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
 
 
 @pytest.mark.promise(
-    "vLLM: the output of quantized checkpoints is that of their dequantized weights, or they are "
-    "refused with a reason (on CPUs)"
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
 )
 @pytest.mark.parametrize(
     ("wrong", "sentence"),

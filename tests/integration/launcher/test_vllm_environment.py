@@ -157,8 +157,8 @@ def test_a_package_with_another_hash_or_none_is_not_installed(
 
 
 @pytest.mark.promise(
-    "Models: vLLM's environment is made automatically, resumes after an interruption, and reports "
-    "a failed step; no process of vLLM outlives the launcher"
+    "Models: vLLM's environment is made by itself, goes on where it was interrupted, and says what "
+    "failed; no process of vLLM outlives the launcher"
 )
 def test_an_interrupted_install_goes_on(wheels: Path, build: Build, directory: Path) -> None:
     hidden = wheels / "torch-2.13.0+cpu-py3-none-any.whl"

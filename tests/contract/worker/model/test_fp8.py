@@ -57,8 +57,8 @@ def outputs(path: Path, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.promise(
-    "vLLM: the output of quantized checkpoints is that of their dequantized weights, or they are "
-    "refused with a reason (on CPUs)"
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FP8_FORMATS)

@@ -160,8 +160,8 @@ def reads_in_rounds(service: RunningService, client: httpx.Client, num_watchers:
 
 
 @pytest.mark.promise(
-    "Dashboard: Redis is read once for any number of viewers, and not at all without viewers; a "
-    "page has one stream and requests no list"
+    "Dashboard: the store is read once however many look, and not at all while nobody does; a page "
+    "has one stream and asks for no list"
 )
 def test_the_store_is_read_once_however_many_look(
     client: httpx.Client, service: RunningService
