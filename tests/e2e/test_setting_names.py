@@ -1,4 +1,4 @@
-"""`make run` with earlier and with misspelt names of settings."""
+"""`make run` with misspelt names of settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from tests.support.launched import Launched
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_each_name_is_warned_of_once_for_all_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RUNNER", "echo")
-    env = {"PENSTOCK_ECHO_STEP_MS": "1", "PENSTOCK_MAX_NUM_SEQ": "4", "DTPYE": "float32"}
+def test_each_name_is_warned_of_once_for_all_processes(tmp_path: Path) -> None:
+    env = {"RUNNER": "echo", "ECHO_STEP_MS": "1", "PENSTOCK_MAX_NUM_SEQ": "4"}
     with Launched(tmp_path, env) as penstock:
         said = penstock.output
-    assert said.count("settings have the prefix PENSTOCK_ now") == 1
-    assert said.count("PENSTOCK_RUNNER") == 1
+    assert said.count("is not a setting") == 1
     assert said.count("did you mean PENSTOCK_MAX_NUM_SEQS?") == 1
-    assert said.count("did you mean PENSTOCK_DTYPE?") == 1

@@ -68,8 +68,8 @@ async def test_the_name_that_it_listens_on_is_allowed() -> None:
 def test_what_is_no_name_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv("REDIS_URL", URL)
-    monkeypatch.setenv("ALLOWED_HOSTS", value)
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", URL)
+    monkeypatch.setenv("PENSTOCK_ALLOWED_HOSTS", value)
     with pytest.raises(SettingsError, match="ALLOWED_HOSTS"):
         load_settings(ApiSettings)
 
