@@ -75,6 +75,7 @@ def test_every_engine_option_that_is_not_derived_is_a_setting_of_that_name() -> 
     settings = WorkerSettings(runner="echo", device="cpu", num_kv_blocks=9, step_target_ms=70)
     options = settings.engine_options(Path("/m"))
     derived = {"checkpoint": "/m", "max_waiting": max_waiting(256), "structured_output": True}
+    derived |= {"cpu_weight_copies": "auto", "scheduling_policy": "fcfs"}  # of worker.llm alone
     for field in dataclasses.fields(EngineOptions):
         value = getattr(options, field.name)
         assert value == (derived.get(field.name) or getattr(settings, field.name)), field.name
