@@ -59,7 +59,7 @@ class ApiSettings(LimitSettings):
     keep_models: str = Field(
         default="",
         max_length=8192,
-        description="Models, separated by commas, whose requests are accepted for ever once a "
+        description="Models, separated by commas, whose requests are always accepted once a "
         "worker has announced them: to scale workers from zero.",
         json_schema_extra=symptom("Requests get 404 while a model is scaled to zero."),
     )

@@ -24,10 +24,10 @@ from worker.engine_options import (
     Quantization,
     Runner,
     VllmSampler,
+    max_waiting,
     one_device,
 )
-from worker.intake import max_waiting
-from worker.vllm.options import parse_vllm_args
+from worker.engines.vllm.options import parse_vllm_args
 
 # How the model writes calls of tools, and marks its reasoning; auto: as its chat template does.
 ToolFormatChoice = Literal[

@@ -1,7 +1,7 @@
-"""JobRunner: what becomes of a claimed job, from its delivery to its end.
+"""JobRunner: runs claimed jobs from their delivery to their end.
 
-Nothing here waits: tasks that call it never interleave. Requests leave by the engine's `send`,
-output by the Publisher.
+Nothing here awaits, so tasks that call it never interleave and need no lock or mailbox. A method
+that waits would break this; such work belongs to the Publisher or the service.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedC
 from worker.checkpoint import JobRefused, LoadedModel
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine.stop import find_stop
-from worker.engine_process.messages import (
+from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox, Settled
+from worker.output import OutputProcessor, Piece, ReplayMismatch
+from worker.publisher import Publisher
+from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
+from worker.runtime.messages import (
     AddChoices,
     AddRequest,
     CancelRequest,
@@ -25,11 +30,6 @@ from worker.engine_process.messages import (
     StepOutputs,
     ToEngine,
 )
-from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox, Settled
-from worker.output import OutputProcessor, Piece, ReplayMismatch
-from worker.publisher import Publisher
-from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 from worker.traces import ENGINE_DIED, HANDED_BACK, SUPERSEDED, JobTraces
 
 log = logging.getLogger(__name__)
@@ -348,7 +348,7 @@ def _engine_request(running: RunningJob, choice: RunningChoice) -> EngineRequest
         tenant=job.tenant,
         job_id=job.job_id,
         priority=job.lane,
-        scores_prompt=running.num_resumed == 0,  # a log that has begun has all of them
+        scores_prompt=running.num_resumed == 0,  # a log with output has them already
     )
 
 

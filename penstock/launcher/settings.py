@@ -63,8 +63,8 @@ class LauncherSettings(EnvironmentSettings):
     )
     models_file: Path | None = Field(
         None,
-        description="TOML file with a table [[models]] for each model; its workers are started in "
-        "place of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
+        description="TOML file with a table [[models]] for each model; its workers are started "
+        "instead of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
         json_schema_extra=symptom("One service has to serve several models."),
     )
     frontends: int = Field(
@@ -76,7 +76,7 @@ class LauncherSettings(EnvironmentSettings):
     )
     data_dir: Path = Field(
         Path(".penstock"),
-        description="Where the private server keeps its append-only file, socket, lock and log, "
+        description="Directory of the private server's append-only file, socket, lock and log, "
         "and frontends the bytes of files.",
         json_schema_extra=symptom("The disk of the working directory is small or slow."),
     )
@@ -91,7 +91,7 @@ class LauncherSettings(EnvironmentSettings):
     )
     ready_format: Literal["text", "json"] = Field(
         "text",
-        description="Form of what is printed when the service is ready; json: one object.",
+        description="Format of the line that reports the ready service; json: one object.",
         json_schema_extra=symptom("A script has to read where the service listens."),
     )
     stop_timeout_s: float = Field(

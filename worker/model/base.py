@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+Multiply = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
 Activation = Literal["silu", "gelu_tanh"]  # of a gate
 FP8 = torch.float8_e4m3fn
 
@@ -36,7 +37,7 @@ class AttentionMetadata:
 class Reach:
     """Which keys a query attends to, of those up to its own position."""
 
-    window: int | None = None  # the last so many, its own included
+    window: int | None = None  # that many last positions, its own included
     chunk: int | None = None  # those of its own chunk: positions are cut into chunks of this size
 
     def first(self, position: int) -> int:

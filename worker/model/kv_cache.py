@@ -27,7 +27,7 @@ class KVCachePool:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Raises KVCacheTooSmall where the memory does not hold so many blocks."""
+        """Raises KVCacheTooSmall if the memory does not hold that many blocks."""
         layers = config.kv_layers
         shape = (num_blocks, block_size * sum(layer.numbers for layer in layers))
         size = num_blocks * block_bytes(config, block_size, dtype)
@@ -67,7 +67,7 @@ def blocks_that_fit(memory_bytes: int, config: KeepsKV, block_size: int, dtype: 
     size = block_bytes(config, block_size, dtype)
     if (num_blocks := memory_bytes // size) < 1:
         raise KVCacheTooSmall(
-            f"{memory_bytes / 2**20:.1f} MiB for the KV cache hold no block of "
+            f"{memory_bytes / 2**20:.1f} MiB for the KV cache cannot hold one block of "
             f"{size / 2**20:.1f} MiB ({block_size} tokens)"
         )
     return num_blocks

@@ -18,8 +18,8 @@ from shared.messages import SamplingParams
 from tests.support.launched import descendants_of, is_alive
 from worker.engine.request import EngineRequest
 from worker.engine_options import EngineOptions
-from worker.engine_process.link import EngineDied, EngineLink, EngineNotLoaded
-from worker.engine_process.messages import EXIT_RANK_LOST, AddRequest, Configure, StepOutputs
+from worker.runtime.link import EngineDied, EngineLink, EngineNotLoaded
+from worker.runtime.messages import EXIT_RANK_LOST, AddRequest, Configure, StepOutputs
 from worker.settings import DEMO_CHECKPOINT
 
 ENDS_S = 5.0  # within which all ranks end with one
@@ -102,6 +102,7 @@ async def test_ranks_are_children_that_listen_on_loopback_and_end_on_shutdown() 
         await gone([link.pid, rank], begin_s)
 
 
+@pytest.mark.promise("Engine: tensor parallel (on CPUs; NCCL was never run)")
 async def test_the_engine_ends_when_a_rank_does() -> None:
     async with started() as link:
         await busy(link)

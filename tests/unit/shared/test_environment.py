@@ -40,6 +40,10 @@ def test_a_setting_is_the_variable_with_the_prefix(environ: dict[str, str]) -> N
     assert warnings(environ) == []
 
 
+@pytest.mark.promise(
+    "Command: the launcher warns once of each unknown or misspelt name of a setting; another "
+    "program's `HOST` is not read"
+)
 def test_a_variable_without_the_prefix_is_another_programs_and_an_empty_one_is_the_default(
     environ: dict[str, str],
 ) -> None:

@@ -24,17 +24,17 @@ from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepResult
-from worker.engine_process.messages import (
+from worker.job_runner import JobRunner
+from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox
+from worker.running_jobs import RunningJobs
+from worker.runtime.messages import (
     AddChoices,
     AddRequest,
     CancelRequest,
     StepOutputs,
     ToEngine,
 )
-from worker.job_runner import JobRunner
-from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox
-from worker.running_jobs import RunningJobs
 from worker.traces import JobTraces
 
 LETTERS = "abcdEN é😀".encode()
@@ -183,7 +183,7 @@ def run(job: Job, rng: random.Random | None, **engine: int) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_choice_says_what_it_says_in_a_calm_run(seed: int) -> None:
+def test_every_resumed_choice_equals_the_uninterrupted_run(seed: int) -> None:
     rng = random.Random(seed)
     job = make_job(
         prompt=[rng.randrange(256) for _ in range(rng.randint(1, 20))],

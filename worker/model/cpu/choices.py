@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 ROWS = (64, 256)  # of x, for which the ways are measured
 AVX, AMX, ONEDNN = "ours", "amx", "onednn"
-LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in what is around it
+LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in the noise
 # For a second copy of a weight. Layers computed one by one, and a product called by itself, cost
 # what a bare comparison does not show: at 1.25 times whole prompts took 1.4 times as long.
 CLEARLY_QUICKER = 1.5
@@ -76,7 +76,7 @@ def _quicker_from(times: tuple[float, ...] | None, others: tuple[float, ...], by
 class ProductChoices:
     """Choices by shape, each measured once on a machine: the times are kept in a file.
 
-    Where a copy would pay it is measured again at each load, and the best times count: on a busy
+    If a copy would pay it is measured again at each load, and the best times count: on a busy
     machine a way looks slower than it is, never quicker.
 
     `copies`: "off" holds none, "on" wherever one is quicker, "auto" as long as all
@@ -89,13 +89,15 @@ class ProductChoices:
         path: Path | None,
         *,
         copies: WeightCopies,
-        free_bytes: int,
+        free_bytes: Callable[[], int],
     ) -> None:
-        """`path` of the file, which need not exist; None: nothing is kept."""
+        """`path` of the file, which need not exist; None: nothing is kept. `free_bytes` is asked
+        once, before the first copy: by then the weights are loaded."""
         self._measure = measure
         self._path = path
         self._copies = copies
-        self._free_bytes = free_bytes
+        self._ask_free_bytes = free_bytes
+        self._free_bytes: int | None = None
         self._times: dict[str, Times] = _read(path) if path is not None else {}
         self._measured: set[str] = set()  # here, not read from the file
         self._logged: set[ProductShape] = set()
@@ -128,6 +130,8 @@ class ProductChoices:
 
     def _may_copy(self, num_bytes: int) -> bool:
         if self._copies == "auto":
+            if self._free_bytes is None:
+                self._free_bytes = self._ask_free_bytes()
             if num_bytes > self._free_bytes:
                 return False
             self._free_bytes -= num_bytes
@@ -148,7 +152,7 @@ def choices_path(directory: Path, machine: Mapping[str, str]) -> Path:
 
 
 def _read(path: Path) -> dict[str, Times]:
-    """Returns what the file holds; nothing where there is none, or none that can be read."""
+    """Returns the file's content; nothing if it is missing or unreadable."""
     try:
         kept = json.loads(path.read_bytes())
         return {
@@ -159,14 +163,14 @@ def _read(path: Path) -> dict[str, Times]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        logger.warning("%s is measured again: %s", path, error)
+        logger.warning("cannot read the measured times in %s, measuring again: %s", path, error)
         return {}
 
 
 def _seconds(kept: list[float]) -> tuple[float, ...]:
     seconds = tuple(float(value) for value in kept)
     if len(seconds) != len(ROWS) or min(seconds) <= 0:
-        raise ValueError(f"not the seconds of {len(ROWS)} products: {kept}")
+        raise ValueError(f"expected {len(ROWS)} positive numbers of seconds, got {kept}")
     return seconds
 
 
@@ -178,4 +182,4 @@ def _write(path: Path, times: Mapping[str, Times]) -> None:
             json.dump(times, out)
         Path(name).replace(path)
     except OSError as error:
-        logger.warning("what products take is not kept: %s", error)
+        logger.warning("cannot write the measured times, the next start measures again: %s", error)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import copy
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.base import Activation
+from worker.model.base import Activation, Multiply
 from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
 from worker.model.cpu.library import GATES, NO_GATE, NativeKernels, Scratch, Weight
-from worker.model.cpu.onednn_ops import (
-    OneDnnInt8Ops,
-    PackedOps,
-    balance,
-    quantize_weight,
-    spreading_factors,
-)
+from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.device import HugePages
-from worker.model.layers.ops import HeadNorm, Multiply, Norm
+from worker.model.layers.int8 import balance, quantize_weight, spreading_factors
+from worker.model.layers.ops import HeadNorm, Norm, Ops
 
 _PANEL = (
     32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
 )
 MAX_HEAD_DIM = 256
-# Activations of so many different batch sizes are kept as views of the same memory.
+# The number of batch sizes whose activations are kept as views of the same memory.
 _MAX_VIEWS = 64
 
 
@@ -59,7 +55,7 @@ class Workspace:
             if size > self._memory.numel() or len(self._views) >= _MAX_VIEWS:
                 self._views.clear()
             if size > self._memory.numel():
-                self._settle()  # a late thread may still read what is replaced
+                self._settle()  # a late thread may still read the replaced part
                 self._memory = torch.empty(size, dtype=self._memory.dtype)
             view = self._memory[:size].view(num_rows, self._width)
             self._views[num_rows] = view
@@ -123,7 +119,7 @@ class NativeProduct:
         many: Multiply | None = None,
         many_rows: int = 0,
     ) -> None:
-        """`tensors` lie behind the weight's addresses."""
+        """`tensors` lie after the weight's addresses."""
         self.weight = weight
         self.many_rows = many_rows
         self._many = many
@@ -151,7 +147,7 @@ class NativeProduct:
         self._settle()  # a late thread may still read the weight
 
 
-class NativeOps:
+class NativeOps(Ops):
     """Sums are float32 and rounded once, where TorchOps rounds after every operation.
 
     `is_int8`: the products quantize weights at load and activations as they come.
@@ -172,7 +168,7 @@ class NativeOps:
         result has memory of its own, beyond what Ops promises."""
         self._kernels = kernels
         self._keeps_results = keeps_results
-        self._is_int8 = is_int8
+        self._is_int8 = self.measures_inputs = is_int8
         self._input_sizes: Tensor | None = None
         self._choices = choices
         self._choice = Choice(amx_rows)
@@ -184,7 +180,7 @@ class NativeOps:
         self._results: dict[tuple[int, bool], Workspace | FreshRows] = {}
         self._normed: dict[int, Workspace | FreshRows] = {}
 
-    def for_inputs(self, sizes: Tensor) -> NativeOps:
+    def for_inputs(self, sizes: Tensor) -> Self:
         ops = copy.copy(self)
         ops._input_sizes = sizes
         return ops

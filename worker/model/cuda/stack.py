@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.model.base import Activation, AttentionMetadata
+from worker.model.base import Activation, AttentionMetadata, Multiply
 from worker.model.cuda.attention import TritonAttention
-from worker.model.cuda.fp8 import fp8_linear
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
-from worker.model.cuda.layers import add_norm, gate, rotate_and_store
+from worker.model.cuda.layers import add_norm, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
-from worker.model.layers.fp8 import Fp8Weight
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import HeadNorm, Multiply, Norm, TorchOps
+from worker.model.layers.ops import HeadNorm, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -32,15 +30,6 @@ class CudaOps(TorchOps):
     ) -> Multiply:
         return GatedProduct(Product(weight, bias), activation)
 
-    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
-        return fp8_linear(weight, bias)
-
-    def gated_fp8_linear(
-        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
-    ) -> Multiply:
-        multiply = fp8_linear(weight, bias)
-        return lambda x: gate(multiply(x), activation)
-
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -51,7 +40,7 @@ class CudaStack:
     """A DecoderStack over a model that uses CudaOps.
 
     A layer is four products, the two kernels of attention (one where its keys are not split), and
-    four more: two norms, the rotation that stores keys and values, the gate. Of a few tokens the
+    four more: two norms, the rotation that stores keys and values, the gate. For a few tokens the
     products can have the norms and the gate with them.
     """
 
@@ -102,7 +91,7 @@ class CudaStack:
     def gemv_layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """Returns the residual stream [num_tokens, hidden] behind the last layer, of 1, 2 or 4
+        """Returns the residual stream [num_tokens, hidden] after the last layer, of 1, 2 or 4
         tokens; as `layers`, but a layer is four launches and those of attention."""
         self._attention.prepare(metadata)
         x: Tensor = self._model.embed_tokens(token_ids)
@@ -117,7 +106,7 @@ class CudaStack:
     def _attend(
         self, index: int, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """Stores a layer's keys and values; returns what is attended to, [tokens, heads * dim]."""
+        """Stores a layer's keys and values; returns the attention, [tokens, heads * dim]."""
         layer = self._layers[index]
         q = rotate_and_store(
             qkv,

@@ -35,8 +35,7 @@ from worker.model.build import build_model
 from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM, LayerByLayer
-from worker.model.layers.fp8 import Fp8Layout
-from worker.model.layers.ops import TorchOps
+from worker.model.layers.fp8 import Fp8Layout, Fp8Method
 from worker.model.parallel.group import Placement, RankGroup
 from worker.model.weights.loader import Checkpoint, fill_with_noise, noise_layouts
 
@@ -57,6 +56,10 @@ def outputs(path: Path, **options: Any) -> list[list[int]]:
     return [result.token_ids for result in generate(new_engine(built), PROMPTS, GREEDY)]
 
 
+@pytest.mark.promise(
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FP8_FORMATS)
 def test_on_the_cpu_it_says_what_its_twin_says(name: str, dtype: str, tmp_path: Path) -> None:
@@ -87,7 +90,7 @@ def test_what_is_left_out_of_it_is_computed_as_it_is(
     assert outputs(quantised) == outputs(twin)
 
 
-def test_in_int8_it_says_what_its_twin_says_in_int8(tmp_path: Path) -> None:
+def test_an_int8_model_equals_its_twin_in_int8(tmp_path: Path) -> None:
     quantised, twin = make_quantised(tmp_path, FP8_FORMATS["fp8-blocks"])
     assert outputs(quantised, quantization="int8") == outputs(twin, quantization="int8")
 
@@ -166,7 +169,7 @@ def test_products_over_fp8_differ_from_the_twins_by_the_rounding_of_inputs(
     found = []
     for model in (plain, model_in_fp8(quantised)):
         pool = new_pool(config, dtype=torch.float32)
-        model.use(TorchOps())
+        model.finish()
         stack = LayerByLayer(model, SdpaAttention(pool, config.layer_scores))
         found.append(run_step(stack, [(0, 1), (0, 21)]))
     error = (found[1] - found[0]).norm() / found[0].norm()
@@ -178,10 +181,11 @@ def test_dummy_weights_are_in_fp8_where_the_checkpoints_would_be(tmp_path: Path)
     quantised, _ = make_quantised(tmp_path, FP8_FORMATS["fp8-blocks"])
     config = ModelConfig.from_directory(quantised)
     layouts = noise_layouts(config)
-    assert layouts == Checkpoint(quantised, config).fp8_layouts()
+    assert layouts == Checkpoint(quantised, config).fp8_layouts
     assert set(layouts.values()) == {Fp8Layout(in_blocks=True)}
     assert noise_layouts(replace(config, fp8=None)) == {}
-    model = CausalLM(config, 32, Placement(CPU, torch.float32), layouts)
+    stored = {name: Fp8Method(layout) for name, layout in layouts.items()}
+    model = CausalLM(config, 32, Placement(CPU, torch.float32), stored=stored)
     fill_with_noise(model)
     for name, place in model.named_tensors():
         if name in layouts:
