@@ -69,7 +69,6 @@ SET_BY_SETTINGS = {
     "block_size": "PENSTOCK_BLOCK_SIZE",
     "num_gpu_blocks_override": "PENSTOCK_NUM_KV_BLOCKS",
     "kv_cache_memory_bytes": "PENSTOCK_KV_CACHE_MEMORY_GB",
-    "scheduling_policy": "PENSTOCK_SCHEDULING_POLICY",
     "generation_config": "PENSTOCK_GENERATION_CONFIG",
     "override_generation_config": "PENSTOCK_OVERRIDE_GENERATION_CONFIG",
     "log_level": "PENSTOCK_LOG_LEVEL",
@@ -77,6 +76,7 @@ SET_BY_SETTINGS = {
 # Arguments on which the worker relies.
 SET_BY_THE_WORKER = frozenset(
     {
+        "scheduling_policy",
         "logits_processors",
         "logprobs_mode",
         "max_logprobs",
