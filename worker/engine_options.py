@@ -60,7 +60,7 @@ class EngineOptions:
     load_format: LoadFormat = "auto"  # dummy: random weights for config.json's shapes
     num_threads: int | None = None  # CPU threads; None: `default_threads`
     cpu_tier: CpuTier = "auto"  # see worker.model.cpu.tiers
-    quantization: Quantization = "none"  # int8, CPU only; see worker.model.cpu.onednn_ops
+    quantization: Quantization = "none"  # int8, CPU only; see worker.model.layers.int8
     cpu_weight_copies: WeightCopies = "auto"  # see worker.model.cpu.choices
     attention_backend: AttentionChoice = "auto"  # on CUDA; see worker.model.cuda.tier
     cuda_graphs: bool = True  # see worker.model.cuda.graphs
