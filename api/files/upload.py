@@ -1,6 +1,6 @@
 """Upload: streams the file of a multipart form to the disk.
 
-At most FLUSH_BYTES of the file, and one read of the socket, are in memory. docs/adr/0036 compares
+At most FLUSH_BYTES of the file, and one read of the socket, are in memory. docs/adr/0035 compares
 the form parsers of libraries.
 """
 

@@ -1,4 +1,4 @@
-"""Pages, deployments and the output of the programs name settings as they are set: with the prefix."""
+"""Pages, deployments and the programs' output name settings as they are set: with the prefix."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ async def _no_job(scenario: Scenario, names: Sequence[str]) -> bool:
     """Or so quickly put back that it shows in the worker's log alone."""
     worker = scenario.deployment.workers[0]
     gone = [not await scenario.job(name.removeprefix("resp_")) for name in names]
-    return any(gone) or "a lost job was put back" in worker.log
+    return any(gone) or "restored a job that Redis had lost" in worker.log
 
 
 async def test_background_responses_outlive_an_emptied_server(

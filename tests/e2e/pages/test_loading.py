@@ -16,7 +16,7 @@ from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.playground import poll
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import RunningService, running_frontend
-from worker.loading import tell_loading
+from worker.loading import report_loading
 
 pytestmark = pytest.mark.browser
 
@@ -33,7 +33,7 @@ class Loading:
 
     def begin(self, worker_id: str, model: str, stage: str, share: float) -> None:
         self.stages[worker_id] = (stage, share)
-        told = tell_loading(
+        told = report_loading(
             self.service.transport.deployment, worker_id, model, lambda: self.stages[worker_id]
         )
         self._telling.append(asyncio.run_coroutine_threadsafe(told, self.service.loop))

@@ -70,7 +70,7 @@ async def test_it_tells_its_launcher_that_it_serves(start_worker: StartWorker) -
         assert pipe.read() == (True, "")
 
 
-async def test_the_first_heartbeat_says_all_that_later_ones_say(
+async def test_the_first_heartbeat_has_all_fields_of_later_ones(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
 ) -> None:
     """Nobody who looks at a worker has to wonder whether its engine has made a step yet."""
@@ -367,7 +367,7 @@ def worker_namespace(worker: WorkerProcess) -> str:
     return next(v for v in environ if v.startswith(b"NAMESPACE=")).partition(b"=")[2].decode()
 
 
-async def test_a_worker_that_cannot_load_its_model_says_so_and_ends(
+async def test_a_worker_that_cannot_load_its_model_logs_it_and_ends(
     start_worker: StartWorker, tmp_path: Path, checkpoint: Path
 ) -> None:
     broken = tmp_path / "broken"

@@ -313,7 +313,7 @@ def test_an_event_of_a_message_has_no_undocumented_member(document: dict[str, An
     assert not validator.is_valid(start)
 
 
-def test_what_has_no_effect_has_a_type_and_what_is_bounded_a_bound(
+def test_ignored_parameters_have_types_and_bounded_ones_bounds(
     document: dict[str, Any],
 ) -> None:
     chat = document["components"]["schemas"]["ChatRequest"]["properties"]
@@ -345,7 +345,7 @@ def test_the_messages_dialect_has_its_own_errors(document: dict[str, Any]) -> No
     assert schema == {"$ref": "#/components/schemas/MessagesError"}
 
 
-def test_what_is_left_out_is_never_null_and_what_is_always_sent_is_required(
+def test_omitted_fields_are_never_null_and_constant_ones_are_required(
     document: dict[str, Any],
 ) -> None:
     schemas = document["components"]["schemas"]

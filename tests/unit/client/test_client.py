@@ -323,7 +323,7 @@ def test_leaving_a_job_that_is_followed_cancels_nothing() -> None:
     assert service.asked == ["GET /v1/responses/resp_0-1"]
 
 
-def test_a_followed_job_goes_on_behind_the_last_number() -> None:
+def test_a_followed_job_resumes_after_the_last_number() -> None:
     def event(number: int, kind: str, **more: Any) -> Any:
         return {"type": f"response.{kind}", "sequence_number": number, **more}
 

@@ -181,7 +181,7 @@ def test_each_worker_gets_a_cuda_device_of_its_own(
             2,
             {"PENSTOCK_DEVICE": "cuda:0", "CUDA_VISIBLE_DEVICES": ""},
             1,
-            "no CUDA device is there",
+            "there is no CUDA device",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_statistics_come_at_once_when_the_engine_becomes_idle() -> None:
         assert message.stats["free_blocks"] == message.stats["total_blocks"] == 64
 
 
-def test_a_cancelled_request_says_nothing_more_and_its_blocks_are_free() -> None:
+def test_a_cancelled_request_has_no_more_output_and_frees_its_blocks() -> None:
     with loop() as (service, _):
         service.say(add("long", max_tokens=1000), add("short"))
         service.outputs_of("short")

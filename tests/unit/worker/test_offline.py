@@ -268,7 +268,7 @@ def test_rates_are_tokens_per_second() -> None:
         (["--file", sys.executable], f"{sys.executable} is not UTF-8"),
     ],
 )
-def test_the_command_says_in_one_line_what_is_wrong(
+def test_the_command_reports_an_error_in_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

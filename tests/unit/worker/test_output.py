@@ -79,7 +79,7 @@ def test_text_is_cut_before_the_stop_string_that_completes_first(
 
 
 @given(texts, stops, st.integers(0, 60), st.integers(0, 5))
-def test_a_resumed_job_says_what_the_unbroken_one_says(
+def test_a_resumed_job_has_the_same_text_as_an_uninterrupted_one(
     text: str, stop: tuple[str, ...], cut: int, min_tokens: int
 ) -> None:
     token_ids = TOKENIZER.encode(text)

@@ -93,7 +93,7 @@ async def test_what_a_job_did_not_take_is_left_again(transport: RedisTransport) 
     assert 85 <= left.remaining <= 90
 
 
-async def test_of_what_is_larger_than_a_minutes_allowance_nothing_is_left(
+async def test_a_request_larger_than_an_allowance_uses_all_of_it(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

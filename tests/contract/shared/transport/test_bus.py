@@ -99,7 +99,7 @@ async def test_a_slow_reader_gets_resync_in_place_of_what_it_missed(
     assert events[-1].end == stream.cursor
 
 
-async def test_get_returns_none_when_nothing_came(transport: RedisTransport) -> None:
+async def test_get_returns_none_without_an_event(transport: RedisTransport) -> None:
     subscription = await transport.bus.subscribe("0-quiet")
     assert await subscription.get(1.0) is RESYNC
     assert await subscription.get(0.01) is None

@@ -72,7 +72,7 @@ async def test_cancel_twice_gives_the_latched_state(transport: RedisTransport) -
     assert (await steps.registry.queue_stats()).totals == {"cancelled": 1}
 
 
-async def test_cancel_of_an_unknown_job_is_none(transport: RedisTransport) -> None:
+async def test_cancel_of_an_unknown_job_returns_none(transport: RedisTransport) -> None:
     assert await transport.store.cancel("0-nobody", "cancelled") is None
     assert await transport.store.cancel("not an id", "cancelled") is None
 
@@ -140,7 +140,7 @@ async def test_a_heartbeat_older_than_a_new_claim_drops_nothing(transport: Redis
     assert list(await steps.heartbeat("w1", running=[(delivery.job.job_id, 1)])) == []
 
 
-async def test_a_heartbeat_tells_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
+async def test_a_heartbeat_reports_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running("w1")
     await steps.die("w1")

@@ -144,7 +144,7 @@ async def test_every_choice_is_reserved_for(transport: RedisTransport) -> None:
     assert await used(steps, "tokens") == 3 + 4 * 7
 
 
-async def test_what_is_larger_than_a_minutes_allowance_is_let_in_when_nothing_is_used(
+async def test_a_request_larger_than_an_allowance_is_admitted_when_it_is_full(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

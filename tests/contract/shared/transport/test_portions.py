@@ -87,7 +87,7 @@ async def test_a_portion_is_taken_in_the_order_of_the_lanes(transport: RedisTran
     assert taken == [0, 1, 3, 7]
 
 
-async def test_nothing_is_deferred_to_a_worker_that_takes_nothing(
+async def test_no_job_is_deferred_to_a_worker_that_takes_none(
     transport: RedisTransport,
 ) -> None:
     workers = await workers_of(transport, 5)

@@ -135,7 +135,7 @@ async def test_after_an_outage_the_mark_stays_where_it_is_for_a_while(
     assert await mark(steps, delivery.job.job_id) == "fe1#1"
 
 
-async def test_many_readers_say_at_once_that_they_are_there(transport: RedisTransport) -> None:
+async def test_many_readers_are_renewed_in_one_call(transport: RedisTransport) -> None:
     steps = Steps(transport)
     jobs = [await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.GRACE) for _ in range(3)]
     await steps.store.cancel(jobs[0].job_id, "cancelled")

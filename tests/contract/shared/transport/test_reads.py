@@ -419,7 +419,9 @@ async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
     assert ended_ms == sorted(ended_ms, reverse=True)
 
 
-async def test_a_tenant_without_ended_jobs_reads_nobody_elses(transport: RedisTransport) -> None:
+async def test_a_tenant_without_ended_jobs_reads_none_of_the_others(
+    transport: RedisTransport,
+) -> None:
     steps = Steps(transport)
     for number in range(30):
         job = await steps.submit(tenant=f"other {number}")

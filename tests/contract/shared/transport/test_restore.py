@@ -308,7 +308,7 @@ async def test_who_was_out_of_reach_for_too_long_puts_nothing_back(
     assert await restore(steps, delivery, sure_ms=TOMBSTONE_MS - 1) is Restored.RESTORED
 
 
-async def test_nothing_is_put_back_without_a_lease(transport: RedisTransport) -> None:
+async def test_no_job_is_restored_without_a_lease(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)

@@ -86,7 +86,7 @@ def test_what_is_left_out_of_it_is_computed_as_it_is(
     assert outputs(quantised) == outputs(twin)
 
 
-def test_in_int8_it_says_what_its_twin_says_in_int8(tmp_path: Path) -> None:
+def test_an_int8_model_equals_its_twin_in_int8(tmp_path: Path) -> None:
     quantised, twin = make_quantised(tmp_path, FP8_FORMATS["fp8-blocks"])
     assert outputs(quantised, quantization="int8") == outputs(twin, quantization="int8")
 

@@ -100,7 +100,7 @@ def test_leaving_cancels_the_job(service: RunningService, state: str, stream: bo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_job_that_may_go_on_does(service: RunningService, stream: bool) -> None:
+def test_a_job_with_policy_continue_runs_on(service: RunningService, stream: bool) -> None:
     before = jobs_of(service)
     enter_state(service, "decode")
     service.script.step_s = 0.005

@@ -201,7 +201,7 @@ def test_a_row_that_changes_while_it_is_checked_is_no_duplicate(tmp_path: Path) 
         check.finish(path, 200)
 
 
-def test_reading_ends_where_there_is_nothing_more_to_say() -> None:
+def test_reading_stops_after_the_last_reportable_error() -> None:
     lines = [Line(number, 0, 0, b"{") for number in range(1, 1000)]
     check = checked(lines)
     assert (len(check.errors), check.num_rows, check.is_hopeless) == (MAX_ERRORS, MAX_ERRORS, True)

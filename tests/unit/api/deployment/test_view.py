@@ -64,7 +64,7 @@ async def test_who_applies_the_events_has_what_is_shown_however_many_it_missed()
     assert some.kinds.count("snapshot") > 1
 
 
-async def test_what_is_the_same_is_not_told_again() -> None:
+async def test_unchanged_rows_are_not_sent_again() -> None:
     view, slices = View(), TimeSlices()
     rows = [(str(number), {"text": "x" * 500}) for number in range(50)]
     await view.update(Content({"service": {"n": 1}}, {"jobs": rows}), slices)

@@ -182,7 +182,7 @@ def test_choices_that_repeat_their_prompt_share_one_copy_of_it() -> None:
     assert texts == ["w\u2028" * num_chars + "a"] * num_choices
 
 
-def test_parts_of_a_long_delta_say_what_it_says() -> None:
+def test_parts_of_a_long_delta_add_up_to_it() -> None:
     delta = big_delta(5, MANY_TOKENS // 2, 1)
     parts = split_long(delta)
     assert [len(part.token_ids) for part in parts] == [MANY_TOKENS, MANY_TOKENS, MANY_TOKENS // 2]

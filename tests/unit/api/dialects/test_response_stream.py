@@ -124,7 +124,7 @@ def test_thoughts_text_and_calls_are_items_of_their_own() -> None:
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
 
 
-def test_an_answer_that_says_nothing_has_a_message_without_text() -> None:
+def test_an_empty_answer_has_a_message_without_text() -> None:
     response = story()[-1]["response"]
     assert response["output"][0]["content"][0]["text"] == ""
 

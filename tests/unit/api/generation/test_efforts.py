@@ -74,7 +74,7 @@ def shown(model: ServedModel, prompt: PreparedPrompt) -> str:
         (SWITCH, ("off", *["on"] * 6)),
     ],
 )
-def test_a_template_gets_the_nearest_word_that_it_knows(
+def test_a_template_gets_the_nearest_effort_that_it_supports(
     model: ServedModel, words: tuple[str, ...]
 ) -> None:
     for effort, word in zip(EFFORTS, words, strict=True):
@@ -124,14 +124,14 @@ def test_a_template_without_an_effort_ignores_it(model: ServedModel, effort: str
 
 @pytest.mark.parametrize("template", [PRINTS, STRICT, SWITCH])
 @pytest.mark.parametrize("effort", ["ultra", "", "x" * 100_000, "{{ 7 }}"])
-def test_a_word_that_nothing_knows_is_ignored(model: ServedModel, effort: str) -> None:
+def test_an_unknown_effort_is_ignored(model: ServedModel, effort: str) -> None:
     prompt = prepared(model, reasoning_effort=effort)
     assert prompt.token_ids == prepared(model).token_ids
     assert prompt.ignored == ("reasoning_effort",)
 
 
 @pytest.mark.parametrize("template", [BRANCHES])
-def test_a_word_that_only_the_template_knows_is_used(model: ServedModel) -> None:
+def test_an_effort_that_only_the_template_knows_is_used(model: ServedModel) -> None:
     prompt = prepared(model, reasoning_effort="deep")
     assert (shown(model, prompt), prompt.ignored) == ("deep", ())
 

@@ -134,7 +134,7 @@ def test_a_live_id_is_refused_and_a_finished_one_can_come_again() -> None:
     assert run_to_end(engine)["a"].token_ids == say(2)
 
 
-def test_as_many_may_wait_as_the_config_says() -> None:
+def test_the_waiting_queue_is_bounded_by_the_config() -> None:
     engine = make_engine(max_waiting=2)
     engine.add(make_request("a"))
     engine.add(make_request("b"))

@@ -88,7 +88,7 @@ def test_a_decode_never_waits_for_a_prefill_of_higher_rank() -> None:
         assert step.counts[0] == 1
 
 
-def test_more_seats_than_budget_starve_no_sequence() -> None:
+def test_more_slots_than_budget_starve_no_sequence() -> None:
     runner = ScriptedRunner()
     engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=3)
     for i in range(6):
@@ -222,7 +222,7 @@ def test_a_sequence_that_outgrows_the_pool_ends_there_and_others_go_on(lookahead
     assert engine.stats().free_blocks == 4
 
 
-def test_a_waiting_sequence_that_the_pool_cannot_hold_is_reported_and_others_go_on() -> None:
+def test_a_waiting_sequence_larger_than_the_pool_ends_and_others_continue() -> None:
     scheduler = Scheduler(make_config(num_blocks=2, block_size=4))
     large, small = (
         Sequence(

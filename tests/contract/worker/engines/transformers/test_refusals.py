@@ -114,7 +114,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
         choose_source("auto", tmp_path)
 
 
-def test_native_is_what_it_says(tmp_path: Path) -> None:
+def test_model_impl_native_uses_only_native_families(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "olmo2")
     with pytest.raises(UnsupportedModel, match="'olmo2' is not supported; known are"):
         choose_source("native", tmp_path)
