@@ -43,7 +43,7 @@ class DeadLetters(Protocol):
         ...
 
     async def get(self, job_id: str) -> DeadLetter | Requeued | None:
-        """Returns a dead letter, or its replacement; None if it does not exist."""
+        """Returns a dead letter, or the job that replaced it; None if neither exists."""
         ...
 
     async def request(self, job_id: str) -> Job | None:
