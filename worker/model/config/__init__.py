@@ -1,1 +1,1 @@
-"""What a checkpoint says of itself: config.json, read strictly."""
+"""config.json and its neighbours, read strictly into shapes and constants."""

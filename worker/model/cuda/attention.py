@@ -133,7 +133,7 @@ class TritonAttention:
         out: Tensor,
         sinks: Tensor | None,
     ) -> None:
-        """Attends with the chunks of prompts, which come behind the decodes."""
+        """Attends with the chunks of prompts, which come after the decodes."""
         decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
         tiles = chunk_tiles(group, layer.key_width, q.dtype, is_narrow=self._is_narrow)
         num_chunks = len(metadata.query_lens) - decodes

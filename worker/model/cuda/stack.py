@@ -91,7 +91,7 @@ class CudaStack:
     def gemv_layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """Returns the residual stream [num_tokens, hidden] behind the last layer, of 1, 2 or 4
+        """Returns the residual stream [num_tokens, hidden] after the last layer, of 1, 2 or 4
         tokens; as `layers`, but a layer is four launches and those of attention."""
         self._attention.prepare(metadata)
         x: Tensor = self._model.embed_tokens(token_ids)

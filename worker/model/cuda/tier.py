@@ -1,4 +1,4 @@
-"""What computes a native family on CUDA: this project's kernels, or torch's operators.
+"""Chooses the CUDA tier: this project's Triton kernels, or torch's operators.
 
 triton  kernels for attention and between products, steps as CUDA graphs; sm_80 and up
 sdpa    torch's own operators; every device, what the kernels are measured against

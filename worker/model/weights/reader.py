@@ -1,4 +1,4 @@
-"""Reads pieces of stored tensors in threads, and puts them where the model has its weights.
+"""Reads chunks of stored tensors in threads and copies them into the model's weights.
 
 On the CPU a piece that needs no conversion is read into the weight itself. Others, and all on CUDA,
 go through two buffers of each thread, in pinned memory there: one is copied to the device while the

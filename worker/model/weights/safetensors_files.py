@@ -1,4 +1,4 @@
-"""The safetensors files of a directory: which tensors they hold, and where.
+"""Lists the tensors of a directory's safetensors files.
 
 The format: eight bytes with the header's length, the header (JSON: type, shape and offsets of each
 tensor), the tensors' bytes.
@@ -124,7 +124,7 @@ def _header(path: Path) -> list[StoredTensor]:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
     end = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=start)
     if end != size:
-        what = "is cut off" if end > size else "has more bytes than its header tells"
+        what = "is cut off" if end > size else "has more bytes than its header declares"
         raise CheckpointError(f"{path} {what}: it has {size} bytes and should have {end}")
     return tensors
 
