@@ -127,11 +127,12 @@ test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more
 	@$(BIN)/python -m tests.suite failed
 
 .PHONY: lint
-lint: $(VENV)/.dev ## formatting, lints, types, import rules
+lint: $(VENV)/.dev ## formatting, lints, types, import rules, limits of reading paths
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.stats --check
 
 .PHONY: arch
 arch: $(VENV)/.dev ## the import rules and the freshness of generated docs
@@ -163,10 +164,12 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, docs/METRICS.md)
+docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES in docs/)
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_promises.py
+	@$(BIN)/python docs/generate_paths.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)

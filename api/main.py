@@ -42,6 +42,7 @@ from api.http.traces import TracesMiddleware
 from api.jobs import durable_routes
 from api.jobs import routes as jobs
 from api.metrics import Metrics
+from api.on_demand import preload
 from api.services import Services, Transport, socket_pot
 from api.settings import ApiSettings
 from api.system import health, models
@@ -68,6 +69,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     Without `transport` it opens one to `settings.redis_url` and closes it at the end; it starts
     while the server is away, too. Raises KeysInvalid for keys that cannot be used.
     """
+    preload()
     metrics = Metrics(settings.metrics_names)
     share = settings.max_queue_share_per_tenant
     open_requests = OpenRequests(settings.max_open_requests, share)
@@ -214,8 +216,8 @@ async def _check(
     )
     held = RateLimitedOutageLog(
         log,
-        failing="durable jobs are refused: Redis does not confirm writes",
-        recovered="durable jobs are accepted again",
+        failing="Redis does not confirm writes as required; rejecting durable jobs",
+        recovered="Redis confirms writes again; accepting durable jobs",
     )
     while True:
         try:
@@ -233,9 +235,10 @@ async def _check(
             return
         except UnsafeServer as error:
             log.critical(
-                "Redis is refused: its configuration is unsafe", extra={"detail": str(error)}
+                "the configuration of Redis is unsafe; rejecting all requests",
+                extra={"detail": str(error)},
             )
-            open_requests.close(f"The job store is refused: {error}")
+            open_requests.close(f"The job store's configuration is unsafe: {error}")
             return
         except TransportError as error:
             outage.failed(url=transport.url, reason=str(error))

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
-from shared.messages import InvalidParameter
+from shared.messages import MAX_CHOICES, InvalidParameter
 from worker.engine.config import EngineConfig
 
 Runner = Literal["model", "echo"]
@@ -19,7 +19,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
-KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]  # vLLM's words
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]  # vLLM's values
 WeightCopies = Literal["auto", "on", "off"]
 AttentionChoice = Literal["auto", "triton", "sdpa"]
 
@@ -28,13 +28,21 @@ CPU_BATCHED_TOKENS = 512
 CUDA_BATCHED_TOKENS = 8192
 ModelImpl = Literal["auto", "native", "transformers"]
 
+OVERSUBSCRIBED = 8  # slots for each job that a worker may take without a free one
+
+
+def max_waiting(max_num_seqs: int) -> int:
+    """Returns how many sequences may wait in an engine: as many as its worker may take for it."""
+    jobs_taken_at_once = max_num_seqs // OVERSUBSCRIBED + 1
+    return 2 * max_num_seqs + (jobs_taken_at_once + 1) * MAX_CHOICES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """Options of one engine; None leaves the choice to the code that builds it.
 
     A field that is also a setting has the setting's name; WorkerSettings describes it. Raises
-    InvalidParameter, a ValueError, naming the option and what it may be.
+    InvalidParameter, a ValueError, naming the option and its allowed values.
     """
 
     checkpoint: str  # directory with a Hugging Face checkpoint
@@ -93,7 +101,7 @@ class EngineOptions:
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
     ) -> EngineConfig:
-        """Returns the engine's bounds: these options, with what the built runner decides."""
+        """Returns the engine's bounds: these options, completed by the built runner."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
         step_target_ms = self.step_target_ms
         if step_target_ms is None:
@@ -150,8 +158,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _requirement_missed(name: str, kind: Any, value: object) -> str | None:
-    """Returns what the option must be when `value` is not: one of its choices, of its type, in its
-    range."""
+    """Returns the requirement that `value` misses (choices, type or range), or None."""
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return None if value in choices else f"be one of {', '.join(choices)}"

@@ -14,7 +14,7 @@ from shared.logs import Logs, start_logs
 from shared.process import report_refusal
 from shared.redis.check import UnsafeServer
 from shared.redis.url import UnsupportedUrl
-from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_name_warnings
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.loading import DownloadReport
@@ -39,7 +39,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     logs = start_logs(settings.log_level, settings.log_format, process="worker")
-    log_name_warnings()
+    log_misspellings(WorkerSettings)
     try:
         return uvloop.run(_run(settings, checkpoint, worker_id, logs))
     except (UnsupportedUrl, UnsafeServer, SettingsError) as error:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
-    """Returns the model's files; the store is told of their download."""
+    """Returns the model's files, and reports their download to Redis."""
     name = served_name(settings.model, settings.served_model_name)
     connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
     with DownloadReport(worker_id, name, connect) as report:
@@ -76,7 +76,7 @@ async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str,
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)
         log.info(
-            "the worker starts",
+            "starting the worker",
             extra={
                 "model": checkpoint.name,
                 "checkpoint": str(checkpoint.path),

@@ -35,8 +35,8 @@ from api.errors import (
     unsupported,
 )
 from api.files.storage import FileStorage
+from api.generation.formatter import PromptScores
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
-from api.generation.logprobs import ScoredPrompt
 from api.generation.models import GenerationService
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
@@ -69,7 +69,7 @@ from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, Tr
 
 log = logging.getLogger(__name__)
 
-LANE = NUM_LANES - 1  # behind every interactive job
+LANE = NUM_LANES - 1  # after every interactive job
 STOP_CHECK_S = 1.0
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
@@ -99,7 +99,7 @@ class Endpoint:
         if getattr(request, "queue_timeout", None) is not None:
             raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
         if getattr(request, "durability", None) is not None:
-            raise unsupported("durability", "the batch has it, not its rows")
+            raise unsupported("durability", "belongs to the batch, not to its rows")
         return request
 
 
@@ -235,12 +235,14 @@ class RowTask:
         """
         context, backoff = self._context, _backoff()
         client_id = _shown(self._row.custom_id)
+        trace = self._span.context
         caller = Caller(
             self._request_id,
             self._job_id,
             client_id,
             context.tenant,
-            trace=self._span.context,
+            traceparent="" if trace is None else trace.traceparent,
+            tracestate="" if trace is None else trace.tracestate,
         )
         while True:
             try:
@@ -332,7 +334,7 @@ class RowTask:
             return None
         return await self._open(START, prepared.prompt)
 
-    async def _open(self, after: Cursor, prompt: ScoredPrompt | None) -> JobStream:
+    async def _open(self, after: Cursor, prompt: PromptScores | None) -> JobStream:
         """Returns the stream of the job that exists; retries while the store is away."""
         backoff = _backoff()
         while True:
@@ -342,7 +344,7 @@ class RowTask:
                 await backoff.wait()
 
     async def _cancel(self) -> bool | None:
-        """Cancels the job. Returns whether it exists; None while the store is away."""
+        """Cancels the job. Returns whether it exists; None while Redis is unavailable."""
         try:
             result = await self._context.run.jobs.store.cancel(self._job_id, ErrorCode.CANCELLED)
         except TransportError:
@@ -387,7 +389,7 @@ def _backoff() -> Backoff:
 
 
 def _shown(custom_id: str) -> str | None:
-    """Returns the id that logs show as the client's; None where it is not printable ASCII."""
+    """Returns the id that logs show as the client's; None if it is not printable ASCII."""
     return custom_id if custom_id.isascii() and custom_id.isprintable() else None
 
 

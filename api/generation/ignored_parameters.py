@@ -159,7 +159,9 @@ UNUSED_MEMBERS = (
         "no prompt is truncated; one that does not fit is `context_length_exceeded`",
     ),
     UnusedMember("truncation", (RESPONSE,), _one_of("disabled"), _SAME, False),
-    UnusedMember("max_tool_calls", (RESPONSE,), _COUNT, "it limits built-in tools: there are none"),
+    UnusedMember(
+        "max_tool_calls", (RESPONSE,), _COUNT, "it limits built-in tools, which do not exist here"
+    ),
     UnusedMember("context_management", (RESPONSE,), _EMPTY, _SAME, False),
     UnusedMember(
         "stream_options.include_obfuscation", _OPENAI, _one_of(True), "no padding is sent"
@@ -190,7 +192,7 @@ UNUSED_MEMBERS = (
     UnusedMember("container", (MESSAGE,), _LABEL, "no tool runs at this server"),
     UnusedMember("container", (MESSAGE,), _OBJECT, "no tool runs at this server"),
     UnusedMember("betas", (MESSAGE,), _EMPTY, _SAME, False),
-    UnusedMember("betas", (MESSAGE,), _LIST, "what is served needs no header"),
+    UnusedMember("betas", (MESSAGE,), _LIST, "no feature served here needs a header"),
     UnusedMember("fallbacks", (MESSAGE,), _EMPTY, _SAME, False),
     UnusedMember("fallbacks", (MESSAGE,), _LIST, "no request is declined"),
     UnusedMember("fallbacks", (MESSAGE,), _one_of("default"), "no request is declined"),
@@ -262,7 +264,7 @@ class IgnoredMembers:
         return ", ".join(self.names) or None
 
     def rest(self, rows: Rows, name: str, value: Any) -> Any | None:
-        """Returns what is left of the value of member `name`; None where that is nothing. The value
+        """Returns the rest of the value of member `name`; None where nothing is left. The value
         stays as it is. Raises InvalidParameter where nothing may be ignored."""
         for row in rows:
             if row.path == name:
@@ -280,8 +282,8 @@ class IgnoredMembers:
         return value
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Adds what the model does not see: few different names, of the code's own choice. Raises
-        InvalidParameter where nothing may be ignored."""
+        """Adds names of parts that the model does not see. Raises InvalidParameter where nothing
+        may be ignored."""
         for name in names:
             if self._refuse:
                 raise unsupported(name, "it is not served, and would be left out")
@@ -315,7 +317,7 @@ class IgnoredMembers:
             self.names.append(name)
 
 
-# Of the request that is read now: set before its body is parsed, read while its job is made.
+# The ignored members of the current request: set before its body is parsed.
 request_ignored: ContextVar[IgnoredMembers] = ContextVar("request_ignored")
 
 
@@ -325,7 +327,7 @@ def report_ignored(
     why: str = "this model does not use it, does not support this value or cannot be kept to it",
 ) -> None:
     """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
-    the dialect. Raises InvalidParameter, which says `why`, where such a request is refused."""
+    the dialect. Raises InvalidParameter, with `why` in it, if such a request is refused."""
     for name in names:
         shown = (renamed or {}).get(name, name)
         refusal = unsupported(shown, why)
@@ -384,7 +386,7 @@ def members_without_field(kind: str) -> Mapping[str, str]:
 
 
 def schema_without_field(kind: str, name: str) -> dict[str, Any]:
-    """Returns the JSON schema of what is accepted of such a member; null always is."""
+    """Returns the JSON schema of the accepted values of such a member, among them null."""
     rows = [row for row in rows_of(kind).get(name, ()) if row.path == name]
     return {"anyOf": [*(dict(row.values.schema) for row in rows), {"type": "null"}]}
 
@@ -395,10 +397,10 @@ _OTHERWISE = "only values that change nothing are accepted"
 def without_unused(
     body: Mapping[str, Any], kind: str, known: frozenset[str], ignored: IgnoredMembers
 ) -> dict[str, Any]:
-    """Returns `body` without nulls and without what changes nothing.
+    """Returns `body` without nulls and without values that change nothing.
 
     Raises InvalidParameter (code unsupported_parameter) for every other member that is not in
-    `known`, and for what would be ignored where that is refused.
+    `known`, and for ignored values where these are refused.
     """
     rows = rows_of(kind)
     kept = {}

@@ -1,8 +1,8 @@
 """Base models of the requests: pydantic models that are strict and refuse unknown parameters.
 
 A parameter whose value is null counts as absent (see `api.generation.validation.parse_request`).
-Where `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` are None the model's
-sampling defaults hold. SamplingParams checks their ranges, whatever the dialect.
+The model's sampling defaults replace a `temperature`, `top_p`, `top_k`, `min_p` or
+`repetition_penalty` that is None. SamplingParams checks their ranges, whatever the dialect.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RequestModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Returns the schema of what is accepted: null for every optional parameter, and the
+        """Returns the schema of accepted values: null for every optional parameter, and the
         parameters without a field."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
@@ -132,7 +132,7 @@ def _check_boolean(value: Any) -> Any:
 
 # A Literal alone would accept 0.
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_check_boolean)]
-# Seconds until a worker must have begun the job.
+# Seconds until a worker must have started the job.
 QueueTimeout = Annotated[float, Field(ge=0.1, le=86_400)]
 # Tokens of a choice to an event of a stream.
 StreamInterval = Annotated[int, Field(ge=1, le=4096)]
@@ -313,7 +313,7 @@ def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) ->
         )
 
 
-# Queue priorities that a client may choose: default, or behind all others.
+# Queue priorities that a client may choose: default, or after all others.
 
 MAX_PRIORITY = NUM_LANES - 2  # the last lane is for batches
 FLEX_LANE = 4

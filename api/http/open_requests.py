@@ -12,6 +12,7 @@ from starlette.types import Receive
 
 from api.dependencies import provided
 from api.errors import unavailable
+from api.http.caller import disconnect
 from api.http.shares import SHARE, Pot
 from shared.tasks import cancel_and_wait
 
@@ -66,12 +67,6 @@ class OpenRequest:
         return Ending.LEFT
 
 
-async def disconnect(receive: Receive) -> None:
-    """Waits until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 class OpenRequests:
     """The responses in progress of this frontend, at most `limit`, of a tenant its share."""
 
@@ -115,7 +110,7 @@ class OpenRequests:
                 self._open.discard(request)
 
     def close(self, why: str) -> None:
-        """Refuses new requests for good; open ones go on."""
+        """Refuses new requests for good; open ones continue."""
         self._closed = why
 
     def hold(self, why: str | None) -> None:

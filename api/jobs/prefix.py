@@ -41,8 +41,8 @@ class JobPrefix(ResponseModel):
     """How much of a prompt an earlier job had computed, and why it was computed again.
 
     `same_tokens`: that the prompt begins with and the earlier job's prompt and output too;
-    `lost_tokens`: of the earlier job behind them. The texts are those around the first different
-    token; null where there is none, or where the earlier output is no longer stored.
+    `lost_tokens`: of the earlier job after them. The texts are those around the first different
+    token; null without one, or if the earlier output is no longer stored.
     """
 
     cause: Cause
@@ -161,7 +161,7 @@ def _compared(record: JobRecord, earlier: _Earlier) -> JobPrefix:
         )
         return found
     if not earlier.has_output and same >= other.prompt_tokens:
-        # Its output is not there to compare: what was cached of it shows how far it is the same.
+        # Its output is not stored: the cached part of it shows how far it is the same.
         found.same_tokens = same = max(same, cached)
         if same + BLOCK_TOKENS >= min(total, record.prompt_tokens):
             return found
@@ -181,7 +181,7 @@ def _evicted(record: JobRecord, other: JobRecord) -> str:
 def _changed(other: JobRecord, same: int, cause: Cause) -> str:
     return (
         f"The prompt differs from job {_name(other)} after {same} tokens, {_CHANGED[cause]}. "
-        "All tokens behind that place are computed again."
+        "All tokens after that place are computed again."
     )
 
 

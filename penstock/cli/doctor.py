@@ -91,7 +91,7 @@ def _findings() -> Iterator[Finding]:
 def _settings() -> tuple[Any, Any, list[Finding]]:
     """Returns the launcher's and the worker's settings, None where they are bad, and findings."""
     from penstock.doctor.finding import fine, warning, wrong
-    from penstock.launcher.settings import LauncherSettings
+    from penstock.launcher.settings import LauncherSettings, setting_names
     from shared.environment import name_warnings
     from shared.settings import SettingsError, load_settings
     from worker.settings import WorkerSettings
@@ -106,7 +106,7 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
             return None
 
     launcher = load(LauncherSettings)
-    # Of `up`: it gives its children the address of a private server.
+    # For `up`: it gives its children the address of a private server.
     is_given = launcher is not None and launcher.redis_url
     given = {} if is_given else {"redis_url": "unix:///private"}
     worker = load(WorkerSettings, **given)
@@ -114,7 +114,8 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
         from api.settings import ApiSettings
 
         load(ApiSettings, **given)
-    bad += [warning("settings", sentence) for sentence in name_warnings(os.environ)]
+        unknown = name_warnings(os.environ, setting_names())
+        bad += [warning("settings", sentence) for sentence in unknown]
     if not bad:
         bad.append(fine("settings", "All of them can be used."))
     return launcher, worker, bad

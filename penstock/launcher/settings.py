@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,17 @@ from pydantic import Field
 
 from shared.keys import NAMESPACE
 from shared.settings import EnvironmentSettings
+
+
+@cache
+def setting_names() -> frozenset[str]:
+    """Returns the names of all settings: of the launcher, of frontends and of workers."""
+    # Imported here: few processes need the names of others' settings.
+    from api.settings import ApiSettings
+    from worker.settings import WorkerSettings
+
+    classes = (LauncherSettings, ApiSettings, WorkerSettings)
+    return frozenset(name for settings in classes for name in settings.model_fields)
 
 
 class LauncherSettings(EnvironmentSettings):
@@ -39,13 +51,13 @@ class LauncherSettings(EnvironmentSettings):
     )
     models_file: Path | None = Field(
         None,
-        description="TOML file with a table [[models]] for each model; its workers are started in "
-        "place of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
+        description="TOML file with a table [[models]] for each model; its workers are started "
+        "instead of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
     )
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
     data_dir: Path = Field(
         Path(".penstock"),
-        description="Where the private server keeps its append-only file, socket, lock and log, "
+        description="Directory of the private server's append-only file, socket, lock and log, "
         "and frontends the bytes of files.",
     )
     ready_timeout_s: float = Field(
@@ -55,7 +67,7 @@ class LauncherSettings(EnvironmentSettings):
         description="Seconds until the first token must be servable (a model may be downloading).",
     )
     ready_format: Literal["text", "json"] = Field(
-        "text", description="Form of what is printed when the service is ready; json: one object."
+        "text", description="Format of the line that reports the ready service; json: one object."
     )
     stop_timeout_s: float = Field(
         5.0,

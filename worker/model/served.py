@@ -17,7 +17,7 @@ from worker.model.parallel.group import Placement
 
 
 class ServedConfig(Protocol):
-    """The bounds of a model, as its checkpoint says."""
+    """The bounds of a model, from its checkpoint."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -59,7 +59,7 @@ class ServedModel(Protocol):
 
 
 Report = Callable[[float], None]  # gets the share that is done, 0 to 1
-# Gets what is being done while a model loads, and the share of it that is done, 0 to 1.
+# Gets the stage of a model that loads, and its progress, 0 to 1.
 Progress = Callable[[str, float], None]
 WEIGHTS, KERNELS, LAYOUT = "loading weights", "compiling kernels", "laying out weights"
 

@@ -8,22 +8,24 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.dialects.completions.protocol import CompletionRequest
 from api.errors import unsupported
 from api.generation.formatter import ResponseContext, Timing
-from api.generation.grammars import checked_grammar
 from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
-from api.generation.prompt import EncodedPrompt, encoded_prompts, is_short_prompt
+from api.generation.prompt import checked_grammar
 from api.generation.protocol import job_lane, served_tier
-from api.generation.sampling import (
+from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
-    ContextBudget,
     ResponseSize,
-    check_prompt_logprobs,
     prompt_logprobs_bytes,
+)
+from api.generation.sampling import (
+    ContextBudget,
+    check_prompt_logprobs,
     renamed_parameters,
     sampling_params,
 )
+from api.generation.text_prompts import EncodedPrompt, encoded_prompts, is_short_prompt
 from api.http.caller import Caller
 from api.http.sse import json_bytes
 from api.jobs.new_job import Prepared, new_job, now_s, sibling
@@ -103,7 +105,7 @@ async def prepare_completions(
     model = await generation.models.require(completion.model)
     is_at_once = is_short_prompt(model, completion.prompt) and not completion.echo
     best_of = check_choices(completion)
-    if not is_at_once:  # what is wrong is refused before the long work
+    if not is_at_once:  # faults are refused before the long work
         _fitted(generation, completion, completion_sampling(completion, model.budget()))
     lane = job_lane(completion)
     if is_at_once:
@@ -188,7 +190,7 @@ def _fitted(
     num_prompts: int = 1,
     repeated: tuple[str, int] = ("echo", 0),
 ) -> SamplingParams:
-    """Returns the sampling of one of so many prompts, for a response within its bound.
+    """Returns the sampling of one of `num_prompts` prompts, for a response within its bound.
 
     `repeated`: the member that requests the prompts in the answer, and their bytes in it.
     """

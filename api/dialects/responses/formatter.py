@@ -35,7 +35,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
     """Numbers its events; leaves out those that the reader has.
 
     `failed` ends a stream and not the response. Its event has the number of the last one that its
-    reader has: a reader that resumes behind it misses nothing and gets nothing twice.
+    reader has: a reader that resumes after it misses nothing and gets nothing twice.
     """
 
     kind = "response"
@@ -110,7 +110,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         url, number = f"GET /v1/responses/{self._id}?stream=true", self._last_number(last_sent)
         if number >= 0:
             url += f"&starting_after={number}"
-        return f"{url} goes on from here."
+        return f"{url} continues from here."
 
     def _last_number(self, last_sent: Any) -> int:
         """Returns the number of the last event that the reader has; -1 before the first."""

@@ -66,6 +66,9 @@ def test_each_table_is_a_model_with_its_own_settings(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.promise(
+    "Models: workers divide the cores and the memory of their device (of default sizes)"
+)
 def test_cores_are_divided_among_the_workers_of_all_models(tmp_path: Path) -> None:
     assert [int(number) for number in threads(specs_of(tmp_path, TWO))] == [2, 3, 3]
     fixed = TWO.replace("workers = 2", "workers = 2\nnum_threads = 1")
@@ -181,7 +184,7 @@ def test_each_worker_gets_a_cuda_device_of_its_own(
             2,
             {"PENSTOCK_DEVICE": "cuda:0", "CUDA_VISIBLE_DEVICES": ""},
             1,
-            "no CUDA device is there",
+            "there is no CUDA device",
         ),
     ],
 )
@@ -275,13 +278,13 @@ def test_what_one_engine_alone_has_reaches_the_tables_of_this_engine(
     text = '[[models]]\n[[models]]\nengine = "vllm"\nvllm_args = {enforce_eager = true}'
     own, vllm = specs_of(tmp_path, text)
     assert (own.engine, vllm.engine) == ("penstock", "vllm")
-    assert {name: own.variable(name) for name in given} == {
+    assert {name: own.setting(name) for name in given} == {
         "ENGINE_PYTHON": "",  # its worker would refuse the launcher's
         "VLLM_SAMPLER": "",
         "CPU_TIER": "packed",
         "LOOKAHEAD": "1",
     }
-    assert {name: vllm.variable(name) for name in given} == {
+    assert {name: vllm.setting(name) for name in given} == {
         "ENGINE_PYTHON": "/opt/vllm/bin/python",
         "VLLM_SAMPLER": "vllm",
         "CPU_TIER": "",
@@ -297,7 +300,7 @@ def test_the_engine_of_the_environment_counts_too(
     monkeypatch.setenv("ENGINE", "vllm")
     monkeypatch.setenv("VLLM_SAMPLER", "vllm")
     own, vllm = specs_of(tmp_path, '[[models]]\nengine = "penstock"\n[[models]]')
-    assert (own.variable("VLLM_SAMPLER"), vllm.variable("VLLM_SAMPLER")) == ("", "vllm")
+    assert (own.setting("VLLM_SAMPLER"), vllm.setting("VLLM_SAMPLER")) == ("", "vllm")
 
 
 @pytest.mark.parametrize(
@@ -317,6 +320,9 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
         specs_of(tmp_path, f"[[models]]\nengine = {engine!r}")
 
 
+@pytest.mark.promise(
+    "Models: a file of models that cannot be used is one sentence that names the table and the key"
+)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

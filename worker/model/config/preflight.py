@@ -26,7 +26,7 @@ def check_checkpoint(options: EngineOptions) -> None:
     try:
         config = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
-        return  # the reader of the whole file says what is wrong with it
+        return  # the reader of the whole file reports its fault
     if not isinstance(config, Mapping):
         return
     if options.model_impl != "native":

@@ -29,7 +29,7 @@ _WIDEST = SamplingParams(
     logprobs=20,
     seed=0,
 )
-# What the kernels that draw tokens are compiled for: nobody waits for a compiler in mid-answer.
+# What the kernels that draw tokens are compiled for: so that no answer waits for a compiler.
 _CUDA_PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0, presence_penalty=0.5, seed=0),

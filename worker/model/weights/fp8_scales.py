@@ -16,10 +16,10 @@ from worker.model.weights.safetensors_files import StoredTensor
 
 FP8_TYPE = "F8_E4M3"
 _WEIGHT = ".weight"
-# Whatever the name says, a weight is its values times these.
+# Whatever its name, a weight is its values times these.
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _INPUT_SCALES = (".input_scale", ".activation_scale")
-# Of keys, values and outputs in FP8, which are kept as they are.
+# Scales of keys, values and outputs in FP8, which are kept as they are.
 _OTHERS = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
 _TYPES = frozenset({"F32", "BF16", "F16"})
 

@@ -34,7 +34,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies: `num_bytes` of `path` from `offset` on, row by row."""
+    """The place of a tensor: `num_bytes` of `path` from `offset` on, row by row."""
 
     path: Path
     name: str
@@ -51,7 +51,7 @@ class StoredTensor:
 
     def read_into(self, memory: Tensor, start: int = 0) -> None:
         """Fills uint8 `memory` [n], on the host and contiguous, with the bytes of row `start` and
-        of those behind it.
+        of those after it.
 
         Raises CheckpointError for a file that cannot be read, or has become shorter.
         """

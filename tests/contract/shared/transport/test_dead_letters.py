@@ -9,7 +9,8 @@ import pytest
 from shared.keys import new_job_id
 from shared.messages import Job, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, DeadLetter, QueueFull, Requeued
+from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from shared.transport.ports.jobs import AdmissionLimits, QueueFull
 from tests.contract.shared.transport.steps import LIMITS, MODEL, Steps
 from tests.support.redis_server import assert_every_key_expires
 
@@ -58,6 +59,7 @@ async def test_a_letter_is_run_again_as_a_job_without_a_history(transport: Redis
     await steps.assert_counters_true()
 
 
+@pytest.mark.promise("Access: a job that crashed workers is kept, and can be requeued once")
 async def test_a_dead_letter_is_requeued_once(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await poison(steps)

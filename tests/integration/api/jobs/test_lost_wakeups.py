@@ -76,7 +76,7 @@ def admission_over(transport: RedisTransport) -> Admission:
     durable = DurableAccept(store, Durability.NONE, 1, 5.0)
     limits = AdmissionLimits(max_queued_jobs=0)  # a job that was accepted is not asked again
     return Admission(
-        store, lambda _: limits, DisconnectTracker(store), AcceptedJobs(store), durable
+        store, lambda _: limits, DisconnectTracker(store).cancel, AcceptedJobs(store).add, durable
     )
 
 
@@ -120,7 +120,7 @@ async def test_text_and_end_whose_frames_were_lost_are_read(
     await stream.aclose()
 
 
-async def test_a_cancel_whose_frame_was_lost_is_heard_of(
+async def test_a_cancel_with_a_lost_frame_still_arrives(
     transport: RedisTransport, relay: EventRelay
 ) -> None:
     steps = Steps(transport)

@@ -11,6 +11,7 @@ from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
 from api.deployment.view import ViewKey
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
+from shared.transport.ports.dead_letters import DeadLetter, Requeued
 from shared.transport.ports.deployment import (
     History,
     HistorySlot,
@@ -18,7 +19,7 @@ from shared.transport.ports.deployment import (
     ProcessReport,
     TenantLoad,
 )
-from shared.transport.ports.jobs import AdmissionLimits, DeadLetter, Requeued
+from shared.transport.ports.jobs import AdmissionLimits
 from shared.transport.ports.registry import WorkerStatus
 from tests.unit.api.jobs.relay_fakes import record_of
 
@@ -113,7 +114,7 @@ async def test_the_busiest_tenants_are_shown_and_of_a_tenant_its_own() -> None:
     assert [name for name, _ in own.lists["tenants"]] == ["t7"]
 
 
-async def test_who_holds_what_is_for_operators_alone() -> None:
+async def test_holdings_are_shown_only_to_operators() -> None:
     fakes = Fakes()
     pots = [
         {"pot": "uploads", "used": 1, "limit": 16, "refused": 0, "holders": [["t1", 1]]},

@@ -19,7 +19,8 @@ from api.generation.thread_pool import (
     client_gone,
     request_bytes,
 )
-from api.http.shares import Accounts, Payer, payer
+from api.http.accounts import Accounts
+from api.http.shares import Payer, payer
 from shared.cpu_time import add_cpu_s
 
 
@@ -42,6 +43,7 @@ async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
     pool.close()
 
 
+@pytest.mark.promise("Access: a burst of 300 requests in one instant is queued, not refused")
 async def test_what_waits_for_a_text_thread_is_bounded_in_bytes_and_one_may_always_wait() -> None:
     pool, release = TextPool(threads=1, max_waiting_bytes=10 * MIN_BYTES), threading.Event()
     waiting = [asyncio.create_task(pool.run(release.wait, 20))]
@@ -283,7 +285,7 @@ async def test_the_processor_time_of_failed_and_of_delegated_work_is_charged_to_
     None
 ):
     accounts = Accounts()
-    pool = TextPool(threads=1, max_waiting_bytes=2**20, accounts=accounts)
+    pool = TextPool(threads=1, max_waiting_bytes=2**20, charge=accounts.charge)
 
     def fails() -> None:
         _use_cpu(0.02)
@@ -324,6 +326,11 @@ async def test_who_used_most_elsewhere_goes_last() -> None:
     pool.close()
 
 
+@pytest.mark.promise(
+    "Neighbours: processor seconds of text, grammars and masks and refused requests are charged to "
+    "the tenant that asked, also where the request fails; who used most goes last at the text "
+    "threads, for a bounded time"
+)
 async def test_who_used_most_waits_for_a_bounded_time_of_the_others_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

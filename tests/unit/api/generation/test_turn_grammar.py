@@ -17,10 +17,8 @@ from api.generation.grammars import (
 )
 from api.generation.tools import ToolUse
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import (
-    CALL_PARSERS,
-    Thinking,
-)
+from api.output_parsers.format_parser import FAMILIES, family_of
+from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.tool_formats import ToolFormat
 from tests.support.grammar_model import TOOLS, Model, checked_calls, tool_use
@@ -45,7 +43,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_every_tool_format_has_a_grammar_and_a_parser() -> None:
     assert set(CALL_GRAMMARS) == set(ToolFormat) - {ToolFormat.TEXT}
-    assert set(CALL_PARSERS) == set(ToolFormat)
+    assert set(FAMILIES) == set(ToolFormat)
+    assert all(family_of(form).read for form in ToolFormat)
 
 
 def grammar_for(model: Model, use: ToolUse, thinking: Thinking, **more: Any) -> Grammar:
@@ -84,6 +83,10 @@ def test_a_named_tool_is_the_one_that_is_called(model: Model) -> None:
             assert checked_calls(model.read(text, use, Thinking.NO)) == ["put"]
 
 
+@pytest.mark.promise(
+    "Clients: a named function is called exactly once, a required one at least once, in every "
+    "dialect"
+)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_named_tool_is_called_once_and_a_required_one_at_least_once(
     model: Model, parallel: bool

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from api.jobs import accepted_jobs
-from api.jobs.accepted_jobs import DURABLE_S, MAX_BLIND_S, PAGE, PATIENCE_S, AcceptedJobs
+from api.jobs.accepted_jobs import DURABLE_S, PAGE, AcceptedJobs
 from shared.keys import new_job_id
 from shared.messages import Durability, Idempotency, Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import QueueFull, Restored
+from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, QueueFull, Restored
 
 
 class Store:
@@ -113,7 +113,7 @@ async def test_what_was_cancelled_or_removed_never_comes_back() -> None:
     assert bench.store.found == {cancelled.job_id: JobState.CANCELLED}
 
 
-async def test_who_could_not_look_for_long_queues_nothing_again() -> None:
+async def test_a_frontend_after_a_long_pause_queues_no_job_again() -> None:
     bench = Bench()
     bench.accept()
     bench.store.found.clear()

@@ -34,7 +34,7 @@ def gemv_kernel(
     HAS_NORM: tl.constexpr,
     ADDS_ONE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,  # of a gate; 0: there is none
+    ACTIVATION: tl.constexpr,  # of a gate; 0: no gate
 ):
     """Computes norm(x) @ weight.T + bias, its gate, and adds a residual. Grid: (blocks of OUT,).
 
