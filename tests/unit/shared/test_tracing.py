@@ -49,7 +49,7 @@ def test_a_traceparent_is_read(traceparent: str, flags: int) -> None:
         f"00-{TRACE[:-1]}٣-{SPAN}-01",
     ],
 )
-def test_what_is_no_traceparent_is_none(traceparent: str) -> None:
+def test_a_malformed_traceparent_is_none(traceparent: str) -> None:
     assert TraceContext.parse(traceparent) is None
 
 
@@ -110,7 +110,7 @@ def test_without_a_collector_nothing_is_made_and_contexts_pass_through(
         ({"OTEL_BSP_SCHEDULE_DELAY": "0"}, "schedule_delay"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_stops_nothing(
+def test_unsupported_tracing_options_are_warnings(
     variables: dict[str, str],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
