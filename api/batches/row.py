@@ -35,8 +35,8 @@ from api.errors import (
     unsupported,
 )
 from api.files.storage import FileStorage
+from api.generation.formatter import PromptScores
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
-from api.generation.logprobs import ScoredPrompt
 from api.generation.models import GenerationService
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
@@ -235,12 +235,14 @@ class RowTask:
         """
         context, backoff = self._context, _backoff()
         client_id = _shown(self._row.custom_id)
+        trace = self._span.context
         caller = Caller(
             self._request_id,
             self._job_id,
             client_id,
             context.tenant,
-            trace=self._span.context,
+            traceparent="" if trace is None else trace.traceparent,
+            tracestate="" if trace is None else trace.tracestate,
         )
         while True:
             try:
@@ -332,7 +334,7 @@ class RowTask:
             return None
         return await self._open(START, prepared.prompt)
 
-    async def _open(self, after: Cursor, prompt: ScoredPrompt | None) -> JobStream:
+    async def _open(self, after: Cursor, prompt: PromptScores | None) -> JobStream:
         """Returns the stream of the job that exists; retries while the store is away."""
         backoff = _backoff()
         while True:

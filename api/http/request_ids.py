@@ -85,7 +85,10 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        set_caller(scope, replace(_new_caller(scope), trace=span_in(scope).context))
+        caller, context = _new_caller(scope), span_in(scope).context
+        if context is not None:
+            caller = replace(caller, traceparent=context.traceparent, tracestate=context.tracestate)
+        set_caller(scope, caller)
         status = 0
         begin_s = time.monotonic()
 
