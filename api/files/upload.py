@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 255
 FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
 MAX_SHOWN = 8  # names of fields in a response header
 _SHOWN_FIELD = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
-FORM_BYTES = 64 * 1024  # what a form may have beside its file
+FORM_BYTES = 64 * 1024  # bytes of a form besides its file
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """The server: uvicorn with a graceful shutdown, and with bounds on what one client can hold up.
 
-uvicorn stops listening at the first signal. DrainingServer goes on listening: it responds 503 to
+uvicorn stops listening at the first signal. DrainingServer keeps listening: it responds 503 to
 new requests and to the readiness probe, lets open responses finish for a while, ends the others
-with an event that says where to resume, and then stops.
+with an event that has the offset to resume from, and then stops.
 
-uvicorn bounds neither the size of a head nor its time, keeps trailers without end, waits for ever
+uvicorn bounds neither the size of a head nor its time, keeps trailers without end, waits forever
 for a client that stopped reading, loses the body of a request that offers an upgrade to HTTP/2, and
 sends chunks to HTTP/1.0: docs/adr/0035 has a row for each. Responses that HttpProtocol makes do not
 pass the application's middleware.
@@ -87,7 +87,7 @@ class DrainingServer(uvicorn.Server):
         if not self._is_cut:
             self._is_cut = True
             log.warning(
-                "the shutdown time is over; open requests are cut",
+                "shutdown timeout expired; cutting open requests",
                 extra={"open_requests": len(self._open_requests)},
             )
             self._open_requests.cut_all()
@@ -279,13 +279,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _stalled(self) -> None:
         log.info(
-            "a client stopped reading; its connection is closed",
+            "a client stopped reading; closing its connection",
             extra={"limit_s": self._write_timeout_s},
         )
         self.transport.abort()
 
     def _refuse(self, status: int, phrase: str, message: str, code: str) -> None:
-        """Closes the connection, with an error response unless this request has begun its own."""
+        """Closes the connection, with an error response unless this request has started its own."""
         self._clear_deadline()
         is_answered = self.cycle is not None and self.cycle.response_started
         if is_answered and not (self._is_body_complete and self._is_idle()):

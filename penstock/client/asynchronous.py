@@ -50,7 +50,7 @@ class AsyncStream:
 
     @property
     def answer(self) -> Answer:
-        """What was read so far."""
+        """The answer read so far."""
         return self._reading.answer
 
     async def result(self) -> Answer:
@@ -143,7 +143,7 @@ class AsyncClient:
         and streams fail after `patience_s` without a success, when each URL was tried; with 0 each
         is tried once. `timeout_s`: without a byte of a response that is no
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
-        them. Raises ValueError for what is no URL.
+        them. Raises ValueError for an invalid URL.
         """
         self._places = Places(urls)
         self._patience_s = patience_s
@@ -223,10 +223,10 @@ class AsyncClient:
         )
 
     def follow(self, job_id: str, *, raw: bool = False, after: str = "") -> AsyncStream:
-        """Returns the stream of a job that somebody has submitted, from its begin.
+        """Returns the stream of a submitted job, from its start.
 
         Leaving it does not cancel the job. `raw`, and jobs that `submit` did not make: the text as
-        the model wrote it, its reasoning and calls in it, behind the event id `after`.
+        the model wrote it, its reasoning and calls in it, after the event id `after`.
         """
         if raw or after or not job_id.startswith("resp_"):
             return AsyncStream(self, LogReading(job_id, after))

@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def answer(self) -> Answer:
-        """What was read so far."""
+        """The answer read so far."""
         return self._reading.answer
 
     def result(self) -> Answer:
@@ -142,7 +142,7 @@ class Client:
         and streams fail after `patience_s` without a success, when each URL was tried; with 0 each
         is tried once. `timeout_s`: without a byte of a response that is no
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
-        them. Raises ValueError for what is no URL.
+        them. Raises ValueError for an invalid URL.
         """
         self._places = Places(urls)
         self._patience_s = patience_s
@@ -220,10 +220,10 @@ class Client:
         return str(self.call("POST", "/v1/responses", body, idempotency_key=new_key())["id"])
 
     def follow(self, job_id: str, *, raw: bool = False, after: str = "") -> Stream:
-        """Returns the stream of a job that somebody has submitted, from its begin.
+        """Returns the stream of a submitted job, from its start.
 
         Leaving it does not cancel the job. `raw`, and jobs that `submit` did not make: the text as
-        the model wrote it, its reasoning and calls in it, behind the event id `after`.
+        the model wrote it, its reasoning and calls in it, after the event id `after`.
         """
         if raw or after or not job_id.startswith("resp_"):
             return Stream(self, LogReading(job_id, after))

@@ -143,6 +143,10 @@ async def _no_job(scenario: Scenario, names: Sequence[str]) -> bool:
     return any(gone) or "restored a job that Redis had lost" in worker.log
 
 
+@pytest.mark.promise(
+    "Responses: an accepted response ends and can be retrieved, also if Redis loses it: its worker "
+    "or its frontend puts it back (while one of the two lives)"
+)
 async def test_background_responses_outlive_an_emptied_server(
     scenario: Scenario, background: Background
 ) -> None:

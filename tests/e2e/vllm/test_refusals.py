@@ -115,6 +115,10 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
         )
 
 
+@pytest.mark.promise(
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
+)
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import redis.asyncio
 
 from penstock.launcher.processes import ReportPipe
@@ -237,6 +238,7 @@ async def test_a_stalled_engine_is_replaced(
     assert "makes no progress" in worker.log
 
 
+@pytest.mark.promise("Streaming: SIGTERM to a worker loses nothing")
 async def test_sigterm_lets_running_jobs_finish(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
@@ -285,6 +287,7 @@ async def test_a_second_sigterm_hands_back_at_once(
     assert await frontend.state(job_id) is JobState.QUEUED
 
 
+@pytest.mark.promise("HTTP: an idle worker stops at once")
 async def test_an_idle_worker_ends_at_once_and_leaves_no_process(
     start_worker: StartWorker, frontend: Frontend
 ) -> None:

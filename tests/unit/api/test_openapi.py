@@ -249,6 +249,10 @@ def test_the_document_allows_what_is_accepted(
     assert [fault.message for fault in faults] == []
 
 
+@pytest.mark.promise(
+    "Clients: every route is documented, accepts no other bodies than documented ones, and returns "
+    "only documented statuses and bodies"
+)
 def test_a_body_that_the_document_does_not_allow_is_reported() -> None:
     """By what every service of the tests has, so that the test which sent the body fails."""
     found: list[str] = []

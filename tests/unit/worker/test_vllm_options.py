@@ -190,6 +190,10 @@ def test_what_is_not_the_operators_is_refused(text: str, sentence: str) -> None:
         parse_vllm_args(text)
 
 
+@pytest.mark.promise(
+    "vLLM: a setting, argument, interpreter or release that does not fit is one sentence that "
+    "names it"
+)
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

@@ -86,7 +86,7 @@ def pieces_of(tensor: StoredTensor, place: Place, scales: StoredScales | None) -
 
 @dataclass(slots=True)
 class ReadingTime:
-    """What was read, and how long it took."""
+    """The bytes read, and the time they took."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -192,7 +192,7 @@ def read_pieces(
     """Fills the weights. Memory beside them is that of the threads' buffers, and of a conversion.
 
     `on_progress` gets the share of the bytes that are in place, in this thread. Raises
-    CheckpointError for the first piece that cannot be read; the others are not begun then.
+    CheckpointError for the first piece that cannot be read; the others are not started then.
     """
     reading, buffers = ReadingTime(), _Buffers()
 

@@ -27,6 +27,10 @@ async def pass_ms(steps: Steps, name: str, ms: int) -> None:
     await steps.redis.hincrby(steps.keys.limit("default"), f"{name}_ms", -ms)
 
 
+@pytest.mark.promise(
+    "Access: a tenant with limits gets the rest in response headers, in its dialect (as of the "
+    "admission; none for rows of a batch)"
+)
 async def test_the_remaining_limits_are_those_after_the_charge(transport: RedisTransport) -> None:
     steps = Steps(transport)
     result = await submit(steps, LIMITS)

@@ -61,6 +61,9 @@ async def test_a_tenants_limit_refuses_before_anything_is_written(
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
 
 
+@pytest.mark.promise(
+    "Access: a tenant's limits hold under concurrency, and unused allowance is returned"
+)
 @pytest.mark.parametrize(
     "limits",
     [
@@ -188,6 +191,10 @@ async def flood(steps: Steps, tenant: str, limits: AdmissionLimits) -> tuple[int
     raise AssertionError("nothing was refused")
 
 
+@pytest.mark.promise(
+    "Access: a flood delays only its own tenant, and no job starves (with the default limits; "
+    "about 20 tenants can flood the queue at once before one without queued jobs is refused)"
+)
 @pytest.mark.parametrize(
     ("limits", "scope"),
     [

@@ -43,6 +43,11 @@ async def numbers_taken(workers: list[Steps], count: int = 100) -> list[int]:
     return [len(await steps.pull(f"w{at}", count)) for at, steps in enumerate(workers)]
 
 
+@pytest.mark.promise(
+    "Access: jobs that arrive together divide evenly over the workers that pull, and a stopped "
+    "worker delays none (by number, within 50 ms of their submit; the speed of a worker does not "
+    "count)"
+)
 @pytest.mark.parametrize(
     ("num_workers", "num_jobs", "expected"),
     [

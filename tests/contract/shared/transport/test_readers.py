@@ -146,6 +146,9 @@ async def test_many_readers_are_renewed_in_one_call(transport: RedisTransport) -
     assert await steps.redis.pttl(steps.keys.frontend("fe2")) > 0
 
 
+@pytest.mark.promise(
+    "Access: readers at several frontends keep a job alive; jobs without readers leave the queue"
+)
 @pytest.mark.parametrize("state", ["queued", "running"])
 async def test_reap_ends_the_jobs_of_dead_frontends(transport: RedisTransport, state: str) -> None:
     steps = Steps(transport)

@@ -271,6 +271,10 @@ async def test_a_claim_that_was_lost_is_taken_back(transport: RedisTransport) ->
     await steps.assert_counters_true()
 
 
+@pytest.mark.promise(
+    "Responses: an accepted response ends and can be retrieved, also if Redis loses it: its worker "
+    "or its frontend puts it back (while one of the two lives)"
+)
 @pytest.mark.parametrize("how", ["cancelled", "finished", "deleted", "expired"])
 async def test_what_has_ended_does_not_come_back(transport: RedisTransport, how: str) -> None:
     steps = Steps(transport)

@@ -56,6 +56,10 @@ def outputs(path: Path, **options: Any) -> list[list[int]]:
     return [result.token_ids for result in generate(new_engine(built), PROMPTS, GREEDY)]
 
 
+@pytest.mark.promise(
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FP8_FORMATS)
 def test_on_the_cpu_it_says_what_its_twin_says(name: str, dtype: str, tmp_path: Path) -> None:

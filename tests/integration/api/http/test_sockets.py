@@ -295,6 +295,10 @@ BROKEN_FRAMINGS = {
 }
 
 
+@pytest.mark.promise(
+    "Clients: any input over a socket is answered with an error object or a closed connection, in "
+    "bounded time and memory"
+)
 @pytest.mark.parametrize("name", BROKEN_FRAMINGS)
 def test_what_breaks_http_is_refused_or_closed(strict: RunningService, name: str) -> None:
     assert_refused(exchange(strict, BROKEN_FRAMINGS[name]))

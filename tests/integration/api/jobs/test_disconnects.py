@@ -84,6 +84,7 @@ def job_in_state(service: RunningService, state: str, before: set[str]) -> str:
     return name
 
 
+@pytest.mark.promise("HTTP: a disconnect reaches the engine, also if a message is lost")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_leaving_cancels_the_job(service: RunningService, state: str, stream: bool) -> None:

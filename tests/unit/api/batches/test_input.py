@@ -112,6 +112,10 @@ def test_only_the_recorded_bytes_of_a_blob_are_read(tmp_path: Path) -> None:
     reader.close()
 
 
+@pytest.mark.promise(
+    "Batches: a file of a million rows is never in memory, neither as an upload nor as a batch "
+    "(100,000 rows (13 MiB in, 54 MiB out) grew their frontend by 12 MiB, once, by hand)"
+)
 def test_a_million_rows_are_checked_in_bounded_memory(tmp_path: Path) -> None:
     path, line = tmp_path / "rows", row("r%d") + b"\n"
     with path.open("wb") as file:

@@ -7,6 +7,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from api.deployment.view import Content, View
 from api.http.time_slices import TimeSlices
 
@@ -45,6 +47,7 @@ def content(rng: random.Random) -> Content:
     return Content({"service": {"n": rng.randrange(2)}}, {"jobs": shown, "workers": rows[:2]})
 
 
+@pytest.mark.promise("Dashboard: who missed changes has what is shown with the next event")
 async def test_who_applies_the_events_has_what_is_shown_however_many_it_missed() -> None:
     rng = random.Random(7)
     view, slices = View(), TimeSlices()

@@ -240,6 +240,10 @@ async def longest_turn(work: asyncio.Task[Any]) -> float:
     return longest_s
 
 
+@pytest.mark.promise(
+    "Streaming: a long response does not block the event loop, and its size is limited by its "
+    "request"
+)
 async def test_the_loop_has_its_turns_while_a_long_answer_is_sent() -> None:
     answer = long_answer()
     begun_s = time.thread_time()

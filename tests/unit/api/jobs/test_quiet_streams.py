@@ -130,6 +130,7 @@ def test_an_event_restarts_the_silence_timer() -> None:
     leap(main)
 
 
+@pytest.mark.promise("HTTP: idle does not spin, nor do waiting streams")
 def test_many_streams_share_calls_of_a_bounded_page_that_are_spread_over_time() -> None:
     async def main() -> None:
         count, store = 1500, FakeStore()

@@ -289,6 +289,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
     return text, [text[a:b] for a, b in itertools.pairwise(bounds)]
 
 
+@pytest.mark.promise("Runtime: stop strings with hold-back, logprobs, several choices, tool calls")
 @pytest.mark.parametrize("name", PARSERS)
 @settings(max_examples=examples(100), deadline=None)
 @given(cut=cut_texts())

@@ -77,6 +77,7 @@ def test_a_step_that_raises_once_costs_no_sequence_anything(
     assert record.request_ids == ["a", "b"]
 
 
+@pytest.mark.promise("Streaming: a failing step ends its own streams with an error, and no others")
 @LOOKAHEADS
 @pytest.mark.parametrize("names", [("bad",), ("a", "bad", "b"), ("bad", "a", "b")])
 def test_a_sequence_whose_steps_raise_is_found_and_ends_alone(

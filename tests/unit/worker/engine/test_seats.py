@@ -39,6 +39,11 @@ def step(engine: Engine, count: int, stories: dict[str, Story]) -> None:
         engine.check_integrity()
 
 
+@pytest.mark.promise(
+    "Access: running jobs share the seats of a worker: a job with many choices or a tenant with "
+    "many jobs gives seats to others, and blocks when they run out; `PENSTOCK_ENGINE=vllm` with "
+    "vLLM's own sampler shares the seats that become free, and takes none"
+)
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_job_of_many_choices_gives_seats_to_those_who_come(lookahead: int) -> None:
     engine, stories = make_engine(max_num_seqs=SEATS, lookahead=lookahead), dict[str, Story]()

@@ -28,6 +28,7 @@ def test_nothing_stops_before_the_first_token() -> None:
     assert stop_of([]) is None
 
 
+@pytest.mark.promise("Engine: each of several EOS ids stops")
 @pytest.mark.parametrize("eos", sorted(EOS_IDS))
 def test_each_of_several_eos_ids_stops(eos: int) -> None:
     assert stop_of([1, eos]) == StopMatch(STOP)

@@ -49,6 +49,7 @@ def steps_of(engine: Engine) -> int:
     return count
 
 
+@pytest.mark.promise("Grammars: with lookahead a grammar costs no step (64 tokens are 64 steps)")
 @pytest.mark.parametrize(("lookahead", "most"), [(0, 64), (1, 65)])
 def test_it_costs_no_step(lookahead: int, most: int) -> None:
     runner = ScriptedRunner()

@@ -71,6 +71,10 @@ def write_config(path: Path, model_type: str, **members: Any) -> Path:
     return path
 
 
+@pytest.mark.promise(
+    "Transformers: a model that would be computed otherwise is refused with a sentence, by its "
+    "configuration before its weights are read"
+)
 @pytest.mark.parametrize("model_type", WITHOUT_THE_INTERFACE)
 def test_models_that_mask_for_themselves(model_type: str, tmp_path: Path) -> None:
     write_config(tmp_path, model_type, **WITHOUT_THE_INTERFACE[model_type])
