@@ -1,1 +1,1 @@
-"""What is sent to a Redis server: ports, scripts, codecs and records of jobs."""
+"""Jobs in Redis: ports, scripts, codecs and records."""

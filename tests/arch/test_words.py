@@ -46,9 +46,12 @@ EXEMPT = (
 ALLOWED = {"api/dialects/responses/conversation.py": {"go on", "what was"}}
 # Rooms whose texts are still being rewritten.
 LATER = (
-    "docs/METRICS.md",
-    "shared/",
-    "worker/",
+    "shared/logs.py",
+    "shared/outages.py",
+    "shared/settings.py",
+    "shared/tracing.py",
+    "shared/tracing_environment.py",
+    "worker/engines/transformers/",
 )
 ROOMS = ("api", "worker", "shared", "penstock", "tools", "examples", "deploy", "clients/typescript")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docker-compose.yml", "docs")

@@ -122,7 +122,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     num_blocks = (cache.num_gpu_blocks or 1) - 1  # the null block holds nothing
     if num_blocks < 1:
         raise ModelError("this model generates no text: vLLM allocates no KV cache for it")
-    # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
+    # If layers keep other spans of a sequence, a block is not block_size of its tokens.
     capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
     capacity = min(capacity, num_blocks * cache.block_size)
     if options.max_model_len is not None and capacity < options.max_model_len:

@@ -280,7 +280,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if uses_own_sampler(options, given):
         args["logits_processors"] = [PROCESSOR]
     else:
-        # Of vLLM's grammar libraries the one that this project's grammars are written for.
+        # The one of vLLM's grammar libraries that this project's grammars are written for.
         args["structured_outputs_config"] = {"backend": "guidance"}
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
