@@ -1,1 +1,1 @@
-"""The protocol with a Redis server: ports, scripts, codecs and records of jobs."""
+"""Jobs in Redis: ports, scripts, codecs and records."""

@@ -39,7 +39,7 @@ class DeadLetters(Protocol):
     """
 
     async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
-        """Returns dead letters, newest first; of all tenants where `tenant` is None."""
+        """Returns dead letters, newest first; of all tenants if `tenant` is None."""
         ...
 
     async def get(self, job_id: str) -> DeadLetter | Requeued | None:
