@@ -57,7 +57,7 @@ def outputs(path: Path, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.promise(
-    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "vLLM: quantized checkpoints give the text of their full weights, or are refused by a sentence "
     "(on CPUs)"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
