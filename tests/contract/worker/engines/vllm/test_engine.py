@@ -360,7 +360,7 @@ def assert_ended_alone(
 ) -> None:
     code, message = found["ambiguous"]["error"]
     assert code == "grammar_failed"
-    assert "in one way only" in message
+    assert "in only one way" in message
     assert 0 < len(found["ambiguous"]["tokens"]) < 200
     assert found["beside"]["tokens"] == other["sampled"]["greedy"]["tokens"]
     assert mask_s["slow"] >= FIRST_CPU_SECONDS, "they are charged to its tenant"
