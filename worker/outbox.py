@@ -134,8 +134,8 @@ class Outbox:
     ) -> None:
         """Adds output; ignored after `fail`.
 
-        Every piece of a job with several choices comes with its one segment. A choice's end without
-        a token waits for some other token, or the job's end.
+        With several choices every piece comes with its one segment. A choice's end that
+        has no token waits for some other token, or the job's end.
         """
         is_end = segment is not None and segment.finish_reason is not None
         if self._failed or not (token_ids or text or is_end):

@@ -123,7 +123,7 @@ class Subscriber:
                 listener.on_confirmed()
 
     async def confirmed(self, channel: str, listener: Listener) -> None:
-        """Waits until the server confirmed the channel. When it raises NotConfirmed, the listener
+        """Waits until the server confirmed the channel. If it raises NotConfirmed, the listener
         has been removed."""
         state = self._channels[channel]
         if state.confirmed.is_set():

@@ -1,1 +1,1 @@
-"""Jobs in Redis: ports, scripts, codecs and records."""
+"""The protocol with a Redis server: ports, scripts, codecs and records of jobs."""

@@ -74,7 +74,7 @@ class EngineFrames(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another class
 
     def data_received(self, data: bytes) -> None:
         if self._end is not None:
@@ -123,8 +123,8 @@ class EngineLink:
     """Frames to and from one engine process.
 
     A reader that stops calling `receive` pauses the engine: at most the two socket buffers and a
-    few reads beyond READ_AHEAD_BYTES are between them. The jobs in flight bound the messages
-    to the engine.
+    few reads beyond READ_AHEAD_BYTES are between them. The data sent is bounded by the jobs in
+    flight.
     """
 
     def __init__(

@@ -4,9 +4,9 @@
 --   in the engine
 -- Returns one reply per job: 'released', 'ended' (it has reached the limit of deaths), or 'fenced': not
 -- (any more) this attempt's job. A repeat returns fenced or ended.
--- Only the job named in probe:<worker> is blamed; if none is named, all are. For an error of the device
--- only the named one is blamed, on a device that had worked for others. An engine that hung makes
--- suspects of its jobs at once.
+-- Only the job named in probe:<worker> is blamed; without a name, all are. For
+-- an error of the device none is blamed but the named one, on a device that had worked for others. An
+-- engine that hung makes suspects of its jobs at once.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua

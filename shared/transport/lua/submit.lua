@@ -4,7 +4,7 @@
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
 --   the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
 --   Its reader: reader ('' none), grace (policy), frontend_lease_ms.
---   Limits of all: max_queued, max_queued_tokens. The tenant's ('' none): max_tenant_share, max_store_share,
+--   Limits of all: max_queued, max_queued_tokens; the tenant's ('' none): max_tenant_share, max_store_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
 --   tokens_per_minute.
 --   token_bytes: of a token of the output in the log.
