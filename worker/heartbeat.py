@@ -185,7 +185,7 @@ class LoadReport:
         self._fixed: dict[str, float | str] = {
             "pid": os.getpid(),
             "max_num_seqs": settings.max_num_seqs,
-            "policy": settings.scheduling_policy,
+            "policy": "fcfs",
             "tensor_parallel_size": settings.tensor_parallel_size,
         }
 

@@ -53,6 +53,11 @@ ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the mo
 HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
+PULL_BLOCK_MS = 1000  # that one pull waits for a job
+RECONCILE_INTERVAL_S = 2.0  # between checks for lost deliveries
+FLUSH_INTERVAL_S = 0.025  # that tokens are batched at most when appends are slow
+FLUSH_TOKENS = 8  # of one job that are sent without waiting
+
 log = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[Sequence[str]]]
@@ -103,8 +108,8 @@ class WorkerService:
             self.worker_id,
             settings.lease_ms,
             FlushPolicy(
-                flush_interval_s=settings.flush_interval_ms / 1000,
-                flush_tokens=settings.flush_tokens,
+                flush_interval_s=FLUSH_INTERVAL_S,
+                flush_tokens=FLUSH_TOKENS,
                 max_unflushed_tokens=settings.max_unflushed_tokens,
             ),
             on_settled=lambda settled: self._runner.settle(settled),
@@ -135,8 +140,8 @@ class WorkerService:
             AdmissionEstimator(self._jobs, self._supervisor),
             lambda delivery: self._runner.admit(delivery),
             self._repair,
-            pull_block_ms=settings.pull_block_ms,
-            reconcile_interval_s=settings.reconcile_interval_s,
+            pull_block_ms=PULL_BLOCK_MS,
+            reconcile_interval_s=RECONCILE_INTERVAL_S,
         )
         state = WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
         self.metrics.read_from(state)
@@ -348,7 +353,7 @@ class WorkerService:
                 await self._release_unknown(self._jobs.ids)
             except TransportError as error:
                 log.debug("failed to release lost deliveries", extra={"error": str(error)})
-            await asyncio.sleep(self._settings.reconcile_interval_s)
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _release_unknown(self, known: frozenset[str]) -> None:
         """Releases claimed jobs that are not in `known`. Raises TransportError.

@@ -80,7 +80,7 @@ def build_vllm_engine(
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
     watch_children(on_rank_end)
-    # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
+    # After the one that was given come vLLM's own, for its servers: nothing here reads them.
     del llm.logger_manager.stat_loggers[1:]
     exact = uses_own_sampler(options, given)
     if not exact:
@@ -122,7 +122,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     num_blocks = (cache.num_gpu_blocks or 1) - 1  # the null block holds nothing
     if num_blocks < 1:
         raise ModelError("this model generates no text: vLLM allocates no KV cache for it")
-    # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
+    # If layers keep other spans of a sequence, a block is not block_size of its tokens.
     capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
     capacity = min(capacity, num_blocks * cache.block_size)
     if options.max_model_len is not None and capacity < options.max_model_len:

@@ -66,7 +66,7 @@ class LiveRequest:
 
     @property
     def times(self) -> RequestTimes:
-        """Of a request that has given its last token."""
+        """The state of a request after its last token."""
         timing = self.timing
         assert timing is not None, "vLLM keeps them where it has a stat logger"
         scheduled_s = self.scheduled_s or timing.scheduled_ts

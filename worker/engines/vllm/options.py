@@ -69,7 +69,6 @@ SET_BY_SETTINGS = {
     "block_size": "PENSTOCK_BLOCK_SIZE",
     "num_gpu_blocks_override": "PENSTOCK_NUM_KV_BLOCKS",
     "kv_cache_memory_bytes": "PENSTOCK_KV_CACHE_MEMORY_GB",
-    "scheduling_policy": "PENSTOCK_SCHEDULING_POLICY",
     "generation_config": "PENSTOCK_GENERATION_CONFIG",
     "override_generation_config": "PENSTOCK_OVERRIDE_GENERATION_CONFIG",
     "log_level": "PENSTOCK_LOG_LEVEL",
@@ -77,6 +76,7 @@ SET_BY_SETTINGS = {
 # Arguments on which the worker relies.
 SET_BY_THE_WORKER = frozenset(
     {
+        "scheduling_policy",
         "logits_processors",
         "logprobs_mode",
         "max_logprobs",
@@ -280,7 +280,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if uses_own_sampler(options, given):
         args["logits_processors"] = [PROCESSOR]
     else:
-        # Of vLLM's grammar libraries the one that this project's grammars are written for.
+        # The one of vLLM's grammar libraries that this project's grammars are written for.
         args["structured_outputs_config"] = {"backend": "guidance"}
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
