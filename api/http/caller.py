@@ -24,7 +24,7 @@ from api.ids import parse_job_id, public_id
 from api.metrics import Metrics
 from shared.keys import new_job_id
 from shared.messages import Idempotency
-from shared.tracing import TraceContext
+from shared.tracing import INVALID_SPAN_CONTEXT, SpanContext
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Caller:
     is_operator: bool = True
     key_id: str = ""
     idempotency: Idempotency | None = None
-    trace: TraceContext | None = None
+    trace: SpanContext = INVALID_SPAN_CONTEXT
 
     def sees(self, tenant: str) -> bool:
         """Returns whether jobs of `tenant` are visible to the caller."""
@@ -160,7 +160,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        set_caller(scope, replace(_new_caller(scope), trace=span_in(scope).context))
+        set_caller(scope, replace(_new_caller(scope), trace=span_in(scope).get_span_context()))
         status = 0
         begin_s = time.monotonic()
 

@@ -20,6 +20,7 @@ from api.generation.models import JobDefaults
 from api.http.caller import Caller
 from shared.keys import new_job_id
 from shared.messages import Durability, Idempotency, Job, OnDisconnect, SamplingParams
+from shared.tracing import write_context
 from shared.transport.ports.jobs import JobStore
 
 KEYED_RETAIN_MS = 600_000  # how long a response can be requested again by its key
@@ -58,7 +59,7 @@ def new_job(
     its text is kept as long as its record.
     """
     idempotency = caller.idempotency
-    trace = caller.trace
+    traceparent, tracestate = write_context(caller.trace)
     assert caller.job_id is not None, "this route makes jobs"
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
         on_disconnect = OnDisconnect.GRACE
@@ -79,8 +80,8 @@ def new_job(
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
         durability=defaults.durability if durability is None else durability,
-        traceparent="" if trace is None else trace.traceparent,
-        tracestate="" if trace is None else trace.tracestate,
+        traceparent=traceparent,
+        tracestate=tracestate,
     )
 
 

@@ -36,7 +36,7 @@ from shared.messages import (
     Usage,
 )
 from shared.tasks import cancel_and_wait
-from shared.tracing import Span
+from shared.tracing import INVALID_SPAN, Span
 from shared.transport.ports.jobs import JobRecord, Submitted, TransportError
 
 log = logging.getLogger(__name__)
@@ -195,12 +195,12 @@ class SubmittedJobs:
         self._generation_tokens = jobs.metrics.generation_tokens.labels(first.model)
         self._stream: EventStream | None = None
         self._end: Finished | Failed | None = None
-        self._span = Span(None)
+        self._span: Span = INVALID_SPAN
 
     async def open(self, scope: Scope) -> EventStream:
         """Submits the jobs. Raises ApiError; then nothing is left open."""
         self._span = span_in(scope)
-        if self._span.is_recorded:
+        if self._span.is_recording():
             trace_generation(self._span, self._submitted, caller_in(scope).request_id)
         streams: list[JobStream] = []
         try:
@@ -297,7 +297,8 @@ class SubmittedJobs:
         assert self._stream is not None
         await self._stream.aclose()
         self._count(outcome)
-        self._span.set({"penstock.outcome": str(outcome)})
+        if self._span.is_recording():
+            self._span.set_attribute("penstock.outcome", str(outcome))
         extra: dict[str, object] = {"job_id": self.job_id, "kind": self._kind, "outcome": outcome}
         if len(self._submitted) > 1:
             extra["num_jobs"] = len(self._submitted)
