@@ -12,7 +12,7 @@ from worker.engine.plan import Schedule
 from worker.engine.ports import ModelRunner, StepResult
 from worker.engine.sequence import Sequence
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class LaunchedStep:
@@ -62,4 +62,4 @@ class LaunchedStep:
         except EngineFailed:
             raise
         except Exception as error:
-            logger.debug("the step behind it failed too", exc_info=error)
+            log.debug("the step after a failed one failed too", exc_info=error)
