@@ -42,6 +42,7 @@ LARGE = {
     "expandtabs": "{{ (messages[0].content ~ '\t').expandtabs(1500000000) }}",
 }
 SLOW = {
+    "power": "{{ 9 ** (messages|length * 999999999) }}",
     "indent": "{% for i in range(99) %}{{ (('a\n' * 3000000)|indent(10))|length }}{% endfor %}",
     "sort": "{{ ((" + BIG + ")|list|sort(reverse=true)|sort)|length }}"
     "{% for i in range(99) %}{{ ((" + BIG + ")|list|sort(case_sensitive=false))|length }}"
