@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m shared.launcher.install
+PIP_INSTALL := $(BIN)/python -m penstock.launcher.install
 
 CHECK_PYTHON = import sys; sys.exit(sys.version_info < (3, 11) and "penstock: needs Python 3.11 or newer; $(1) is %s. $(2)" % sys.version.split()[0])
 
@@ -22,7 +22,7 @@ $(VENV)/.run: pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c '$(call CHECK_PYTHON,that of $(VENV),Remove $(VENV) and run make again.)'
 	@$(call LOCKED,build|api|server|worker-torch)
-	@$(BIN)/python -m shared.launcher.torch_build $(shell grep '^torch==' constraints.txt)
+	@$(BIN)/python -m penstock.launcher.torch_build $(shell grep '^torch==' constraints.txt)
 	@$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[api,worker,server]'
 	@touch $@
 
@@ -35,11 +35,11 @@ $(VENV)/.dev: $(VENV)/.run
 # Variables of the command line reach what a recipe starts: make run PENSTOCK_ENGINE=vllm PENSTOCK_MODEL=...
 .PHONY: run
 run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everything
-	@exec $(BIN)/python -m shared.launcher
+	@exec $(BIN)/python -m penstock.launcher
 
 # Of the same Python as $(VENV), which need not be there: this uses the standard library alone.
 VLLM_PYTHON := $(or $(PENSTOCK_VLLM_PYTHON),$(if $(wildcard .venv-vllm/.penstock),.venv-vllm/bin/python))
-MAKE_VLLM = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m shared.launcher.vllm_environment
+MAKE_VLLM = $(or $(wildcard $(BIN)/python),$(PYTHON)) -m penstock.launcher.vllm_environment
 
 .PHONY: vllm
 vllm: ## make the environment of PENSTOCK_ENGINE=vllm for this machine, or for PENSTOCK_DEVICE, as `make run` does
@@ -160,7 +160,7 @@ $(VENV)/.bench: $(VENV)/.dev
 BENCH_ARGS ?=
 .PHONY: bench
 bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service, with a plot
-	@$(BIN)/python -m tests.bench.service $(BENCH_ARGS)
+	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
 docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, docs/METRICS.md)

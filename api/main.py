@@ -26,7 +26,6 @@ from api.dialects.responses import routes as responses
 from api.dialects.responses.socket import ResponseSockets
 from api.files import routes as files
 from api.files.upload import FORM_BYTES
-from api.http.caller import KINDS_BY_PATH, RequestIdMiddleware
 from api.http.middleware import (
     BodyLimitMiddleware,
     ControlCharactersMiddleware,
@@ -37,6 +36,7 @@ from api.http.middleware import (
 from api.http.open_requests import OpenRequests
 from api.http.openapi import customize_openapi, openapi_router
 from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
+from api.http.request_ids import KINDS_BY_PATH, RequestIdMiddleware
 from api.http.shares import Pot
 from api.http.traces import TracesMiddleware
 from api.jobs import durable_routes

@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from api.settings import ApiSettings
+from penstock.launcher.settings import LauncherSettings
 from shared.environment import variable_of
-from shared.launcher.settings import LauncherSettings
 from worker.settings import WorkerSettings
 
 PAGE = Path(__file__).with_name("CONFIG.md")

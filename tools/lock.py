@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / "constraints.txt"
 LOCK = ROOT / "requirements.lock"
-VLLM_PINS = ROOT / "shared/launcher/constraints-vllm.txt"
+VLLM_PINS = ROOT / "penstock/launcher/constraints-vllm.txt"
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")
 LINUX = frozenset(PLATFORMS[:2])
 # Its builds differ between indexes: it is installed by its version, after what it requires.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRODUCT = ("api", "worker", "shared")
-ROOMS = (*PRODUCT, "tools", "tests")
+ROOMS = (*PRODUCT, "tools", "bench", "tests")
 FRONTEND = ("api", "shared")  # what a route can import
 HTTP_METHODS = {"get", "post", "put", "patch", "delete", "head", "options", "api_route"}
 COMPILED = {".lua", ".cpp", ".h"}

@@ -20,7 +20,7 @@ from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.engine_process.messages import EngineReady
 from worker.hub_bar import reporting_bar
-from worker.model.context_length import ContextLength
+from worker.model.config.context_length import ContextLength
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
 from worker.tokenizer_conversion import (
     OLDER_FORMS,

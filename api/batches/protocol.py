@@ -9,13 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS
-from api.generation.protocol import (
-    CachedTokens,
-    DurabilityLevel,
-    ReasoningTokens,
-    RequestModel,
-    ResponseModel,
-)
+from api.generation.protocol import DurabilityLevel, RequestModel
+from api.generation.response_schemas import CachedTokens, ReasoningTokens, ResponseModel
 from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus

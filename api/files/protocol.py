@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from api.generation.protocol import ResponseModel
+from api.generation.response_schemas import ResponseModel
 from api.http.pagination import Absent, ListPage, PageQuery
 from shared.transport.ports.files import FileRecord
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from api.generation.models import ServedModel
-from api.generation.protocol import ResponseModel
+from api.generation.response_schemas import ResponseModel
 from api.generation.thread_pool import TextPool
 from api.ids import public_id
 from api.jobs.prefix_place import Cause, place_of

@@ -10,7 +10,8 @@ from pydantic import model_validator
 
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
 from api.generation.models import ServedModel
-from api.generation.protocol import RequestModel, ResponseModel, TokenIds
+from api.generation.protocol import RequestModel, TokenIds
+from api.generation.response_schemas import ResponseModel
 from api.http.pagination import Absent, QueryModel
 from shared.messages import InvalidParameter
 

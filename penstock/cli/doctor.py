@@ -91,8 +91,8 @@ def _findings() -> Iterator[Finding]:
 def _settings() -> tuple[Any, Any, list[Finding]]:
     """Returns the launcher's and the worker's settings, None where they are bad, and findings."""
     from penstock.doctor.finding import fine, warning, wrong
+    from penstock.launcher.settings import LauncherSettings
     from shared.environment import name_warnings
-    from shared.launcher.settings import LauncherSettings
     from shared.settings import SettingsError, load_settings
     from worker.settings import WorkerSettings
 

@@ -23,7 +23,7 @@ from penstock.rooms import reach_rooms
 # By command: the settings classes of what it starts (module, class), and the panel of its help.
 _CLASSES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "up": (
-        ("shared.launcher.settings", "LauncherSettings", "Service"),
+        ("penstock.launcher.settings", "LauncherSettings", "Service"),
         ("worker.settings", "WorkerSettings", "Workers"),
         ("api.settings", "ApiSettings", "Frontends"),
     ),

@@ -38,7 +38,7 @@ def become(module: str, extra: str, packages: tuple[str, ...]) -> NoReturn:
 
 def start_service() -> NoReturn:
     """Becomes the launcher: a Redis, workers and frontends."""
-    become("shared.launcher", "worker", (*_OF_FRONTENDS, *_of_worker()))
+    become("penstock.launcher", "worker", (*_OF_FRONTENDS, *_of_worker()))
 
 
 def start_frontend() -> NoReturn:

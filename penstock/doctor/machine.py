@@ -17,9 +17,9 @@ from http.client import HTTPException
 from pathlib import Path
 
 from penstock.doctor.finding import Finding, fine, warning, wrong
+from penstock.launcher.redis_server import find_server_binary
+from penstock.launcher.vllm_environment import build_for, is_made
 from shared.cuda_devices import device_number, device_type, has_nvidia_driver, no_such_device
-from shared.launcher.redis_server import find_server_binary
-from shared.launcher.vllm_environment import build_for, is_made
 
 NEEDED_BYTES = 100 * 10**6
 LITTLE_BYTES = 2 * 10**9

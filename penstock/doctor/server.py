@@ -10,8 +10,8 @@ import redis.exceptions
 from redis.asyncio import Redis
 
 from penstock.doctor.finding import Finding, fine, warning, wrong
+from penstock.launcher.processes import reason_of
 from shared.keys import Keys
-from shared.launcher.processes import reason_of
 from shared.redis.check import UnsafeServer, check_server, is_forbidden
 from shared.redis.connections import Connections
 from shared.redis.topology import WrongTopology

@@ -47,13 +47,13 @@ def loaded_by(module: str) -> set[str]:
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.model.parallel.processes", {"torch", "numpy"}),  # ranks start before it
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
-        ("worker.model.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
+        ("worker.model.step.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
         (
             "worker.engine_process.process",
             {"asyncio", "fastapi", "pydantic", "redis", "torch", "xxhash"},
         ),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),
-        ("shared.launcher.main", {"torch", "api", "worker", "fastapi", "penstock"}),
+        ("penstock.launcher.main", {"torch", "api", "worker", "fastapi", "typer", "rich"}),
         ("penstock.client", {"api", "worker", "shared", "typer", "rich", "pydantic", "redis"}),
         ("penstock.cli.application", {"torch", "api", "worker", "redis", "fastapi"}),
     ],

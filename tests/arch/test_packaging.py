@@ -20,7 +20,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.process import dying_with_this_process
 from tests.support.vllm_environment import vllm_python
 from tools.lock import normalized, pins
@@ -229,7 +229,7 @@ def test_the_worker_image_installs_and_says_what_is_wrong_with_a_setting(
     ("lock", "pinned"),
     [
         ("requirements.lock", "constraints.txt"),
-        ("shared/launcher/constraints-vllm.txt", "shared/launcher/constraints-vllm.txt"),
+        ("penstock/launcher/constraints-vllm.txt", "penstock/launcher/constraints-vllm.txt"),
     ],
 )
 def test_every_pinned_package_but_torch_has_hashes(lock: str, pinned: str) -> None:

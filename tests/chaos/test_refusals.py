@@ -9,7 +9,7 @@ import httpx
 import pytest
 import redis
 
-from shared.launcher.redis_server import PrivateServer, ServerError
+from penstock.launcher.redis_server import PrivateServer, ServerError
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.polling import until
 from tests.chaos.harness.processes import FrontendProcess, WorkerProcess

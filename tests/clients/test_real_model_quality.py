@@ -11,8 +11,8 @@ import pydoc_data.topics
 import pytest
 import torch
 
+from bench.quantization_quality import scores
 from shared.text.checkpoint_text import load_tokenizer
-from tests.bench.quantization_quality import scores
 from tests.support.real_model import real_checkpoint
 from worker.llm import LLM
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.bench.floor import Ceilings, ModelCost, floor_s
-from tests.bench.shapes import SHAPES
-from tests.bench.workloads import Work
+from bench.floor import Ceilings, ModelCost, floor_s
+from bench.shapes import SHAPES
+from bench.workloads import Work
 from tests.gpu.wheels import LEFT_OUT, name_of, requirements
 from tests.support.launched import REPOSITORY
 
@@ -52,7 +52,7 @@ def test_the_service_is_measured_beside_the_echo_engine(tmp_path: Path) -> None:
         assert row["ttft_p50_ms"] > 0
     assert found[-1]["stall_max_ms"] > 0
     assert "| penstock, mixed |" in done.stdout
-    assert (tmp_path / "service.log").read_text().startswith("$ python3 -m tests.bench.gpu_service")
+    assert (tmp_path / "service.log").read_text().startswith("$ python3 -m bench.gpu_service")
 
 
 def test_a_peer_that_is_not_there_is_no_pass(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ class LLM:
 def test_nano_vllm_has_the_same_weights_and_requests(tmp_path: Path) -> None:
     """Its place is taken by a double, which has its interface."""
     (tmp_path / "nanovllm.py").write_text(NANO_VLLM)
-    command = [sys.executable, "-m", "tests.bench.nano_vllm", "--shape", "tiny", "--device", "cpu"]
+    command = [sys.executable, "-m", "bench.nano_vllm", "--shape", "tiny", "--device", "cpu"]
     command += ["--turns", "1", "--requests", "3", "--shortest", "3", "--longest", "9"]
 
     def run(paths: list[str]) -> subprocess.CompletedProcess[str]:

@@ -143,7 +143,7 @@ def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Lau
 
 def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "shared.launcher"],
+        [sys.executable, "-m", "penstock.launcher"],
         cwd=tmp_path,
         env={
             **os.environ,

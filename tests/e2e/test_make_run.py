@@ -18,8 +18,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from shared.launcher.redis_server import PrivateServer
-from shared.launcher.torch_build import has_nvidia_driver
+from penstock.launcher.redis_server import PrivateServer
+from penstock.launcher.torch_build import has_nvidia_driver
 from tests.support.launched import REPOSITORY, Launched, free_port, is_alive
 from tests.support.service_client import ServiceClient, echo, token_ids_of
 from tests.support.throttle import FAULTS, Throttle
@@ -240,7 +240,7 @@ def test_a_bad_setting_ends_with_a_sentence_that_names_it(
             probe.bind(("127.0.0.1", 0))
             env["PORT"] = str(probe.getsockname()[1])
     ended = subprocess.run(
-        [sys.executable, "-m", "shared.launcher"],
+        [sys.executable, "-m", "penstock.launcher"],
         cwd=tmp_path,
         env=env,
         capture_output=True,

@@ -24,7 +24,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_no_process(tmp_path: Path) -> 
         env |= {"PORT": str(free_port())}
         env.pop("REDIS_URL", None)
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "shared.launcher"],
+            [sys.executable, "-m", "penstock.launcher"],
             cwd=directory,
             env=env,
             stdout=subprocess.DEVNULL,

@@ -24,17 +24,17 @@ sys.path.insert(0, str(ROOT))
 
 from tests.gpu.wheels import unpacked  # noqa: E402 - needs the line above
 
-STEPS = ["tests.bench.forward_steps", "--device", "cuda", "--seconds", "0.5"]
+STEPS = ["bench.forward_steps", "--device", "cuda", "--seconds", "0.5"]
 STEPS += ["--batch", "1", "8", "64", "256", "--prefill", "512", "2048", "8192"]
-THROUGHPUT = ["tests.bench.engine_throughput"]
+THROUGHPUT = ["bench.engine_throughput"]
 QWEN_DEFAULTS = ["--temperature", "0.7", "--top-p", "0.8", "--top-k", "20"]
 # Programs with their bounds in seconds.
-SERVICE = ["tests.bench.gpu_service", "--out", "{out}"]
+SERVICE = ["bench.gpu_service", "--out", "{out}"]
 STAGES: dict[str, list[tuple[list[str], int]]] = {
     "kernels": [
-        (["tests.bench.cuda_kernels", "--out", "{out}/attention.jsonl"], 120),
-        (["tests.bench.cuda_fp8", "--out", "{out}/fp8.jsonl"], 90),
-        (["tests.bench.cuda_sampling", "--out", "{out}/sampling.jsonl"], 120),
+        (["bench.cuda_kernels", "--out", "{out}/attention.jsonl"], 120),
+        (["bench.cuda_fp8", "--out", "{out}/fp8.jsonl"], 90),
+        (["bench.cuda_sampling", "--out", "{out}/sampling.jsonl"], 120),
     ],
     "engine": [
         ([*THROUGHPUT, *QWEN_DEFAULTS], 60),
@@ -43,9 +43,9 @@ STAGES: dict[str, list[tuple[list[str], int]]] = {
         ([*THROUGHPUT, "--shape", "qwen3-8b", *QWEN_DEFAULTS], 90),
         ([*STEPS, "--shape", "qwen3-0.6b"], 60),
         ([*STEPS, "--shape", "qwen3-8b"], 60),
-        (["tests.bench.step_trace", "--batch", "1", "64", "256"], 60),
-        (["tests.bench.host_time", "--device", "cuda"], 60),
-        (["tests.bench.nano_vllm", "--out", "{out}"], 120),
+        (["bench.step_trace", "--batch", "1", "64", "256"], 60),
+        (["bench.host_time", "--device", "cuda"], 60),
+        (["bench.nano_vllm", "--out", "{out}"], 120),
     ],
     "service": [
         ([*SERVICE, "--shape", "qwen3-0.6b"], 260),

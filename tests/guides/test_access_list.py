@@ -15,7 +15,7 @@ import redis
 from openai import OpenAI
 
 from penstock.client import Client, JobCancelled
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.running_service import RunningService, frontend_of_worker, make_tiny_checkpoint
 from tests.support.service_processes import MODEL
 

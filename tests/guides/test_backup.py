@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from penstock.client import Client
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,

@@ -14,7 +14,7 @@ import redis
 from openai import OpenAI
 
 from api.auth.keys import digest_of
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.running_service import MODEL, RunningService, running_service
 from tests.support.service_fixtures import checkpoint
 

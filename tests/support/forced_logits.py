@@ -9,14 +9,15 @@ import torch
 
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.input_sizes import measure_inputs
 from worker.model.cpu.tiers import TierRequest, choose_tier
-from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
+from worker.model.parallel.group import Placement
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
+from worker.model.weights.loader import Checkpoint
 
 _BLOCK_SIZE = 16
 

@@ -175,7 +175,7 @@ def _become(start: Start, fds: Sequence[int]) -> None:
 
 def _num_spares(start: Start) -> int:
     """Returns how many processes it starts that could be forked."""
-    if start.module == "shared.launcher":
+    if start.module == "penstock.launcher":
         return sum(int(value_of(name, start.env) or 1) for name in ("workers", "frontends"))
     return 1 if start.module == "worker" else 0
 

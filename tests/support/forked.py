@@ -26,7 +26,7 @@ MODULES = ("api.process", "worker.main", "worker.engine_process.process")
 OWN_ENGINE = "worker.engine_process.own_engine"
 MODEL = "worker.model.build"  # with torch
 PROGRAM = "from tests.support.fork_server import main; main()"
-STARTED = ("api", "worker", "shared.launcher")
+STARTED = ("api", "worker", "penstock.launcher")
 # What else may differ from the server's variables: it is read when it is used.
 READ_LATE = {"PYTHONPATH", THROTTLE, CHECKED, "CHAOS_DEVICE", "CHAOS_STEP_TOKENS", "CHAOS_TRAP"}
 
@@ -34,7 +34,7 @@ _arguments_of = inspect.signature(subprocess.Popen._execute_child).bind  # type:
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A subprocess.Popen that forks `python -m api`, `worker` and `shared.launcher` where an exec
+    """A subprocess.Popen that forks `python -m api`, `worker` and `penstock.launcher` where an exec
     would make no difference: see tests.support.fork_server."""
 
     is_forked = False

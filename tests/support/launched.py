@@ -93,7 +93,7 @@ class Launched:
     def spawn(self) -> None:
         """Starts it; does not wait for the ready line."""
         self._process = self._popen(
-            [sys.executable, "-m", "shared.launcher"],
+            [sys.executable, "-m", "penstock.launcher"],
             cwd=self._directory,
             env=self._env,
             stdin=subprocess.DEVNULL,

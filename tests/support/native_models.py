@@ -6,17 +6,16 @@ from pathlib import Path
 
 import torch
 
-from worker.model.attention.base import AttentionMetadata
-from worker.model.config import ModelConfig
+from worker.model.base import AttentionMetadata, DecoderStack
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import CausalLM, DecoderStack
-from worker.model.layers.linear import Placement
+from worker.model.layers.decoder import CausalLM
 from worker.model.layers.ops import Ops
-from worker.model.loader import Checkpoint, fill_with_noise
-from worker.model.parallel.group import ALONE, RankGroup
+from worker.model.parallel.group import ALONE, Placement, RankGroup
+from worker.model.weights.loader import Checkpoint, fill_with_noise
 
 CPU = torch.device("cpu")
 MAX_LEN = 96

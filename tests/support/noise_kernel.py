@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from worker.model.cuda.kernels.noise import gumbel, row_key
+from worker.model.cuda.kernels.gumbel import gumbel, row_key
 
 
 @triton.jit

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
+from penstock.launcher.redis_server import PrivateServer
 from shared.keys import Keys
-from shared.launcher.redis_server import PrivateServer
 
 # Keys that live as long as the deployment; each has a bound (docs/WIRE.md).
 KEYS_WITHOUT_TTL = frozenset({"stat", "workers"})

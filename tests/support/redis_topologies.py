@@ -1,6 +1,6 @@
 """Several real servers that belong together: a primary with its sentinels, a cluster.
 
-The same binary as everywhere (the ladder of shared/launcher/redis_server.py), loopback ports,
+The same binary as everywhere (the ladder of penstock/launcher/redis_server.py), loopback ports,
 temporary directories. Everything ends with its context, and with this process however that ends.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from shared.launcher.redis_server import find_server_binary
+from penstock.launcher.redis_server import find_server_binary
 from shared.process import dying_with_this_process
 
 HOST = "127.0.0.1"

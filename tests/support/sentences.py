@@ -45,7 +45,7 @@ _REFUSALS = frozenset(
         "UnsafeServer",
     }
 )
-_ROOMS_OF_START = ("shared/launcher", "shared/redis", "shared/transport", "worker")
+_ROOMS_OF_START = ("penstock/launcher", "shared/redis", "shared/transport", "worker")
 
 
 def error_codes() -> set[str]:

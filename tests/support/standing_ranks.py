@@ -1,6 +1,6 @@
 """Rank 1 as a process that stays: it joins once and takes its part of one model after another.
 
-As worker.model.parallel.follower does for the one model of its life; a start costs seconds here,
+As worker.model.rank.follower does for the one model of its life; a start costs seconds here,
 most of them for imports.
 """
 
@@ -25,11 +25,11 @@ from shared.process import die_with_parent
 from worker.engine.batch import ScheduledBatch
 from worker.engine_options import EngineOptions
 from worker.model.build import BuiltModel, choose_source, complete, load_part
-from worker.model.parallel.forward import RankForward
 from worker.model.parallel.group import RankGroup
 from worker.model.parallel.joining import join
 from worker.model.parallel.messages import StepDecoder, StepEncoder, decode_step, encode
 from worker.model.parallel.processes import new_store, shared_memory, socket_pairs
+from worker.model.step.rank_forward import RankForward
 
 CPU = torch.device("cpu")
 NO_MORE = b""  # after the last step of a model

@@ -18,7 +18,7 @@ from worker.engine.measures import StepMeasures
 from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine_options import EngineOptions
 from worker.engine_process.interface import BuiltEngine, Progress
-from worker.model.preflight import check_checkpoint
+from worker.model.config.preflight import check_checkpoint
 
 ECHO_NUM_BLOCKS = 4096
 ECHO_BLOCK_SIZE = 16

@@ -36,8 +36,7 @@ from worker.engine_process.messages import (
     LoadProgress,
     Shutdown,
 )
-from worker.model.errors import ModelError
-from worker.model.passing_faults import may_pass
+from worker.model.errors import ModelError, may_pass
 
 EXIT_NOT_BUILT = 1
 EXIT_UNEXPECTED = 70

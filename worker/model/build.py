@@ -21,13 +21,10 @@ from worker.engine_options import (
 from worker.model.device import choose_device, choose_dtype
 from worker.model.errors import ModelError, UnsupportedModel
 from worker.model.kv_cache import KVCachePool
-from worker.model.kv_sizing import choose_num_blocks, num_batched_tokens
-from worker.model.layers.linear import Placement
 from worker.model.native import NativeSource
-from worker.model.parallel.group import ALONE, RankGroup
+from worker.model.parallel.group import ALONE, Placement, RankGroup
 from worker.model.parallel.joining import rank_device
 from worker.model.parallel.plan import rank_options
-from worker.model.runner import TorchModelRunner
 from worker.model.served import (
     BuiltStack,
     CapturingStack,
@@ -36,11 +33,13 @@ from worker.model.served import (
     Progress,
     ServedConfig,
 )
-from worker.model.warm_up import warm_up
+from worker.model.step.kv_sizing import choose_num_blocks, num_batched_tokens
+from worker.model.step.runner import TorchModelRunner
+from worker.model.step.warm_up import warm_up
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
-    from worker.model.layers.decoder import DecoderStack
+    from worker.model.base import DecoderStack
     from worker.model.parallel.processes import RankProcesses
     from worker.model.sampling.grammar_masks import GrammarMasks
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from shared.cuda_devices import device_number, no_such_device
 from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.engine_options import Dtype, KVCacheDtype
+from worker.model.base import FP8
 from worker.model.errors import DeviceUnavailable
-from worker.model.layers.fp8 import FP8
 
 _CGROUP = Path("/sys/fs/cgroup")
 

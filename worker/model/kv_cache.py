@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
+from worker.model.base import KeepsKV
 from worker.model.device import huge_page_memory
 from worker.model.errors import KVCacheTooSmall
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayer:
-    """What one layer keeps of a token: `num_kv_heads` keys [key_dim] and values [value_dim]."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of one token."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
-
-
-class KeepsKV(Protocol):
-    """The part of a model's configuration that a pool needs."""
-
-    @property
-    def kv_layers(self) -> Sequence[KVLayer]: ...
 
 
 class KVCachePool:

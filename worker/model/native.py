@@ -11,17 +11,17 @@ import torch
 
 from shared.cores import default_threads
 from worker.engine_options import EngineOptions
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.input_sizes import measure_inputs
 from worker.model.cpu.tiers import Tier, TierRequest, choose_tier
 from worker.model.device import choose_kv_dtype
 from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import Fp8Layout
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint, fill_with_noise, noise_layouts
+from worker.model.parallel.group import Placement
 from worker.model.parallel.plan import check_divisible, rank_config
 from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
+from worker.model.weights.loader import Checkpoint, fill_with_noise, noise_layouts
 
 
 class NativeSource:

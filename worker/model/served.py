@@ -12,9 +12,9 @@ from torch import Tensor
 
 from worker.engine.batch import ScheduledBatch
 from worker.engine_options import EngineOptions
-from worker.model.kv_cache import KeepsKV, KVCachePool, KVLayer
-from worker.model.layers.decoder import DecoderStack
-from worker.model.layers.linear import Placement
+from worker.model.base import DecoderStack, KeepsKV, KVLayer
+from worker.model.kv_cache import KVCachePool
+from worker.model.parallel.group import Placement
 
 
 class ServedConfig(Protocol):
@@ -33,7 +33,7 @@ class ServedConfig(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The checkpoint's: one of worker.model.config.DTYPES."""
+        """The checkpoint's: one of worker.model.config.model_config.DTYPES."""
         ...
 
     @property

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker.model.context_length import ContextLength
+from worker.model.config.context_length import ContextLength
 from worker.model.errors import CheckpointError, ModelError
 
 AS_MUCH_AS_FITS = -1  # of max_model_len: the model's context, or what the KV cache holds of it

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from worker.model.errors import ModelError
-from worker.model.passing_faults import causes, may_pass
+from worker.model.errors import ModelError, causes, may_pass
 
 MAX_MESSAGE_CHARS = 500
 # How torch says that a compiled operation was left out of a build.

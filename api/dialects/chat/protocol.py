@@ -8,18 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from api.generation.event_schemas import Chunk, ChunkChoice, EventModel
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
-from api.generation.protocol import (
-    CompletionFields,
-    PromptLogprobs,
-    RequestModel,
-    ResponseModel,
-    UsageObject,
-)
+from api.generation.protocol import CompletionFields, RequestModel
 from api.generation.tools import MAX_TOOLS, ToolName
-from api.http.openapi import Error
-from api.http.pagination import Absent
 
 # Tokens of reasoning.
 ThinkingBudget = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -101,80 +92,3 @@ class ChatRequest(CompletionFields):
     def left_out(self) -> Iterator[str]:
         """Yields the names of the parts that the model does not see."""
         return left_out_parts(self.messages)
-
-
-# The response.
-
-
-class FunctionCall(ResponseModel):
-    name: str
-    arguments: str
-
-
-class ChatToolCall(ResponseModel):
-    id: str
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class ChatMessage(ResponseModel):
-    role: Literal["assistant"]
-    content: str | None
-    refusal: str | None
-    reasoning_content: str | Absent = None
-    tool_calls: list[ChatToolCall] | Absent = None
-
-
-class ChatChoice(ResponseModel):
-    index: int
-    message: ChatMessage
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-    stop_reason: str | int | Absent = None
-
-
-class ChatCompletion(ResponseModel):
-    """A whole answer; streamed it is `chat.completion.chunk`s and `[DONE]`."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: UsageObject
-    prompt_logprobs: PromptLogprobs | Absent = None
-
-
-# The events of a stream.
-
-
-class FunctionDelta(EventModel):
-    name: str | Absent = None
-    arguments: str
-
-
-class CallDelta(EventModel):
-    index: int
-    id: str | Absent = None
-    type: Literal["function"] | Absent = None
-    function: FunctionDelta
-
-
-class ChatDelta(EventModel):
-    role: Literal["assistant"] | Absent = None
-    content: str | Absent = None
-    reasoning_content: str | Absent = None
-    tool_calls: list[CallDelta] | Absent = None
-
-
-class ChatChunkChoice(ChunkChoice):
-    delta: ChatDelta
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
-
-
-class ChatChunk(Chunk):
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChatChunkChoice]
-
-
-ChatEvent = ChatChunk | Error

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from api.dialects.chat.protocol import ChatCompletion, ChatEvent, ChatRequest
+from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import prepare_chat
+from api.dialects.chat.response_schemas import ChatCompletion, ChatEvent
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed

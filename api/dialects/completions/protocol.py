@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from api.generation.event_schemas import Chunk, ChunkChoice
 from api.generation.prompt_member import Prompt
-from api.generation.protocol import (
-    CompletionFields,
+from api.generation.protocol import CompletionFields
+from api.generation.response_schemas import (
+    Chunk,
+    ChunkChoice,
     PromptLogprobs,
     ResponseModel,
     UsageObject,

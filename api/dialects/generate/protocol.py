@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from api.generation.prompt_member import Prompt
-from api.generation.protocol import (
-    JobParameters,
-    PromptLogprobs,
-    ResponseModel,
-    StreamParameters,
-    Texts,
-    TokenIds,
-    UsageObject,
-)
+from api.generation.protocol import JobParameters, StreamParameters, Texts, TokenIds
+from api.generation.response_schemas import PromptLogprobs, ResponseModel, UsageObject
 from api.http.pagination import Absent
 
 

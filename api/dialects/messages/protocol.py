@@ -23,15 +23,9 @@ from api.dialects.messages.blocks import (
     tool_changes,
 )
 from api.dialects.messages.tools import CacheControl, ToolChoice, ToolDefinition, left_out_tools
-from api.generation.event_schemas import EventModel
 from api.generation.messages import PartCount
-from api.generation.protocol import (
-    JobParameters,
-    RequestModel,
-    ResponseModel,
-    StreamParameters,
-    Texts,
-)
+from api.generation.protocol import JobParameters, RequestModel, StreamParameters, Texts
+from api.generation.response_schemas import EventModel, ResponseModel
 from api.generation.tools import MAX_TOOLS
 from api.http.pagination import Absent
 from shared.messages import InvalidParameter

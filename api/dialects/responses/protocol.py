@@ -19,15 +19,14 @@ from api.generation.protocol import (
     JobParameters,
     JsonSchema,
     Labels,
-    ReasoningTokens,
     RequestModel,
     ResponseFormatJsonObject,
     ResponseFormatText,
-    ResponseModel,
     SamplingFields,
     Texts,
     TierFields,
 )
+from api.generation.response_schemas import ReasoningTokens, ResponseModel
 from api.http.pagination import DIGITS, Absent, Flag, ListPage, PageQuery, QueryModel
 from shared.messages import InvalidParameter
 

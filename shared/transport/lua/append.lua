@@ -108,11 +108,10 @@ end
 
 -- A log that is longer than it was expected to be counts for twice as much, so that few deltas count.
 local function count_log(id, job, item, more)
-  local lp = more.lp or more.scores
-  if lp then job.lp_bytes = redis.call('HINCRBY', P .. 'job:' .. id, 'lp_bytes', #lp) end
-  if not job.held_log then return end  -- of an older release
-  local bytes, held = item.b1 + TOKEN_BYTES * item.n1 + (job.lp_bytes or 0), tonumber(job.held_log)
-  if bytes <= held then return end
+  local lp, held = more.lp or more.scores, job.held_log and tonumber(job.held_log)
+  local bytes = item.b1 + TOKEN_BYTES * item.n1
+  if lp then bytes = bytes + redis.call('HINCRBY', P .. 'job:' .. id, 'lp_bytes', #lp) end
+  if not held or bytes <= held then return end  -- without `held`: a job of an older release
   redis.call('HSET', P .. 'job:' .. id, 'held_log', whole(2 * bytes))
   hold(field(id, 'tenant') or '', 2 * bytes - held)
 end
@@ -155,10 +154,10 @@ end
 local function apply(id, item, more)
   local job_key = P .. 'job:' .. id
   local got = redis.call('HMGET', job_key, 'state', 'owner', 'attempt', 'n', 'b', 'h', 'crashes', 'losses',
-    'out_ms', 'held_log', 'lp_bytes')
+    'out_ms', 'held_log')
   local job = {state = got[1], owner = got[2], attempt = got[3], n = got[4] or '0', b = got[5] or '0',
     h = got[6] or '', crashes = got[7] or '0', losses = got[8], out = got[9],
-    held_log = got[10], lp_bytes = got[11]}
+    held_log = got[10]}
   local verdict, logged = check(id, job, item, more)
   if verdict then return verdict end
   if not logged then

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher.main import KILL_AFTER_S
+from penstock.launcher.main import KILL_AFTER_S
 from tests.support.launched import Launched, is_alive
 from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
 

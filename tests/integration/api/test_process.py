@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.text.checkpoint_text import card_from_checkpoint, load_tokenizer
 from shared.transport.connect import open_transport
 from tests.neighbours.joining_model import write_tokenizer

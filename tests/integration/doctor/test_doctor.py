@@ -32,7 +32,7 @@ from penstock.doctor.machine import (
 )
 from penstock.doctor.model import check_model
 from penstock.doctor.server import check_redis
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.launched import free_port
 from tests.support.redis_topologies import Server
 from tests.support.tiny_hub import tiny_hub

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher import processes
-from shared.launcher.processes import MAX_QUICK_DEATHS, Child, GaveUp
+from penstock.launcher import processes
+from penstock.launcher.processes import MAX_QUICK_DEATHS, Child, GaveUp
 
 STARTS = """
 import pathlib, sys

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher import main as launcher
-from shared.launcher import vllm_environment as module
-from shared.launcher.vllm_environment import (
+from penstock.launcher import main as launcher
+from penstock.launcher import vllm_environment as module
+from penstock.launcher.vllm_environment import (
     CPU,
     CUDA,
     LOCK,
@@ -32,7 +32,7 @@ from shared.launcher.vllm_environment import (
     pinned,
     python_of,
 )
-from shared.launcher.worker_specs import WorkerSpec
+from penstock.launcher.worker_specs import WorkerSpec
 from shared.process import EarlySignals
 
 pytestmark = pytest.mark.timeout(600)  # pip computes for a minute where others do too

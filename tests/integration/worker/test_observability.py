@@ -17,7 +17,7 @@ import httpx
 import pytest
 import yaml
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.process import dying_with_this_process
 from tests.support.launched import free_port
 from tests.support.redis_server import new_namespace

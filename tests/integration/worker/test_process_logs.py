@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import wait_until
 from tests.support.service_processes import MODEL, Process, process, worker_process

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import redis.asyncio
 
-from shared.launcher.processes import ReportPipe
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.processes import ReportPipe
+from penstock.launcher.redis_server import PrivateServer
 from shared.messages import FinishReason, JobState
 from shared.text.model_card import ModelCard
 from shared.text.text_model import load_text

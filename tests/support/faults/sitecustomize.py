@@ -78,10 +78,10 @@ def _endanger_device(place: str) -> None:
     import torch
 
     from worker.model.cpu.native_stack import NativeStack
-    from worker.model.forward_batch import ForwardBatch
     from worker.model.layers.decoder import LayerByLayer
-    from worker.model.runner import TorchStepHandle
     from worker.model.sampling.sampler import Sampler
+    from worker.model.step.forward_batch import ForwardBatch
+    from worker.model.step.runner import TorchStepHandle
 
     def endanger(num_tokens: int) -> None:
         path, most_tokens = os.environ.get(DEVICE), os.environ.get(MEMORY)

@@ -20,8 +20,8 @@ from penstock.cli.application import application, main
 from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.service import client_of
 from penstock.client import Client
+from penstock.launcher.settings import LauncherSettings
 from shared.environment import variable_of
-from shared.launcher.settings import LauncherSettings
 from tests.support.table import table
 from worker.settings import WorkerSettings
 
@@ -88,7 +88,7 @@ def test_flags_become_variables_of_what_is_started(started: list[list[str]]) -> 
     words = ["up", "/models/x", "--port", "9000", "--no-prefix-caching", "--max-num-seqs", "4"]
     assert main([*words, "--runner", "echo"]) == ExitCode.OK
     (command,) = started
-    assert command[1:] == ["-m", "shared.launcher"]
+    assert command[1:] == ["-m", "penstock.launcher"]
     given = {"port": "9000", "prefix_caching": "false", "max_num_seqs": "4", "model": "/models/x"}
     assert {name: os.environ[variable_of(name)] for name in given} == given
     assert os.environ["PYTHONSAFEPATH"] == "1"

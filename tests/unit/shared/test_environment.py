@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from api.settings import ApiSettings
+from penstock.launcher.settings import LauncherSettings
 from shared.environment import PREFIX, adopt_prefix, name_warnings, value_of, variable_of
-from shared.launcher.settings import LauncherSettings
 from shared.settings import SettingsError, load_settings
 from tests.support.table import table
 from worker.settings import WorkerSettings

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.attention.base import LayerScores
+from worker.model.base import LayerScores
 
 _MAX_SCORES = 1 << 26  # held at once, in float32
 

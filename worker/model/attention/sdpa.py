@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata, LayerScores, Reach
 from worker.model.attention.scores import attend
+from worker.model.base import FP8, AttentionMetadata, LayerScores, Reach
 from worker.model.device import to_device
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.fp8 import FP8, saturated
+from worker.model.layers.fp8 import saturated
 
 # A decode group gathers at most this many places, and none of its sequences is shorter than this
 # part of the longest: bounds of the gathered copy's size and of its padding.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.measuring import prompts
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from worker.cache import cache_directory
+from worker.model.base import Activation
 from worker.model.errors import TierUnavailable
-from worker.model.layers.ops import Activation
 
 _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 

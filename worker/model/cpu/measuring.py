@@ -12,13 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import AttentionMetadata, DecoderStack
 from worker.model.cpu.choices import AMX, AVX, ONEDNN, ROWS, ProductShape, Times, choose
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import DecoderStack
 from worker.model.layers.ops import OPERATOR_ERRORS, Multiply, Ops
 
 logger = logging.getLogger(__name__)

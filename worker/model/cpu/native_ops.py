@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.config import ModelConfig
+from worker.model.base import Activation
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
 from worker.model.cpu.library import GATES, NO_GATE, NativeKernels, Scratch, Weight
 from worker.model.cpu.onednn_ops import (
@@ -19,7 +20,7 @@ from worker.model.cpu.onednn_ops import (
     spreading_factors,
 )
 from worker.model.device import HugePages
-from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm
+from worker.model.layers.ops import HeadNorm, Multiply, Norm
 
 _PANEL = (
     32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
@@ -29,7 +30,7 @@ MAX_HEAD_DIM = 256
 _MAX_VIEWS = 64
 
 
-def what_is_wrong(config: ModelConfig) -> str | None:
+def unavailable_reason(config: ModelConfig) -> str | None:
     """Returns why the kernels cannot run this model; None when they can."""
     if config.head_dim % 16 or config.head_dim > MAX_HEAD_DIM:
         return f"head_dim {config.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}"

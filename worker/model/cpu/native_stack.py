@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata, LayerScores
+from worker.model.base import AttentionMetadata, LayerScores
 from worker.model.cpu.library import (
     ATTENTION_BLOCK,
     ATTENTION_ROWS,

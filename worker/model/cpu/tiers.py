@@ -20,7 +20,8 @@ import torch
 from worker.cache import cache_directory
 from worker.engine_options import CpuTier, Quantization, WeightCopies
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.base import DecoderStack
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import ProductChoices, choices_path
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for
@@ -31,7 +32,7 @@ from worker.model.cpu.onednn_ops import Int8Ops, OneDnnInt8Ops, PackedOps
 from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import CausalLM, DecoderStack, LayerByLayer, StackByRows
+from worker.model.layers.decoder import CausalLM, LayerByLayer, StackByRows
 from worker.model.layers.ops import OPERATOR_ERRORS, Ops, TorchOps
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ def native_tier(request: TierRequest) -> Tier:
     if request.kv_dtype not in (None, request.dtype):
         raise TierUnavailable("kv_cache_dtype is fp8, the kernels attend over bfloat16")
     assert request.config is not None, "a stack is of a configuration"
-    if reason := native_ops.what_is_wrong(request.config):
+    if reason := native_ops.unavailable_reason(request.config):
         raise TierUnavailable(reason)
     kernels, ops = _native_ops(request)
 
@@ -217,7 +218,7 @@ def _layer_by_layer(model: CausalLM, pool: KVCachePool) -> DecoderStack:
 def _check(ops: Ops, request: TierRequest) -> None:
     """Raises TierUnavailable for a tier whose products are wrong: better slow than wrong."""
     like = Int8Ops() if request.quantization == "int8" else TorchOps()
-    if reason := what_is_wrong(ops, like, request.dtype):
+    if reason := unavailable_reason(ops, like, request.dtype):
         raise TierUnavailable(f"its products fail the check at load: {reason}")
 
 
@@ -226,7 +227,7 @@ _TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
 
 @torch.inference_mode()
-def what_is_wrong(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
+def unavailable_reason(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
     """Returns why `ops` cannot be used here: its products differ from those of `like`, or do not
     exist.
 

@@ -10,12 +10,11 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata, LayerScores
+from worker.model.base import FP8, AttentionMetadata, LayerScores
 from worker.model.cuda.kernels.chunk_attention import chunk_attention
 from worker.model.cuda.kernels.decode_attention import decode_attention, merge_splits
 from worker.model.cuda.layers import store_keys_and_values
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.fp8 import FP8
 
 _MIN_ROWS = 16  # of a matrix operand
 _MAX_SPLITS = 32

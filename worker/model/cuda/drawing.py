@@ -8,20 +8,20 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.model.cuda.kernels import scan as columns
-from worker.model.cuda.kernels.choose import choose
-from worker.model.cuda.kernels.scan import scan
+from worker.model.cuda.kernels import logits_scan as columns
+from worker.model.cuda.kernels.logits_scan import logits_scan
+from worker.model.cuda.kernels.sample_finalize import sample_finalize
 
-BLOCK = 2048  # tokens of a program of `scan`
+BLOCK = 2048  # tokens of a program of `logits_scan`
 GROUP = 32  # neighbouring tokens, of which the best is noted
-TILE = 128  # groups that `choose` reads at once
+TILE = 128  # groups that `sample_finalize` reads at once
 FEW = 4096  # tokens among which it looks for the last that stays
 _MOST_GROUPS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """What rows want, on the device. Columns are those of `worker.model.cuda.kernels.scan`."""
+    """What rows want, on the device. Columns are those of `kernels.logits_scan`."""
 
     ints: Tensor  # [rows, NUM_INTS] int64
     floats: Tensor  # [rows, NUM_FLOATS] float32
@@ -71,7 +71,7 @@ def draw_rows(logits: Tensor, rows: RowPlan, step: StepPlan) -> Drawn:
     winners = empty(num_rows, num_blocks, dtype=torch.int32)
     token_ids = empty(num_rows, dtype=torch.int64)
     best_logits = empty(num_rows)
-    scan[(num_blocks, num_rows)](
+    logits_scan[(num_blocks, num_rows)](
         logits,
         logits.stride(0),
         rows.ints,
@@ -98,7 +98,7 @@ def draw_rows(logits: Tensor, rows: RowPlan, step: StepPlan) -> Drawn:
         num_warps=4,
         enable_fp_fusion=False,  # the specification rounds products
     )
-    choose[(num_rows,)](
+    sample_finalize[(num_rows,)](
         logits,
         logits.stride(0),
         rows.ints,

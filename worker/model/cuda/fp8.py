@@ -10,8 +10,9 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
+from worker.model.base import FP8
 from worker.model.cuda.kernels.fp8 import block_product_kernel, quantize_kernel
-from worker.model.layers.fp8 import BLOCK, FP8, LARGEST, LEAST_PEAK, Fp8Weight
+from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK, Fp8Weight
 from worker.model.layers.ops import OPERATOR_ERRORS, Multiply, TorchOps
 
 _PLACES_A_PROGRAM = 1024  # of a row, in groups of BLOCK
@@ -107,7 +108,7 @@ _TOLERANCE = 0.01  # a few roundings to bfloat16
 
 
 @torch.inference_mode()
-def what_is_wrong(device: torch.device) -> str | None:
+def unavailable_reason(device: torch.device) -> str | None:
     """Returns why FP8 products cannot be had on the device: they fail, or differ from the twin's.
 
     The operators are as new as the devices that have them; either may lack them.

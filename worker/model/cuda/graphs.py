@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from worker.engine.errors import DeviceLost
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import AttentionMetadata
 from worker.model.cuda.drawing import BestTokens
-from worker.model.cuda.few_rows import MAX_ROWS
+from worker.model.cuda.gemv import MAX_ROWS
 from worker.model.cuda.stack import CudaStack
 from worker.model.cuda.step_buffers import GraphShape, StepBuffers
 from worker.model.device import step_failure
@@ -198,8 +198,8 @@ class StepGraphs:
         """Captures a step. Of few rows there are two ways, and the faster one here is kept."""
         step = capture(partial(self._run, shape))
         if not shape.chunks:
-            if shape.tokens <= MAX_ROWS and self._stack.has_few_rows:
-                ways = (step, capture(partial(self._run_few_rows, shape)))
+            if shape.tokens <= MAX_ROWS and self._stack.has_gemv:
+                ways = (step, capture(partial(self._run_gemv, shape)))
                 chosen = capture.fastest(ways)
                 logger.debug("a step of %d tokens is replayed in way %d", shape.tokens, chosen)
                 step = ways[chosen]
@@ -218,9 +218,9 @@ class StepGraphs:
         """Returns the best tokens of the last hidden states, and their logits."""
         return self._of_logits(self._logits(self._buffers.hidden[: shape.tokens]))
 
-    def _run_few_rows(self, shape: GraphShape) -> None:
+    def _run_gemv(self, shape: GraphShape) -> None:
         buffers, tokens = self._buffers, shape.tokens
-        x = self._stack.few_rows_layers(
+        x = self._stack.gemv_layers(
             buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
         )
         self._stack.normed(x, None, buffers.hidden[:tokens])

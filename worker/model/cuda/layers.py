@@ -8,13 +8,14 @@ import torch
 import triton
 from torch import Tensor
 
+from worker.model.base import Activation
 from worker.model.cuda.kernels.layers import (
     add_norm_kernel,
     gate_kernel,
     rotate_and_store_kernel,
     store_kernel,
 )
-from worker.model.layers.ops import Activation, HeadNorm, Norm
+from worker.model.layers.ops import HeadNorm, Norm
 
 _HEADS_A_PROGRAM = 4
 _PLACES_A_PROGRAM = 1024  # of a row of a gate

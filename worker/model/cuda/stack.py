@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import Activation, AttentionMetadata
 from worker.model.cuda.attention import TritonAttention
-from worker.model.cuda.few_rows import GatedProduct, Product, few_rows
 from worker.model.cuda.fp8 import fp8_linear
+from worker.model.cuda.gemv import GatedProduct, Product, gemv
 from worker.model.cuda.layers import add_norm, gate, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.fp8 import Fp8Weight
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import Activation, HeadNorm, Multiply, Norm, TorchOps
+from worker.model.layers.ops import HeadNorm, Multiply, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -95,11 +95,11 @@ class CudaStack:
         return x, delta
 
     @property
-    def has_few_rows(self) -> bool:
-        """Whether `few_rows_layers` computes this model."""
+    def has_gemv(self) -> bool:
+        """Whether `gemv_layers` computes this model."""
         return all(layer.is_plain for layer in self._layers)
 
-    def few_rows_layers(
+    def gemv_layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
         """Returns the residual stream [num_tokens, hidden] behind the last layer, of 1, 2 or 4
@@ -107,11 +107,11 @@ class CudaStack:
         self._attention.prepare(metadata)
         x: Tensor = self._model.embed_tokens(token_ids)
         for index, layer in enumerate(self._layers):
-            qkv = few_rows(x, _plain(layer.qkv), norm=layer.attention_norm)
+            qkv = gemv(x, _plain(layer.qkv), norm=layer.attention_norm)
             attended = self._attend(index, qkv, positions, metadata)
-            x = few_rows(attended, _plain(layer.output), residual=x)
-            inner = few_rows(x, _plain(layer.gate_up), norm=layer.mlp_norm)
-            x = few_rows(inner, _plain(layer.down), residual=x)
+            x = gemv(attended, _plain(layer.output), residual=x)
+            inner = gemv(x, _plain(layer.gate_up), norm=layer.mlp_norm)
+            x = gemv(inner, _plain(layer.down), residual=x)
         return x
 
     def _attend(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import AttentionMetadata
 from worker.model.cuda.kernels.fill_step import fill_step
 
 _COLUMNS_A_PROGRAM = 128

@@ -11,11 +11,12 @@ import logging
 import torch
 
 from worker.engine_options import CUDA_BATCHED_TOKENS, EngineOptions
+from worker.model.base import DecoderStack
 from worker.model.cpu.tiers import Tier, TierRequest, reference_tier
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import CausalLM, DecoderStack
-from worker.model.layers.linear import Placement
+from worker.model.layers.decoder import CausalLM
+from worker.model.parallel.group import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
     are wanted and cannot run."""
     if options.attention_backend == "sdpa":
         return False
-    reason = _what_is_wrong(device)
+    reason = _unavailable_reason(device)
     if reason is None:
         return True
     if options.attention_backend == "triton":
@@ -75,7 +76,7 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
 def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
     """Returns whether the tier multiplies by weights in FP8. Tries it; logs why it does not."""
     device = placement.device
-    if options.attention_backend == "sdpa" or _what_is_wrong(device):
+    if options.attention_backend == "sdpa" or _unavailable_reason(device):
         return False  # torch's operators compute the model
     reason: str | None = None
     if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
@@ -85,13 +86,13 @@ def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
     else:
         from worker.model.cuda import fp8
 
-        reason = fp8.what_is_wrong(device)
+        reason = fp8.unavailable_reason(device)
     if reason:
         logger.warning("FP8 weights become %s, twice their size: %s", placement.dtype, reason)
     return reason is None
 
 
-def _what_is_wrong(device: torch.device) -> str | None:
+def _unavailable_reason(device: torch.device) -> str | None:
     """Returns why the kernels cannot run on the device, None where they can."""
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} has less than compute capability 8.0"

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from worker.model.attention.base import AttentionBackend, AttentionMetadata
-from worker.model.config import ModelConfig
+from worker.model.base import AttentionBackend, AttentionMetadata, DecoderStack, Share
+from worker.model.config.model_config import ModelConfig
 from worker.model.layers.fp8 import Fp8Layout
-from worker.model.layers.linear import (
-    Embedding,
-    GatedLinear,
-    Linear,
-    Place,
-    Placement,
-    RMSNorm,
-    TiedHead,
-)
+from worker.model.layers.linear import Embedding, GatedLinear, Linear, Place, RMSNorm, TiedHead
 from worker.model.layers.ops import HeadNorm, Norm, Ops, Rotation, Step, TorchOps
-from worker.model.parallel.group import Share
-from worker.model.rope import RotaryEmbedding
+from worker.model.layers.rotary import RotaryEmbedding
+from worker.model.parallel.group import Placement
 
 
 class Attention(nn.Module):
@@ -252,25 +243,6 @@ class CausalLM(nn.Module):
     def num_parameters(self) -> int:
         """Of the whole model, whatever part of it this rank has."""
         return self._num_parameters
-
-
-class DecoderStack(Protocol):
-    """A model's layers over one KV cache, from token ids to final hidden states.
-
-    Integer tensors are int32.
-    """
-
-    def __call__(
-        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
-    ) -> Tensor:
-        """Returns final hidden states [N, hidden] of `rows` [N], valid until the next call.
-
-        `token_ids` and `positions` are [num_tokens].
-
-        Rows come in order: of a sequence its last token in this step, or any run of its tokens.
-        Writes the keys and values of all tokens to their slots.
-        """
-        ...
 
 
 class LayerByLayer:

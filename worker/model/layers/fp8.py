@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-FP8 = torch.float8_e4m3fn
+from worker.model.base import FP8
+
 LARGEST = 448.0  # of e4m3
 BLOCK = 128  # rows and columns of a weight that share a scale; columns of an input
 LEAST_PEAK = 1e-10  # of numbers that share a scale: zeros would give none

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.model.layers.fp8 import BLOCK, FP8, Fp8Layout, Fp8Weight
-from worker.model.layers.ops import Activation, Fp8Ops, Multiply, Norm, Ops, TorchOps, for_inputs
-from worker.model.parallel.group import ALONE, RankGroup, Share
+from worker.model.base import FP8, Activation, Share
+from worker.model.layers.fp8 import BLOCK, Fp8Layout, Fp8Weight
+from worker.model.layers.ops import Fp8Ops, Multiply, Norm, Ops, TorchOps, for_inputs
+from worker.model.parallel.group import ALONE, Placement
 
 _FP8_WIDTH = 16  # rows and columns that FP8 products come in
 
@@ -224,22 +225,6 @@ class TiedHead(nn.Module):
 
     def _dense(self, hidden: Tensor) -> Tensor:  # [rows, hidden] -> [rows, vocab]
         return torch.mm(hidden, self._embedding.weight.t())
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Device and dtype of a module's parameters, and which rank has them.
-
-    Allocates them without filling: the loader writes every one.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    group: RankGroup = ALONE
-
-    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        data = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        return nn.Parameter(data, requires_grad=False)
 
 
 class RMSNorm(nn.Module):

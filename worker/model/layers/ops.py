@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.attention.base import AttentionBackend
+from worker.model.base import Activation, AttentionBackend
 from worker.model.layers import fp8
 from worker.model.layers.fp8 import Fp8Weight
 
 Multiply = Callable[[Tensor], Tensor]
-Activation = Literal["silu", "gelu_tanh"]  # of a gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,34 +11,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from worker.model.base import Share
 from worker.model.parallel.mesh import Mesh
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part [start, start + size) of `whole` that a rank has."""
-
-    start: int
-    size: int
-    whole: int
-
-    @classmethod
-    def all_of(cls, whole: int) -> Share:
-        return cls(0, whole, whole)
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.size
-
-    @property
-    def is_all(self) -> bool:
-        return self.size == self.whole
-
-    def times(self, count: int) -> Share:
-        """Returns the share of `count` times as many: of features, for a share of heads."""
-        return Share(self.start * count, self.size * count, self.whole * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +94,19 @@ class RankGroup:
 
 
 ALONE = RankGroup()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Device and dtype of a module's parameters, and which rank has them.
+
+    Allocates them without filling: the loader writes every one.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    group: RankGroup = ALONE
+
+    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        data = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        return nn.Parameter(data, requires_grad=False)

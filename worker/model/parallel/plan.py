@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from worker.engine_options import EngineOptions
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.errors import UnsupportedModel
 from worker.model.parallel.group import RankGroup
 from worker.model.parallel.processes import rank_threads

@@ -55,7 +55,7 @@ class RankProcesses:
                 (
                     sys.executable,
                     "-m",
-                    "worker.model.parallel",
+                    "worker.model.rank",
                     str(other.fileno()),
                     str(os.getpid()),
                 ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from worker.engine.batch import DecodeStep, ScheduledBatch
-from worker.model.forward_batch import PreviousSample
+from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.row import SamplingRow
 
 

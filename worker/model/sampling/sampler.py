@@ -9,6 +9,7 @@ request.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from shared.messages import TokenLogprob
 from worker.model.device import to_device, to_host
-from worker.model.sampling.draw_kernels import DrawKernels, find_kernels
+from worker.model.sampling.base import DrawKernels
 from worker.model.sampling.filters import FilterParams, keep_mask, kept_on_host
 from worker.model.sampling.logits import HostPenalties, LogitEdits, PenaltyTable
 from worker.model.sampling.noise import HostNoise, gumbel
@@ -31,6 +32,8 @@ from worker.model.sampling.row import RowThreads, SamplingRow
 if TYPE_CHECKING:
     from worker.model.sampling.grammar_masks import GrammarMasks
 
+
+log = logging.getLogger(__name__)
 
 _NOISE_ELEMENTS = 1 << 23  # made at once on a device
 _PIECE = 512  # of a row of logits
@@ -367,3 +370,23 @@ def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     last, last_place = logits[:, whole:].max(dim=1)
     is_later = (last > best) | (last.isnan() & ~best.isnan())
     return torch.where(is_later, last, best), torch.where(is_later, last_place + whole, place)
+
+
+def find_kernels(
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    device: torch.device,
+    penalties: PenaltyTable,
+    grammar_masks: GrammarMasks | None,
+) -> DrawKernels | None:
+    """Returns kernels for the device; None, after saying so, where Triton cannot be imported."""
+    try:
+        from worker.model.sampling.cuda_kernels import SamplingKernels
+    except ImportError as error:
+        log.warning(
+            "Triton cannot be imported, so tokens are drawn by torch's operators, which takes "
+            "milliseconds in each step of many rows: %s",
+            error,
+        )
+        return None
+    return SamplingKernels(vocab_size, eos_token_ids, device, penalties, grammar_masks)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from worker.model.attention.base import AttentionMetadata, LayerScores
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import AttentionMetadata, LayerScores
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import MAX_HEAD_DIM
 from worker.model.cpu.native_stack import NativeAttention

@@ -11,11 +11,11 @@ from typing import Any
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers import __version__ as transformers_version
 
-from worker.model.config import DTYPES, read_json
-from worker.model.context_length import ContextLength
+from worker.model.base import KVLayer
+from worker.model.config.context_length import ContextLength
+from worker.model.config.model_config import DTYPES, read_json
+from worker.model.config.stored_dtype import stored_dtype
 from worker.model.errors import UnsupportedModel
-from worker.model.kv_cache import KVLayer
-from worker.model.stored_dtype import stored_dtype
 
 logger = logging.getLogger(__name__)
 

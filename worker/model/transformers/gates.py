@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from worker.model.layers.ops import Activation, Multiply, Ops, TorchOps, for_inputs
+from worker.model.base import Activation
+from worker.model.layers.ops import Multiply, Ops, TorchOps, for_inputs
 from worker.model.transformers.products import agree, replace_module, rows_of, tried_rows
 
 _WIDTH = 16  # in numbers: what the kernels need of a row

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
-from worker.model.layers.linear import Placement
+from worker.model.parallel.group import Placement
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
 from worker.model.transformers.sharding import distributed_config
 

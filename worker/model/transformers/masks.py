@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.model.attention.base import Reach
+from worker.model.base import Reach
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -11,12 +11,13 @@ from transformers import PreTrainedModel
 
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import AttentionMetadata
 from worker.model.cpu.library import NativeKernels
 from worker.model.errors import UnsupportedModel
-from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.linear import Placement
+from worker.model.parallel.group import Placement
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
 from worker.model.transformers.attention import AttentionMismatch, PagedAttention
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
 

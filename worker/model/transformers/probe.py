@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
-from worker.model.attention.base import LayerScores, Reach
+from worker.model.base import KVLayer, LayerScores, Reach
 from worker.model.errors import UnsupportedModel
-from worker.model.kv_cache import KVLayer
 from worker.model.layers.ops import Multiply, TorchOps
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig
 from worker.model.transformers.masks import MaskShape

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 
+from worker.model.base import KVLayer
 from worker.model.errors import UnsupportedModel
-from worker.model.kv_cache import KVLayer
 from worker.model.parallel.group import RankGroup
 from worker.model.transformers.attention import PagedAttention
 from worker.model.transformers.config import SERVED_ELSEWHERE, TransformersConfig

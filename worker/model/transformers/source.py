@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from shared.cores import default_threads
 from worker.engine_options import EngineOptions
+from worker.model.base import DecoderStack
 from worker.model.cpu.tiers import Products, TierRequest, choose_products
 from worker.model.cuda.tier import uses_kernels
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import DecoderStack
-from worker.model.layers.linear import Placement
 from worker.model.layers.ops import TorchOps
+from worker.model.parallel.group import Placement
 from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
 from worker.model.transformers.attention import PagedAttention
 from worker.model.transformers.config import TransformersConfig, read_config

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from penstock.launcher import redis_server as private_server
+from penstock.launcher.redis_server import PrivateServer, Version, _candidates, server_version
 from shared.keys import GROUP
-from shared.launcher import redis_server as private_server
-from shared.launcher.redis_server import PrivateServer, Version, _candidates, server_version
 from shared.messages import TERMINAL_STATES, JobState
 from shared.redis.check import MIN_VERSION
 from shared.redis.connections import forget_fake_server

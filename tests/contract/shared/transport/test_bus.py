@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.messages import Delta, Failed, Finished, Started
 from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport, open_transport

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.messages import OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.messages import JobState
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import QueueFull, Restored

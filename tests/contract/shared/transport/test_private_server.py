@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from shared.launcher import redis_server as server_binary
-from shared.launcher.redis_server import (
+from penstock.launcher import redis_server as server_binary
+from penstock.launcher.redis_server import (
     PrivateServer,
     ServerError,
     find_server_binary,
@@ -69,7 +69,7 @@ def test_a_temporary_server_leaves_nothing() -> None:
 def test_a_server_that_does_not_end_is_killed_with_the_process_that_rewrites_its_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shared.launcher.redis_server.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("penstock.launcher.redis_server.STOP_TIMEOUT_S", 0.2)
     server = PrivateServer()
     client = client_of(server.start())
     directory = server.data_dir
@@ -107,7 +107,7 @@ def test_a_temporary_folder_that_cannot_be_removed_is_reported() -> None:
 def test_a_second_one_on_the_same_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.launcher.redis_server.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("penstock.launcher.redis_server.LOCK_TIMEOUT_S", 0.05)
     with PrivateServer(tmp_path) as first:
         second = PrivateServer(tmp_path)
         with pytest.raises(ServerError, match="in use by another"):
@@ -133,7 +133,7 @@ def test_a_long_path_gets_a_socket_elsewhere_which_goes_too(tmp_path: Path) -> N
 def test_it_ends_with_its_killed_owner_and_frees_the_directory(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
-        "from shared.launcher.redis_server import PrivateServer\n"
+        "from penstock.launcher.redis_server import PrivateServer\n"
         f"print(PrivateServer({str(tmp_path)!r}).start(), flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.redis.check import UnsafeServer, judge
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.messages import Idempotency, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.batches import BatchClaim, BatchProgress, BatchStatus

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from shared.redis.connections import Connections
 from shared.redis.pubsub import Subscriber
 from tests.contract.shared.transport.steps import until

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from shared.launcher.redis_server import inspect_command
+from penstock.launcher.redis_server import inspect_command
 from shared.redis.check import UnsafeServer
 from shared.redis.cli import main as inspect
 from shared.transport.connect import RedisTransport, open_transport

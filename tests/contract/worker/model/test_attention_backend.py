@@ -15,12 +15,13 @@ from tests.support.torch_device import torch_device
 from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.attention import scores as scores_module
-from worker.model.attention.base import AttentionBackend, LayerScores, Reach
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
-from worker.model.forward_batch import ForwardBatch, PreviousSample
-from worker.model.kv_cache import KVCachePool, KVLayer
-from worker.model.layers.fp8 import FP8, saturated
+from worker.model.base import FP8, AttentionBackend, KVLayer, LayerScores, Reach
+from worker.model.config.model_config import ModelConfig
+from worker.model.kv_cache import KVCachePool
+from worker.model.layers.fp8 import saturated
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
 
 Make = Callable[[KVCachePool, Sequence[LayerScores] | None], AttentionBackend]
 BACKENDS: dict[str, Make] = {"sdpa": SdpaAttention}

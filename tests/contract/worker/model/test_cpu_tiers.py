@@ -18,7 +18,7 @@ from tools.demo_model.checkpoint import CHECKPOINT_DIR, load_tokenizer
 from tools.demo_model.questions import load_facts
 from worker.engine_options import EngineOptions
 from worker.model.build import build_model
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu import library as compiler
 from worker.model.cpu import tiers
 from worker.model.cpu.library import build, cpu_flags

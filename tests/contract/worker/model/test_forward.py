@@ -26,12 +26,13 @@ from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine_options import EngineOptions
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.build import build_model
-from worker.model.config import ModelConfig
-from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.config.model_config import ModelConfig
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
+from worker.model.parallel.group import Placement
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
+from worker.model.weights.loader import Checkpoint
 
 PROMPT = [5, 17, 101, 33, 250, 250, 7, 91, 12, 300, 41, 8, 77]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -32,14 +32,13 @@ from tests.support.quantised_checkpoints import (
 from worker.engine_options import EngineOptions
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.build import build_model
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.fp8 import Fp8Layout
-from worker.model.layers.linear import Placement
 from worker.model.layers.ops import TorchOps
-from worker.model.loader import Checkpoint, fill_with_noise, noise_layouts
-from worker.model.parallel.group import RankGroup
+from worker.model.parallel.group import Placement, RankGroup
+from worker.model.weights.loader import Checkpoint, fill_with_noise, noise_layouts
 
 CPU = torch.device("cpu")
 PROMPTS = [np.random.default_rng(n).integers(3, 300, n).tolist() for n in (3, 21, 40)]

@@ -9,12 +9,13 @@ from shared.messages import SamplingParams
 from tests.support.cpu_kernels import kernels, variants
 from tests.support.table import table
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.model.attention.base import LayerScores, Reach
-from worker.model.config import ModelConfig
+from worker.model.base import LayerScores, Reach
+from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_stack import NativeAttention, work_list
-from worker.model.forward_batch import ForwardBatch, PreviousSample
 from worker.model.kv_cache import KVCachePool
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
 
 BF16 = torch.bfloat16
 PLAIN = LayerScores()

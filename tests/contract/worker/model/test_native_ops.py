@@ -7,6 +7,7 @@ import torch
 
 from tests.support.cpu_kernels import kernels, variants
 from tests.support.table import table
+from worker.model.base import Activation
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import (
     Int8Ops,
@@ -16,7 +17,7 @@ from worker.model.cpu.onednn_ops import (
     quantize_weight,
     spread,
 )
-from worker.model.layers.ops import Activation, HeadNorm, Norm, Ops, TorchOps
+from worker.model.layers.ops import HeadNorm, Norm, Ops, TorchOps
 
 BF16 = torch.bfloat16
 EPS = 1e-6

@@ -14,6 +14,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.cpu_kernels import kernels
 from tests.support.forced_logits import forced_logits
 from tests.support.native_models import build_stack
+from worker.model.base import DecoderStack
 from worker.model.cpu import choices, measuring, tiers
 from worker.model.cpu.choices import AMX, AVX, ONEDNN, ProductChoices, ProductShape, Times
 from worker.model.cpu.library import NativeKernels, build, cpu_flags
@@ -21,7 +22,6 @@ from worker.model.cpu.measuring import ProductMeter
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.tiers import cpu_features
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import DecoderStack
 
 BF16 = torch.bfloat16
 EMULATION = Path(__file__).parents[3] / "support" / "amx_emulated.h"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.vllm_environment import vllm_python
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.vllm.context import context_args
 
 pytestmark = [

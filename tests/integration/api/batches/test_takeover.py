@@ -14,7 +14,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from shared.launcher.redis_server import PrivateServer
+from penstock.launcher.redis_server import PrivateServer
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from tests.bench.load_client import completions, new_session
-from tests.bench.workloads import Seen, Work
+from bench.load_client import completions, new_session
+from bench.workloads import Seen, Work
 from tests.support.lazy_import import lazy_import
 from tests.support.running_service import MODEL, RunningService
 from tests.support.sse_readers import by_blank_lines, by_lines

@@ -11,14 +11,12 @@ from shared.text.base import TextInvalid
 from shared.text.chat_template import JinjaChatTemplate
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.model_card import ModelCard, digest_of
+from shared.text.template_formats import find_reasoning_format, find_tool_format, shows_tools
 from shared.text.text_model import load_text
 from shared.text.tool_formats import (
     ReasoningFormat,
     ToolFormat,
-    find_reasoning_format,
-    find_tool_format,
     reasoning_format_of,
-    shows_tools,
     tool_format_of,
 )
 from tests.contract.shared.text import templates

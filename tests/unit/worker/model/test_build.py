@@ -16,7 +16,7 @@ from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model.build import build_model
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
@@ -76,7 +76,7 @@ def test_workers_of_one_machine_size_their_pools_from_their_shares(
     options: EngineOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever order they start in: each takes its share of what is free, and half of that."""
-    monkeypatch.setattr("worker.model.kv_sizing.available_host_bytes", lambda: 4 * 2**20)
+    monkeypatch.setattr("worker.model.step.kv_sizing.available_host_bytes", lambda: 4 * 2**20)
     tight = replace(options, device="cpu", block_size=16, dtype="float32")
     size = block_bytes(ModelConfig.from_directory(options.checkpoint), 16, torch.float32)
     alone = build_model(tight).engine_config.num_blocks

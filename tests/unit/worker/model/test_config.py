@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import FAMILIES, make_checkpoint
-from worker.model.config import ModelConfig
+from worker.model.config.layer_kinds import LayerKind
+from worker.model.config.model_config import ModelConfig
+from worker.model.config.rope import RopeConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
-from worker.model.layer_kinds import LayerKind
-from worker.model.rope import RopeConfig
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.model.context_length import ContextLength
+from worker.model.config.context_length import ContextLength
 from worker.model.errors import UnsupportedModel
 
 FULL = {"rope_type": "default", "rope_theta": 1e6}

@@ -14,7 +14,7 @@ from worker.model.cpu.tiers import TierRequest
 from worker.model.cuda import fp8
 from worker.model.cuda.tier import cuda_tier, keeps_fp8
 from worker.model.errors import ModelError
-from worker.model.layers.linear import Placement
+from worker.model.parallel.group import Placement
 
 ADA, HOPPER, AMPERE = (8, 9), (9, 0), (8, 0)
 
@@ -22,7 +22,7 @@ ADA, HOPPER, AMPERE = (8, 9), (9, 0), (8, 0)
 def device_of(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    monkeypatch.setattr(fp8, "what_is_wrong", lambda device: None)
+    monkeypatch.setattr(fp8, "unavailable_reason", lambda device: None)
     return torch.device("cuda", 0)
 
 
@@ -52,7 +52,7 @@ def test_why_weights_do_not_stay_in_fp8_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     placement = Placement(device_of(capability, monkeypatch), dtype)
-    monkeypatch.setattr(fp8, "what_is_wrong", lambda device: wrong)
+    monkeypatch.setattr(fp8, "unavailable_reason", lambda device: wrong)
     with caplog.at_level(logging.WARNING):
         assert not keeps_fp8(EngineOptions(checkpoint="."), placement)
     assert said in caplog.text

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from worker.model.sampling.draw_kernels import find_kernels
 from worker.model.sampling.logits import PenaltyTable
+from worker.model.sampling.sampler import find_kernels
 
 
 def test_where_triton_is_missing_there_are_no_kernels_and_a_warning(

@@ -10,7 +10,8 @@ import torch
 from shared.messages import SamplingParams
 from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.model.forward_batch import ForwardBatch, PreviousSample
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch
 
 
 def sequence(

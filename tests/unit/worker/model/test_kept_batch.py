@@ -14,10 +14,11 @@ from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepResult
 from worker.engine.request import EngineRequest
-from worker.model.forward_batch import ForwardBatch, KeptBatch, PreviousSample
-from worker.model.rows import SequenceRows
+from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.rows import SamplingRows
+from worker.model.step.forward_batch import ForwardBatch, KeptBatch
+from worker.model.step.rows import SequenceRows
 
 VOCAB_SIZE = 50
 BLOCK_SIZE = 4

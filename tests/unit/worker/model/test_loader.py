@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.torch_device import torch_device
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint, fill_with_noise
+from worker.model.parallel.group import Placement
+from worker.model.weights.loader import Checkpoint, fill_with_noise
 
 NORM = "model.layers.1.input_layernorm.weight"
 

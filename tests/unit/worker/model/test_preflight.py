@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from worker.engine_options import EngineOptions
-from worker.model.config import FAMILIES
+from worker.model.config.model_config import FAMILIES
+from worker.model.config.preflight import check_checkpoint
 from worker.model.errors import ModelError
-from worker.model.preflight import check_checkpoint
 
 REFUSED = {
     "an unknown quantization": (

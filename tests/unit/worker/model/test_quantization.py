@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.quantised_checkpoints import FORMATS, FP8_FORMATS
+from worker.model.config.quantization import Fp8Format, fp8_format
 from worker.model.errors import UnsupportedModel
-from worker.model.quantization import Fp8Format, fp8_format
 
 
 @pytest.mark.parametrize("name", FP8_FORMATS)

@@ -20,16 +20,16 @@ from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.engine.ports import ModelRunner
 from worker.model import device
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.device import step_failure
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
-from worker.model.runner import TorchModelRunner
+from worker.model.parallel.group import Placement
 from worker.model.sampling.plan import BatchPlan
 from worker.model.sampling.sampler import Sampled, Sampler
-from worker.model.warm_up import run_widest_sample
+from worker.model.step.runner import TorchModelRunner
+from worker.model.step.warm_up import run_widest_sample
+from worker.model.weights.loader import Checkpoint
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)

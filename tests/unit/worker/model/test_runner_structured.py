@@ -18,16 +18,16 @@ from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.errors import OutOfMemory
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.device import StepTimer
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
-from worker.model.runner import TorchModelRunner
+from worker.model.parallel.group import Placement
 from worker.model.sampling import grammar_masks
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.sampler import Sampler
+from worker.model.step.runner import TorchModelRunner
+from worker.model.weights.loader import Checkpoint
 
 FREE = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 KEPT = SamplingParams(
@@ -214,7 +214,7 @@ def test_a_steps_result_says_how_long_the_device_took(
         assert runner.launch(batch(0, Stream(0, FREE))).collect().device_s is None
         monkeypatch.setattr(torch.cuda, "Event", Event)
         timer = StepTimer(torch.device("cuda"))
-        monkeypatch.setattr("worker.model.runner.StepTimer", lambda device: timer)
+        monkeypatch.setattr("worker.model.step.runner.StepTimer", lambda device: timer)
     streams = Stream(1, FREE), Stream(2, KEPT)
     handle = runner.launch(batch(0, *streams))
     handle.sample_structured([2])

@@ -23,14 +23,14 @@ from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.request import EngineRequest
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
-from worker.model.rows import SequenceRows
-from worker.model.runner import TorchModelRunner
+from worker.model.parallel.group import Placement
 from worker.model.sampling.logits import PenaltyTable
+from worker.model.step.rows import SequenceRows
+from worker.model.step.runner import TorchModelRunner
+from worker.model.weights.loader import Checkpoint
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.checkpoints import make_checkpoint
 from worker.model.build import choose_source
-from worker.model.config import ModelConfig
-from worker.model.stored_dtype import stored_dtype
+from worker.model.config.model_config import ModelConfig
+from worker.model.config.stored_dtype import stored_dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -14,15 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.checkpoints import make_checkpoint
-from worker.model import weight_reader
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
-from worker.model.parallel.group import RankGroup
-from worker.model.safetensors_files import StoredTensor, stored_tensors
-from worker.model.weight_reader import (
+from worker.model.parallel.group import Placement, RankGroup
+from worker.model.weights import reader as weight_reader
+from worker.model.weights.loader import Checkpoint
+from worker.model.weights.reader import (
     NUM_THREADS,
     CudaCopier,
     HostCopier,
@@ -32,6 +30,7 @@ from worker.model.weight_reader import (
     pieces_of,
     read_pieces,
 )
+from worker.model.weights.safetensors_files import StoredTensor, stored_tensors
 
 CPU = torch.device("cpu")
 

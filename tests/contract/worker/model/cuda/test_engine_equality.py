@@ -19,9 +19,10 @@ from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.request import EngineRequest
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.layers.decoder import CausalLM, DecoderStack, LayerByLayer
+from worker.model.base import DecoderStack
+from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.ops import TorchOps
-from worker.model.runner import TorchModelRunner
+from worker.model.step.runner import TorchModelRunner
 
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)

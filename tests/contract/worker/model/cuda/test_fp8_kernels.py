@@ -17,12 +17,13 @@ if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import FP8, Activation
 from worker.model.cuda import fp8 as kernels
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers import fp8 as twins
 from worker.model.layers.decoder import LayerByLayer
-from worker.model.layers.fp8 import BLOCK, FP8, LARGEST, Fp8Weight
-from worker.model.layers.ops import Activation, Fp8Ops, TorchOps
+from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Weight
+from worker.model.layers.ops import Fp8Ops, TorchOps
 
 pytestmark = pytest.mark.triton
 
@@ -127,15 +128,15 @@ def test_a_stack_over_fp8_weights_says_what_torchs_operators_say(name: str, tmp_
 
 
 def test_the_check_before_loading_tells_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernels.what_is_wrong(torch_device()) is None
+    assert kernels.unavailable_reason(torch_device()) is None
     right = kernels.quantize_rows
     monkeypatch.setattr(
         kernels, "quantize_rows", lambda x, group, scale: right(x * 1.1, group, scale)
     )
-    assert "off by" in str(kernels.what_is_wrong(torch_device()))
+    assert "off by" in str(kernels.unavailable_reason(torch_device()))
 
     def missing(*arguments: object) -> None:
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(kernels, "quantize_rows", missing)
-    assert kernels.what_is_wrong(torch_device()) == "RuntimeError: no such operator"
+    assert kernels.unavailable_reason(torch_device()) == "RuntimeError: no such operator"

@@ -18,12 +18,12 @@ if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
 from tests.support.step_graphs import new_capture, new_graphs
-from worker.model.attention.base import AttentionMetadata
+from worker.model.base import AttentionMetadata, DecoderStack
 from worker.model.cuda.graphs import StepGraphs, decode_sizes, mixed_shapes
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.cuda.step_buffers import GraphShape
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import CausalLM, DecoderStack
+from worker.model.layers.decoder import CausalLM
 
 pytestmark = [
     pytest.mark.triton,
@@ -110,13 +110,13 @@ def test_steps_of_few_rows_are_replayed_in_the_faster_way() -> None:
     pools = [small_pool(model) for _ in range(2)]
     replayed, inner = graphs_over(model, pools[0], max_num_seqs=2)
     num_products: list[int] = []
-    few_rows = inner.few_rows_layers
+    gemv = inner.gemv_layers
 
     def counted(*arguments: torch.Tensor) -> torch.Tensor:
         num_products.append(1)
-        return few_rows(*arguments)  # type: ignore[arg-type]
+        return gemv(*arguments)  # type: ignore[arg-type]
 
-    inner.few_rows_layers = counted  # type: ignore[method-assign, assignment]
+    inner.gemv_layers = counted  # type: ignore[method-assign, assignment]
     replayed.capture_by(new_capture(fastest=1), lambda share: None)
     assert len(num_products) == 2  # of one row and of two
     stack = CudaStack(model, pools[1])

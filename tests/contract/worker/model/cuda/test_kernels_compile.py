@@ -59,13 +59,15 @@ CHOOSE = {
 }
 
 
-def scan(logits: str, arch: str, has_edits: bool) -> Variant:
+def logits_scan(logits: str, arch: str, has_edits: bool) -> Variant:
     constants: dict[str, Any] = {"HAS_EDITS": has_edits, "BLOCK": 2048, "GROUP": 32}
     signature = {"logits": logits, **SCAN}
-    return Variant(f"{KERNELS}.scan:scan", signature, constants, arch, 4, fp_fusion=False)
+    return Variant(
+        f"{KERNELS}.logits_scan:logits_scan", signature, constants, arch, 4, fp_fusion=False
+    )
 
 
-def choose(logits: str, arch: str, has_filters: bool) -> Variant:
+def sample_finalize(logits: str, arch: str, has_filters: bool) -> Variant:
     """Returns that of a vocabulary of 151,936 tokens."""
     constants: dict[str, Any] = {
         "HAS_FILTERS": has_filters,
@@ -77,20 +79,20 @@ def choose(logits: str, arch: str, has_filters: bool) -> Variant:
     }
     signature = {"logits": logits, **CHOOSE}
     num_warps = 16 if has_filters else 2
-    name = f"{KERNELS}.choose:choose"
+    name = f"{KERNELS}.sample_finalize:sample_finalize"
     return Variant(name, signature, constants, arch, num_warps, fp_fusion=False)
 
 
 def test_sampling_kernels_spill_no_register() -> None:
     variants = [
-        scan("*bf16", "sm_90", True),
-        scan("*bf16", "sm_90", False),
-        scan("*fp16", "sm_80", True),
-        scan("*fp32", "sm_80", False),
-        scan("*bf16", "gfx942", True),
-        choose("*bf16", "sm_90", True),
-        choose("*bf16", "sm_90", False),
-        choose("*fp32", "sm_80", True),
+        logits_scan("*bf16", "sm_90", True),
+        logits_scan("*bf16", "sm_90", False),
+        logits_scan("*fp16", "sm_80", True),
+        logits_scan("*fp32", "sm_80", False),
+        logits_scan("*bf16", "gfx942", True),
+        sample_finalize("*bf16", "sm_90", True),
+        sample_finalize("*bf16", "sm_90", False),
+        sample_finalize("*fp32", "sm_80", True),
     ]
     for variant, compiled in zip(variants, compile_variants(variants), strict=True):
         assert compiled.spills == 0, variant
@@ -203,7 +205,7 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
             assert "wgmma.mma_async" in compiled.ptx, variant
 
 
-def few_rows(arch: str, rows: int, size: int, out: int, columns: int, activation: int) -> Variant:
+def gemv(arch: str, rows: int, size: int, out: int, columns: int, activation: int) -> Variant:
     names = ("x", "weight", "bias", "norm_weight", "residual", "out")
     signature = {**dict.fromkeys(names, "*bf16"), "eps": "fp32"}
     constants = {
@@ -218,16 +220,16 @@ def few_rows(arch: str, rows: int, size: int, out: int, columns: int, activation
         "HAS_RESIDUAL": True,
         "ACTIVATION": activation,
     }
-    return Variant(f"{KERNELS}.few_rows:few_rows_product", signature, constants, arch, 4)
+    return Variant(f"{KERNELS}.gemv:gemv_kernel", signature, constants, arch, 4)
 
 
 def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
     variants = [
-        few_rows("sm_90", 1, 1024, 4096, 8, 0),
-        few_rows("sm_90", 1, 12288, 4096, 8, 0),
-        few_rows("sm_90", 4, 4096, 12288, 1, 1),
-        few_rows("sm_80", 4, 12288, 4096, 2, 0),
-        few_rows("gfx942", 2, 4096, 12288, 2, 1),
+        gemv("sm_90", 1, 1024, 4096, 8, 0),
+        gemv("sm_90", 1, 12288, 4096, 8, 0),
+        gemv("sm_90", 4, 4096, 12288, 1, 1),
+        gemv("sm_80", 4, 12288, 4096, 2, 0),
+        gemv("gfx942", 2, 4096, 12288, 2, 1),
     ]
     for variant, compiled in zip(variants, compile_variants(variants), strict=True):
         assert compiled.spills == 0, variant

@@ -27,16 +27,17 @@ from tests.support.step_graphs import new_graphs
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.request import EngineRequest
-from worker.model import runner as runner_module
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.base import DecoderStack
+from worker.model.config.model_config import ModelConfig
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.decoder import CausalLM, DecoderStack, LayerByLayer
-from worker.model.layers.linear import Placement
-from worker.model.runner import TorchModelRunner
+from worker.model.layers.decoder import CausalLM, LayerByLayer
+from worker.model.parallel.group import Placement
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.sampler import Sampler
+from worker.model.step import runner as runner_module
+from worker.model.step.runner import TorchModelRunner
 
 pytestmark = pytest.mark.triton
 BLOCK_SIZE = 16
@@ -132,7 +133,7 @@ def _errors_come_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch, digit: int) -> list[str]:
     def draw(name: str, args: tuple[Any, ...]) -> None:
-        if name == "choose":  # the tokens, and the best logits
+        if name == "sample_finalize":  # the tokens, and the best logits
             tokens = args[10]
             assert tokens.dtype == torch.int64
             torch.Tensor.fill_(tokens, digit)
@@ -239,7 +240,7 @@ def test_no_option_makes_a_launch_wait(
     params = [EACH_OPTION[option], EACH_OPTION["greedy"], EACH_OPTION[option]]
     assert run(engine, params) == 3 * 8
     assert launches.num_mixed
-    assert ("choose" in kernels) is uses_kernels
+    assert ("sample_finalize" in kernels) is uses_kernels
 
 
 @pytest.mark.parametrize("stack", STACKS)

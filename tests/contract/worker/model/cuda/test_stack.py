@@ -13,11 +13,11 @@ if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import FP8, Activation
 from worker.model.cuda.layers import add_norm, gate
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers.decoder import LayerByLayer
-from worker.model.layers.fp8 import FP8
-from worker.model.layers.ops import Activation, Norm, TorchOps, gated
+from worker.model.layers.ops import Norm, TorchOps, gated
 
 pytestmark = pytest.mark.triton
 # (tokens before this step, tokens of this step) of each sequence; decodes first, as in a batch.

@@ -25,15 +25,15 @@ from tests.support.step_graphs import new_capture, new_graphs
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
-from worker.model.runner import TorchModelRunner
+from worker.model.parallel.group import Placement
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.sampler import Sampler
+from worker.model.step.runner import TorchModelRunner
+from worker.model.weights.loader import Checkpoint
 
 pytestmark = pytest.mark.triton
 BLOCK_SIZE = 16

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.forward_steps import prefill
 from shared.messages import SamplingParams
-from tests.bench.forward_steps import prefill
 from tests.support.engine_run import generate, new_engine
 from tests.support.tiny_models import write_tiny_model
 from worker.engine.batch import ScheduledBatch

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tiny_models import write_tiny_model
 from worker.engine_options import EngineOptions
-from worker.model.attention.base import LayerScores, Reach
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import LayerScores, Reach
 from worker.model.build import build_model, choose_source
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from worker.model.kv_cache import KVCachePool

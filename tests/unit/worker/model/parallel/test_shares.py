@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.checkpoints import make_checkpoint
-from worker.model.config import ModelConfig
+from worker.model.config.model_config import ModelConfig
 from worker.model.errors import UnsupportedModel
 from worker.model.layers.decoder import CausalLM
-from worker.model.layers.linear import Placement
-from worker.model.loader import Checkpoint
-from worker.model.parallel.group import RankGroup
+from worker.model.parallel.group import Placement, RankGroup
 from worker.model.parallel.plan import check_divisible, rank_config
+from worker.model.weights.loader import Checkpoint
 
 
 def rank_model(path: Path, rank: int, size: int) -> CausalLM:

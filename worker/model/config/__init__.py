@@ -1,0 +1,1 @@
+"""What a checkpoint says of itself: config.json, read strictly."""

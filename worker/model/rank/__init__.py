@@ -1,0 +1,1 @@
+"""The process of a tensor-parallel rank above 0."""

@@ -1,0 +1,1 @@
+"""One step: a scheduled batch becomes tensors, hidden states, sampled tokens."""

@@ -1,0 +1,104 @@
+"""How many blocks the KV cache has: by the options, or by the memory that is free."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.engine.batch import ScheduledBatch
+from worker.engine_options import CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS, EngineOptions
+from worker.model.base import DecoderStack
+from worker.model.device import available_host_bytes
+from worker.model.errors import KVCacheTooSmall
+from worker.model.kv_cache import KVCachePool, blocks_that_fit
+from worker.model.served import BuiltStack, CapturingStack
+from worker.model.step.rank_forward import RankForward
+from worker.model.step.runner import TorchModelRunner
+from worker.model.step.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
+
+# Shares of what is free after the weights that the KV cache takes by itself.
+_HOST_SHARE = 0.5
+_HOST_LIMIT_BYTES = 4 << 30
+_CUDA_SHARE = 0.9
+
+
+def num_batched_tokens(options: EngineOptions, device: torch.device) -> int:
+    """Returns the token budget of a step: the option, or the device's default."""
+    default = CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS
+    return options.max_num_batched_tokens or default
+
+
+def choose_num_blocks(
+    options: EngineOptions, built: BuiltStack, block_size: int, longest: int
+) -> int:
+    """Returns the blocks of the pool: by the options, or by the free memory.
+
+    Without options it takes at most what all running sequences could fill twice; the second half
+    serves the prefix cache. Raises KVCacheTooSmall.
+    """
+    keeps, kv_dtype = built.keeps, built.kv_dtype
+    per_sequence = -(-longest // block_size)
+    if options.num_kv_blocks is not None:
+        num_blocks = options.num_kv_blocks
+    elif options.kv_cache_memory_gb is not None:
+        memory = int(options.kv_cache_memory_gb * 2**30)
+        num_blocks = blocks_that_fit(memory, keeps, block_size, kv_dtype)
+    else:
+        memory = _free_bytes(options, built, block_size, longest)
+        num_blocks = blocks_that_fit(memory, keeps, block_size, kv_dtype)
+        num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
+    if options.max_model_len is not None and num_blocks < per_sequence:
+        raise KVCacheTooSmall(
+            f"the KV cache has {num_blocks * block_size} token places, "
+            f"max_model_len is {options.max_model_len}; "
+            "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more"
+        )
+    return num_blocks
+
+
+def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
+    """Returns the bytes that this rank's KV cache may take beside its weights, the activations of
+    the largest step and what drawing from all rows takes."""
+    model, device = built.model, built.model.placement.device
+    if device.type != "cuda":
+        free = available_host_bytes() * options.memory_share
+        limit = _HOST_LIMIT_BYTES // model.placement.group.size
+        return min(int(free * _HOST_SHARE), limit)
+    num_tokens = min(num_batched_tokens(options, device), longest)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    pool = KVCachePool(
+        built.keeps,
+        -(-num_tokens // block_size),
+        block_size,
+        device=device,
+        dtype=built.kv_dtype,
+    )
+    stack = built.stack(pool)
+    if model.placement.group.rank == 0:
+        runner = TorchModelRunner(
+            model, stack, block_size=block_size, max_num_seqs=options.max_num_seqs
+        )
+        run_prefill(runner, block_size, num_tokens)
+        run_widest_sample(runner, block_size, options.max_num_seqs)
+        del runner
+    else:
+        forward = RankForward(model, stack, block_size=block_size, shares_tokens=False)
+        forward.run(ScheduledBatch((prefill(block_size, num_tokens),)))
+        forward.run(widest_batch(block_size, options.max_num_seqs))
+        del forward
+    peak = torch.cuda.max_memory_allocated(device) - before
+    captured = _captured_bytes(stack, device)
+    del pool, stack
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - captured)
+
+
+def _captured_bytes(stack: DecoderStack, device: torch.device) -> int:
+    """Returns the memory that the stack's CUDA graphs take."""
+    if not isinstance(stack, CapturingStack):
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    stack.capture(lambda share: None, largest_only=True)
+    return max(0, free - torch.cuda.mem_get_info(device)[0])

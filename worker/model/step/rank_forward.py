@@ -1,0 +1,56 @@
+"""RankForward: a step at a rank that does not sample."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.engine.batch import ScheduledBatch
+from worker.model.base import DecoderStack
+from worker.model.sampling.base import PreviousSample
+from worker.model.sampling.prompt_scorer import logits_by_part
+from worker.model.served import ServedModel
+from worker.model.step.forward_batch import ForwardBatch
+
+
+class RankForward:
+    """Computes steps as TorchModelRunner does at rank 0, up to the logits: the same collectives in
+    the same order."""
+
+    def __init__(
+        self, model: ServedModel, stack: DecoderStack, *, block_size: int, shares_tokens: bool
+    ) -> None:
+        """`shares_tokens`: a step's token ids come from rank 0's device."""
+        self._model = model
+        self._stack = stack
+        self._block_size = block_size
+        self._shares_tokens = shares_tokens
+        self._device = model.placement.device
+        self._nothing_sampled = PreviousSample(
+            torch.empty(0, dtype=torch.int64, device=self._device), {}
+        )
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduledBatch) -> None:
+        """Computes one step of known tokens; without sequences it does nothing."""
+        if not len(batch):
+            return
+        model = self._model
+        forward = ForwardBatch.build(
+            batch,
+            block_size=self._block_size,
+            vocab_size=model.config.vocab_size,
+            device=self._device,
+            previous=self._nothing_sampled,
+        )
+        if self._shares_tokens:
+            model.placement.group.broadcast(forward.input_ids)
+        rows = forward.logits_rows
+        hidden = self._stack(forward.input_ids, forward.positions, forward.metadata, rows)
+        if forward.scored is not None:
+            for _ in logits_by_part(model, hidden, forward.scored):
+                pass  # rank 0 has them
+        if not forward.num_sampled:
+            return
+        if forward.sampled is not None:
+            hidden = hidden.index_select(0, forward.sampled)
+        model.logits(hidden)

@@ -1,0 +1,92 @@
+"""The first steps of a model, over blocks that no sequence owns."""
+
+from __future__ import annotations
+
+import torch
+
+from shared.messages import SamplingParams
+from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.config import EngineConfig
+from worker.model.served import Report
+from worker.model.step.runner import TorchModelRunner
+
+# On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
+_CPU_TOKENS = 16
+# FP8 products in blocks have kernels for up to 16 rows, up to 64, and more.
+_CUDA_TOKENS = 64
+_FILTERED = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=0)
+# Without top_k: torch's operators sort all tokens of a row then.
+_WIDEST = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.01,
+    presence_penalty=0.5,
+    repetition_penalty=1.1,
+    logit_bias={0: 1.0},
+    min_tokens=1,
+    logprobs=20,
+    seed=0,
+)
+# What the kernels that draw tokens are compiled for: nobody waits for a compiler in mid-answer.
+_CUDA_PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, presence_penalty=0.5, seed=0),
+)
+
+
+def warm_up(
+    runner: TorchModelRunner, config: EngineConfig, device: torch.device, report: Report
+) -> None:
+    """Runs the steps before which no job is taken. `report` gets the share that is done."""
+    report(0.0)
+    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+    if device.type != "cuda":
+        num_tokens = min(num_tokens, _CPU_TOKENS)
+    run_prefill(runner, config.block_size, num_tokens)
+    if device.type == "cuda":
+        run_prefill(runner, config.block_size, min(num_tokens, _CUDA_TOKENS))
+        for params in _CUDA_PARAMS:
+            run_prefill(runner, config.block_size, 1, params)
+    report(1.0)
+
+
+def run_prefill(
+    runner: TorchModelRunner,
+    block_size: int,
+    num_tokens: int,
+    params: SamplingParams = _FILTERED,
+) -> None:
+    """Runs one step over blocks that no sequence owns; its keys and values are never read."""
+    runner.launch(ScheduledBatch((prefill(block_size, num_tokens, params),))).collect()
+    runner.launch(ScheduledBatch((), (-1,))).collect()
+
+
+def run_widest_sample(runner: TorchModelRunner, block_size: int, num_rows: int) -> None:
+    """Runs a step of `widest_batch`."""
+    runner.launch(widest_batch(block_size, num_rows)).collect()
+    runner.launch(ScheduledBatch((), tuple(range(-num_rows, 0)))).collect()
+
+
+def widest_batch(block_size: int, num_rows: int) -> ScheduledBatch:
+    """Returns so many prompts of one token, each of which wants all that sampling has."""
+    return ScheduledBatch(
+        tuple(prefill(block_size, 1, _WIDEST, seq_id) for seq_id in range(-num_rows, 0))
+    )
+
+
+def prefill(
+    block_size: int, num_tokens: int, params: SamplingParams = _FILTERED, seq_id: int = -1
+) -> ScheduledSequence:
+    """Returns a prompt of that many tokens, from whose last one a token is drawn."""
+    tokens = [0] * num_tokens
+    return ScheduledSequence(
+        seq_id=seq_id,
+        start=0,
+        num_scheduled_tokens=num_tokens,
+        token_ids=tokens,
+        block_table=range(-(-num_tokens // block_size)),
+        samples=True,
+        params=params,
+        prompt_token_ids=tokens,
+        output_token_ids=(),
+    )
