@@ -11,26 +11,34 @@ from types import FunctionType
 class IncompatibleLibrary(ValueError):
     """An installed library cannot be used. The sentence names its version and what it lacks."""
 
-
-def check_library(tried: str, uses: Mapping[type, Sequence[str]]) -> None:
-    """Raises IncompatibleLibrary where a class lacks a name that Penstock overrides or uses.
-
-    `tried`: the requirement of the versions that Penstock was tried with. A name is there where the
-    class has it, or where a method of it has it: attributes of instances.
-    """
-    missing = [
-        f"{owner.__name__}.{name}" for owner in uses for name in _missing(owner, uses[owner])
-    ]
-    if missing:
+    def __init__(self, tried: str, reason: str, installed: str | None = None) -> None:
+        """`tried`: the requirement of the versions that Penstock was tried with."""
         found = match(r"[\w-]+", tried)
         assert found is not None, "a requirement begins with the package"
-        raise IncompatibleLibrary(
-            f"{found[0]} {version(found[0])} is not one that Penstock was tried with: it lacks "
-            f"{', '.join(missing)}. Install one that was: pip install '{tried}'"
+        super().__init__(
+            f"{found[0]} {installed or version(found[0])} is not one that Penstock was tried with: "
+            f"{reason}. Install one that was: pip install '{tried}'"
         )
 
 
-def _missing(owner: type, names: Sequence[str]) -> Iterator[str]:
+def check_library(
+    tried: str, uses: Mapping[type, Sequence[str]], installed: str | None = None
+) -> None:
+    """Raises IncompatibleLibrary where a class lacks a name that Penstock overrides or uses.
+
+    `tried`: the requirement of the versions that Penstock was tried with. `installed`: the version,
+    where the package's metadata does not have it.
+    """
+    missing = [
+        f"{each.__name__}.{name}" for each in uses for name in missing_names(each, uses[each])
+    ]
+    if missing:
+        raise IncompatibleLibrary(tried, f"it lacks {', '.join(missing)}", installed)
+
+
+def missing_names(owner: type, names: Sequence[str]) -> Iterator[str]:
+    """Returns those that neither the class nor the code of its methods has, where attributes of
+    instances are."""
     known = set(dir(owner))
     for base in owner.__mro__:
         for member in vars(base).values():

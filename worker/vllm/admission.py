@@ -14,15 +14,12 @@ it is another's turn it leaves, because vLLM would start it before that one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 from worker.engine.queue import SchedulingPolicy
 from worker.engine.seats import S, SeatShares
-
-if TYPE_CHECKING:
-    from vllm import LLMEngine
 
 
 @dataclass(slots=True)
@@ -120,19 +117,3 @@ class Admission(Generic[S]):
         self._waiting[request.seq_id] = request
         self._shares.give_back(request)
         self._has_changed = True
-
-
-def starved_ids(llm: LLMEngine) -> Set[str]:
-    """Returns the ids, as vLLM's scheduler has them, of those that have no blocks after a step.
-
-    vLLM starts those that wait in their order. So all of them starve when the blocks that are free
-    do not hold the first one's tokens; else they wait for a place in a step.
-    """
-    scheduler = llm.engine_core.engine_core.scheduler
-    if not scheduler.waiting:
-        return frozenset()
-    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    first = scheduler.waiting.peek_request()
-    if first.num_tokens <= free * llm.vllm_config.cache_config.block_size:
-        return frozenset()
-    return {request.request_id for request in scheduler.waiting}

@@ -29,6 +29,7 @@ from worker.vllm.options import (
     share_threads,
     uses_own_sampler,
 )
+from worker.vllm.vllm_compat import check_vllm, drop_own_stat_loggers
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -64,7 +65,8 @@ def build_vllm_engine(
 
     if not check_version(vllm.__version__):
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
-    # After the version: in another one these may lack what they import.
+    check_vllm(vllm.__version__)
+    # After the check: in another release these may lack what they import.
     from worker.vllm.engine import VllmEngine
     from worker.vllm.grammars import bound_grammars
     from worker.vllm.stats import StatsReader
@@ -80,8 +82,7 @@ def build_vllm_engine(
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
     watch_children(on_rank_end)
-    # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
-    del llm.logger_manager.stat_loggers[1:]
+    drop_own_stat_loggers(llm)
     exact = uses_own_sampler(options, given)
     if not exact:
         bound_grammars()

@@ -26,7 +26,7 @@ from worker.engine.queue import make_policy
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.stop import StopMatch, find_stop
 from worker.model.device import step_failure
-from worker.vllm.admission import Admission, starved_ids
+from worker.vllm.admission import Admission
 from worker.vllm.grammars import bounded_grammar
 from worker.vllm.kv_blocks import FailedBlocks
 from worker.vllm.live_request import LiveRequest
@@ -34,6 +34,7 @@ from worker.vllm.params import vllm_params
 from worker.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
 from worker.vllm.sampler import drain_masks, take_reports
 from worker.vllm.stats import StatsReader, num_hashed_blocks
+from worker.vllm.vllm_compat import starved_ids, stats_of
 from worker.vllm.warm_up import warm_up_requests
 
 log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ class VllmEngine:
         except (VLLMClientError, ValueError) as error:
             self.cancel(request.request_id)
             return [_failed(live, ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}")]
-        live.enter(vllm_id, self._llm.output_processor.request_states[vllm_id].stats)
+        live.enter(vllm_id, stats_of(self._llm, vllm_id))
         return []
 
     def _end_slow_grammars(self) -> list[EngineOutput]:

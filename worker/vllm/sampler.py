@@ -33,6 +33,7 @@ from worker.model.sampling.row import RowThreads
 from worker.model.sampling.sampler import Sampled, Sampler
 from worker.vllm.requests import FAILED_TOKEN, from_extra_args
 from worker.vllm.rows import BatchRow, BatchRows
+from worker.vllm.vllm_compat import logits_processors_of
 
 log = logging.getLogger(__name__)
 
@@ -229,8 +230,8 @@ def keeps_to_grammars(worker: Any) -> bool:
 
 
 def _processors(worker: Any) -> list[PenstockLogitsProcessor]:
-    processors = worker.model_runner.input_batch.logitsprocs.all
-    return [each for each in processors if isinstance(each, PenstockLogitsProcessor)]
+    found = logits_processors_of(worker)
+    return [each for each in found if isinstance(each, PenstockLogitsProcessor)]
 
 
 def _is_notable(is_nan: Tensor, sampled: Sampled | None) -> bool:
