@@ -13,11 +13,11 @@ from shared.tracing import (
     MAX_TRACESTATE_CHARS,
     SpanContext,
     format_trace_id,
-    open_tracing,
     read_context,
     write_context,
 )
 from shared.tracing_environment import collector_of
+from shared.tracing_export import open_tracing
 from tests.support.otlp import collecting
 from tests.support.table import table
 
@@ -185,7 +185,7 @@ def test_closing_does_not_wait_for_a_collector_that_never_answers(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10")
-        monkeypatch.setattr("shared.tracing.CLOSE_S", 0.2)
+        monkeypatch.setattr("shared.tracing_export.CLOSE_S", 0.2)
         tracing = open_tracing("service", "1")
         tracing.begin("x").end()
         tracing.close()
