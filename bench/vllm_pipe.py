@@ -21,7 +21,7 @@ from bench.workloads import Seen, Send, Work, clock
 from shared.cores import available_cores
 from tests.support.vllm_environment import vllm_python
 from worker.engine_options import EngineOptions
-from worker.engine_process.interpreter import environment_of
+from worker.runtime.interpreter import environment_of
 
 KINDS = ("bare", "sampler")
 PROGRAM = Path(__file__).with_name("vllm_pipe_process.py")

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from shared.messages import SamplingParams
 from worker.engine.request import EngineRequest
 from worker.engine_options import EngineOptions
+from worker.engines.vllm.build import build_vllm_engine
+from worker.engines.vllm.options import engine_args, set_environment
 from worker.model.device import available_host_bytes
-from worker.vllm.build import build_vllm_engine
-from worker.vllm.options import engine_args, set_environment
 
 Tokens = list[tuple[int, int, bool]]  # (request, new tokens, whether they are its last)
 

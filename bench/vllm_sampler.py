@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.support.vllm_environment import vllm_python
 from worker.engine_options import EngineOptions
-from worker.engine_process.interpreter import environment_of
+from worker.runtime.interpreter import environment_of
 
 PROGRAM = Path(__file__).with_name("vllm_sampler_steps.py")
 

@@ -19,8 +19,8 @@ from vllm.v1.sample.sampler import Sampler
 
 from shared.messages import SamplingParams
 from worker.engine.request import EngineRequest
-from worker.vllm.requests import to_extra_args
-from worker.vllm.sampler import PenstockLogitsProcessor
+from worker.engines.vllm.requests import to_extra_args
+from worker.engines.vllm.sampler import PenstockLogitsProcessor
 
 DEMO = Path(__file__).parents[1] / "worker/demo/checkpoint"
 PROMPT = list(range(3, 103))

@@ -28,7 +28,7 @@ from tests.support.launched import REPOSITORY, Launched, descendants_of
 
 AT_ONCE = 64  # requests of which the first byte is waited for
 SETTLE_S = 8.0  # after the last stream was opened
-MODULES = {"api": "frontend", "worker": "service", "worker.engine_process": "engine"}
+MODULES = {"api": "frontend", "worker": "service", "worker.runtime": "engine"}
 
 
 def main() -> None:

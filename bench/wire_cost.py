@@ -116,7 +116,7 @@ def cpu_of(penstock: Launched) -> dict[str, dict[int, float]]:
         except OSError:
             continue
         module = command[command.index("-m") + 1] if "-m" in command else ""
-        names = {"api": "frontend", "worker": "service", "worker.engine_process": "engine"}
+        names = {"api": "frontend", "worker": "service", "worker.runtime": "engine"}
         if module in names:
             found[names[module]][pid] = (int(fields[11]) + int(fields[12])) / tick
     return found

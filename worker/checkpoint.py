@@ -18,9 +18,9 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
-from worker.engine_process.messages import EngineReady
 from worker.hub_bar import reporting_bar
 from worker.model.config.context_length import ContextLength
+from worker.runtime.messages import EngineReady
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
 from worker.tokenizer_conversion import (
     OLDER_FORMS,

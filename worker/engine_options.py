@@ -40,10 +40,10 @@ class EngineOptions:
     checkpoint: str  # directory with a Hugging Face checkpoint
     runner: Runner = "model"
     echo_step_ms: float = 0.0  # duration of a step of the echo runner
-    engine: EngineName = "penstock"  # vllm: see worker.vllm
+    engine: EngineName = "penstock"  # vllm: see worker.engines.vllm
     engine_python: str = ""  # interpreter of the engine process; empty: the service's
     vllm_args: str = ""  # JSON object of vLLM's EngineArgs
-    vllm_sampler: VllmSampler = "auto"  # see worker.vllm.options
+    vllm_sampler: VllmSampler = "auto"  # see worker.engines.vllm.options
     tensor_parallel_size: int = 1  # devices, or processes on a CPU, that share the model
 
     model_impl: ModelImpl = "auto"  # see worker.model.build.choose_source

@@ -19,9 +19,9 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import UNKNOWN_FILES, AppendStatus, JobQueue, WorkerReport
-from worker.engine_process.supervisor import EngineSupervisor
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs
+from worker.runtime.supervisor import EngineSupervisor
 from worker.settings import WorkerSettings
 from worker.traces import DROPPED
 

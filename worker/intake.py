@@ -16,8 +16,8 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
 from worker.engine.seats import MIN_GAP
-from worker.engine_process.messages import EngineReady
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.runtime.messages import EngineReady
 
 POLL_INTERVAL_S = 0.1  # blocks come free without a message
 

@@ -16,7 +16,12 @@ from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedC
 from worker.checkpoint import JobRefused, LoadedModel
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine.stop import find_stop
-from worker.engine_process.messages import (
+from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox, Settled
+from worker.output import OutputProcessor, Piece, ReplayMismatch
+from worker.publisher import Publisher
+from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
+from worker.runtime.messages import (
     AddChoices,
     AddRequest,
     CancelRequest,
@@ -25,11 +30,6 @@ from worker.engine_process.messages import (
     StepOutputs,
     ToEngine,
 )
-from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox, Settled
-from worker.output import OutputProcessor, Piece, ReplayMismatch
-from worker.publisher import Publisher
-from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 from worker.traces import ENGINE_DIED, HANDED_BACK, SUPERSEDED, JobTraces
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from shared.metrics import CONTENT_TYPE, Exposition, MetricRow, MetricsNames, Me
 from shared.settings import SettingsError
 from worker.engine.measures import SIZES, STEP_SECONDS
 from worker.engine.request import RequestTimes
-from worker.engine_process.supervisor import EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJob
+from worker.runtime.supervisor import EngineSupervisor
 
 METRICS = MetricTable(
     (

@@ -6,8 +6,8 @@ busy, and say so when it stands still.
 
 from __future__ import annotations
 
-from worker.engine_process.supervisor import EngineSupervisor
 from worker.heartbeat import Heartbeat
+from worker.runtime.supervisor import EngineSupervisor
 
 STANDSTILL_S = 60.0  # of the service's loop, after which the process is worth a restart
 

@@ -30,10 +30,6 @@ from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles
 from worker.checkpoint import Checkpoint, LoadedModel
-from worker.engine_process.interpreter import EngineNotLoaded
-from worker.engine_process.link import EngineDied
-from worker.engine_process.messages import Configure
-from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
@@ -42,6 +38,10 @@ from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.probes import WorkerProbes
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.runtime.interpreter import EngineNotLoaded
+from worker.runtime.link import EngineDied
+from worker.runtime.messages import Configure
+from worker.runtime.supervisor import EngineGaveUp, EngineSupervisor
 from worker.settings import WorkerSettings
 from worker.traces import JobTraces
 

@@ -27,8 +27,8 @@ from worker.engine_options import (
     WeightCopies,
     one_device,
 )
+from worker.engines.vllm.options import parse_vllm_args
 from worker.intake import max_waiting
-from worker.vllm.options import parse_vllm_args
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"

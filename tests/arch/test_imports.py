@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Imported where vLLM is, and by nothing but worker.vllm.build and vLLM itself.
+# Imported where vLLM is, and by nothing but worker.engines.vllm.build and vLLM itself.
 WITH_VLLM = [
-    REPOSITORY / "worker/vllm" / name
+    REPOSITORY / "worker/engines/vllm" / name
     for name in (
         "engine.py",
         "grammars.py",
@@ -49,7 +49,7 @@ def loaded_by(module: str) -> set[str]:
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
         ("worker.model.step.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
         (
-            "worker.engine_process.process",
+            "worker.runtime.process",
             {"asyncio", "fastapi", "pydantic", "redis", "torch", "xxhash"},
         ),
         ("shared.messages", {"torch", "pydantic", "redis", "asyncio"}),

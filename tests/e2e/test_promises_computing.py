@@ -113,7 +113,7 @@ def test_many_requests_leave_the_engines_memory_as_it_was(tmp_path: Path) -> Non
 
 def growth_of(service: ServiceClient) -> dict[str, list[float]]:
     """By how large a part of itself each process grows, three times, in 150 requests."""
-    pids = {name: service.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    pids = {name: service.pid_of(name) for name in ("worker", "worker.runtime", "api")}
     rng = random.Random(3)
 
     def run(count: int) -> None:

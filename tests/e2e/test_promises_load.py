@@ -78,7 +78,7 @@ def run_many(service: ServiceClient, count: int) -> None:
 
 
 def test_many_requests_leave_nothing_behind(service: ServiceClient) -> None:
-    pids = {name: service.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    pids = {name: service.pid_of(name) for name in ("worker", "worker.runtime", "api")}
     run_many(service, 300)
     assert_nothing_is_left(service)
     before = {name: resident_mib(pid) for name, pid in pids.items()}
@@ -125,14 +125,14 @@ def test_two_hundred_disconnects_at_random_leave_everything_alive(service: Servi
 @pytest.mark.alone
 def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(service: ServiceClient) -> None:
     service.until_idle()
-    pids = {name: service.pid_of(name) for name in ("worker", "worker.engine_process", "api")}
+    pids = {name: service.pid_of(name) for name in ("worker", "worker.runtime", "api")}
     before = {name: cpu_s(pid) for name, pid in pids.items()}
     begin_s = time.monotonic()
     time.sleep(IDLE_S)  # the one thing to be observed here is time that passes
     idle_s = time.monotonic() - begin_s
     shares = {name: (cpu_s(pid) - before[name]) / idle_s for name, pid in pids.items()}
     # A loop that spins takes a whole core, one that polls every millisecond a fifth.
-    assert shares["worker.engine_process"] < 0.01, shares
+    assert shares["worker.runtime"] < 0.01, shares
     assert shares["worker"] < 0.03, shares
     assert shares["api"] < 0.1, shares
     waits_s, answers_s = [], []

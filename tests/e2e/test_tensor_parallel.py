@@ -40,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         yield made
 
 
-RANK_0, RANK_1 = "worker.engine_process", "worker.model.rank"
+RANK_0, RANK_1 = "worker.runtime", "worker.model.rank"
 
 
 def test_a_stream_goes_on_when_a_rank_dies_or_stands_still(service: ServiceClient) -> None:

@@ -22,8 +22,8 @@ from tests.support.fork_server import Start
 from tests.support.throttle import THROTTLE
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("api.process", "worker.main", "worker.engine_process.process")
-OWN_ENGINE = "worker.engine_process.own_engine"
+MODULES = ("api.process", "worker.main", "worker.runtime.process")
+OWN_ENGINE = "worker.engines.penstock"
 MODEL = "worker.model.build"  # with torch
 PROGRAM = "from tests.support.fork_server import main; main()"
 STARTED = ("api", "worker", "penstock.launcher")

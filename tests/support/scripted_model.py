@@ -155,12 +155,12 @@ def _parent_of(pid: int) -> int:
 
 def play(path: str) -> None:
     """Makes the echo engine of this process follow the script in a file."""
-    from worker.engine.echo_runner import EchoModelRunner
-    from worker.engine_process import own_engine
+    from worker.engines import penstock
+    from worker.engines.echo import EchoModelRunner
 
     script = Script.load(Path(path))
     model = ScriptedModel(script, Path(script.checkpoint))
-    build = own_engine._echo
+    build = penstock._echo
 
     def build_with_end(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
         config, runner = build(options)
@@ -169,5 +169,5 @@ def play(path: str) -> None:
     def next_token(self: EchoModelRunner, sequence: ScheduledSequence) -> int:
         return model.next_token(sequence)
 
-    own_engine._echo = build_with_end
+    penstock._echo = build_with_end
     EchoModelRunner._next_token = next_token  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from tests.support.vllm_runs import Answer, VllmRequest, run_in_vllm
 from worker.engine_options import EngineOptions
 
 TIMEOUT_S = 540.0
-_DRIVER = Path(__file__).parents[1] / "contract/worker/vllm/models_driver.py"
+_DRIVER = Path(__file__).parents[1] / "contract/worker/engines/vllm/models_driver.py"
 
 
 class Model(msgspec.Struct):

@@ -19,10 +19,10 @@ from shared.messages import (
 )
 from tests.support.vllm_environment import vllm_python
 from worker.engine_options import EngineOptions
-from worker.engine_process.interpreter import environment_of
+from worker.runtime.interpreter import environment_of
 
 TIMEOUT_S = 540.0  # bounds a hang alone: a busy machine takes minutes to load the libraries
-_DRIVER = Path(__file__).parents[1] / "contract/worker/vllm/engine_driver.py"
+_DRIVER = Path(__file__).parents[1] / "contract/worker/engines/vllm/engine_driver.py"
 
 
 class VllmRequest(msgspec.Struct, frozen=True):

@@ -222,7 +222,7 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
             not_native = error
     try:
         # Here and not above: it takes seconds, and native families do not need it.
-        from worker.model.transformers.source import TransformersSource
+        from worker.engines.transformers.source import TransformersSource
     except ImportError as error:
         raise UnsupportedModel(
             f"model_impl 'transformers' needs the package transformers: {error}"

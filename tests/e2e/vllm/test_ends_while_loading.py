@@ -39,7 +39,7 @@ def check_end(directory: Path, signum: signal.Signals, temporary: Path) -> None:
         until(lambda: len(of(penstock, b"multiprocessing.spawn")) == 2, READY_TIMEOUT_S)
         assert "Penstock is ready" not in penstock.output
         started = penstock.descendants()
-        assert len(of(penstock, b"worker.engine_process")) == 1
+        assert len(of(penstock, b"worker.runtime")) == 1
         os.kill(penstock.pid, signum)
         until(lambda: not any(map(is_alive, started)), END_S)
         assert penstock.wait(END_S) == (0 if signum is signal.SIGTERM else -signum)

@@ -31,7 +31,7 @@ def test_a_load_is_tried_again_until_a_passing_fault_is_over(tmp_path: Path) -> 
         with ServiceClient(penstock) as service:
             for num_tries, stage in enumerate(STAGES, start=1):
                 await_output(penstock, stage)
-                engine = service.pid_of("worker.engine_process")
+                engine = service.pid_of("worker.runtime")
                 resource.prlimit(engine, resource.RLIMIT_NOFILE, (0, 0))
                 await_output(penstock, "starting it again", num_tries)
                 assert LACK in re.findall(f"{REFUSED} (.*)", penstock.output)[-1]

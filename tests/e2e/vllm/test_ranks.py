@@ -21,7 +21,7 @@ from tests.support.launched import Launched, is_alive
 from tests.support.service_client import ServiceClient, token_ids_of
 from tests.support.tool_models import POISON, poisoned_demo
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
-from worker.engine_process.messages import EXIT_RANK_LOST
+from worker.runtime.messages import EXIT_RANK_LOST
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
 
@@ -173,7 +173,7 @@ def test_a_stream_goes_on_when_a_rank_is_killed(services: Services) -> None:
 
 def test_no_rank_outlives_the_engine(services: Services) -> None:
     """The worker ends the whole session of an engine process that has ended."""
-    engine, pids = services.ranks.pid_of("worker.engine_process"), services.pids()
+    engine, pids = services.ranks.pid_of("worker.runtime"), services.pids()
     assert len(pids) == SIZE
     os.kill(pids[-1], signal.SIGSTOP)
     os.kill(engine, signal.SIGKILL)
@@ -183,7 +183,7 @@ def test_no_rank_outlives_the_engine(services: Services) -> None:
 def test_no_rank_outlives_the_worker(services: Services) -> None:
     """The last one here. One that stands still is ended by the kernel alone."""
     services.ranks.until(lambda: len(services.pids()) == SIZE, "all ranks", READY_TIMEOUT_S)
-    worker, engine = (services.ranks.pid_of(m) for m in ("worker", "worker.engine_process"))
+    worker, engine = (services.ranks.pid_of(m) for m in ("worker", "worker.runtime"))
     pids = [worker, engine, *services.pids()]
     os.kill(pids[-1], signal.SIGSTOP)
     os.kill(worker, signal.SIGKILL)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shared.logs import LogFormat, LogLevel
-from worker.engine_process.messages import Configure, Shutdown, encode_frame
+from worker.runtime.messages import Configure, Shutdown, encode_frame
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ def test_a_process_stopped_before_it_begins_ends_without_a_message() -> None:
             [
                 sys.executable,
                 "-m",
-                "worker.engine_process",
+                "worker.runtime",
                 str(theirs.fileno()),
                 str(os.getpid()),
             ],

@@ -18,8 +18,8 @@ from shared.messages import SamplingParams
 from tests.support.launched import descendants_of, is_alive
 from worker.engine.request import EngineRequest
 from worker.engine_options import EngineOptions
-from worker.engine_process.link import EngineDied, EngineLink, EngineNotLoaded
-from worker.engine_process.messages import EXIT_RANK_LOST, AddRequest, Configure, StepOutputs
+from worker.runtime.link import EngineDied, EngineLink, EngineNotLoaded
+from worker.runtime.messages import EXIT_RANK_LOST, AddRequest, Configure, StepOutputs
 from worker.settings import DEMO_CHECKPOINT
 
 ENDS_S = 5.0  # within which all ranks end with one

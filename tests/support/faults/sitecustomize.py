@@ -35,8 +35,8 @@ NAMES = frozenset((AMX_CALLS, SCRIPT, THROTTLE, "RUNNER", "JOB_HISTORY"))
 
 
 def _set_traps() -> None:
-    from worker.engine.echo_runner import EchoModelRunner
     from worker.engine.errors import DeviceLost
+    from worker.engines.echo import EchoModelRunner
 
     launch = EchoModelRunner.launch
     num_sampled: Counter[int] = Counter()
@@ -59,7 +59,7 @@ def _set_traps() -> None:
 
 def _set_trap_at_the_door() -> None:
     """A poison request kills any engine that it comes to, without a token."""
-    from worker.engine_process.loop import EngineLoop
+    from worker.runtime.loop import EngineLoop
 
     add = EngineLoop._add
 
@@ -131,7 +131,7 @@ def _endanger_device(place: str) -> None:
 
 def _fit_throttle(path: str) -> None:
     """A step that gave some answer more than so many tokens (of this attempt) takes longer."""
-    from worker.engine_process.loop import EngineLoop
+    from worker.runtime.loop import EngineLoop
 
     send = EngineLoop._send
     num_tokens: Counter[str] = Counter()
@@ -158,7 +158,7 @@ def _fit_throttle(path: str) -> None:
 def _note_amx_calls(path: str) -> None:
     import torch
 
-    from worker.vllm import amx
+    from worker.engines.vllm import amx
 
     permit = amx.permit_amx
 
@@ -199,7 +199,7 @@ def _pass_on() -> None:
 
 def _set_faults() -> None:
     _pass_on()
-    if "worker.engine_process" in sys.orig_argv:
+    if "worker.runtime" in sys.orig_argv:
         if SCRIPT in os.environ:
             from tests.support.scripted_model import play
 
@@ -212,12 +212,12 @@ def _set_faults() -> None:
             _endanger_device(os.environ.get(PLACE, "launch"))
         if THROTTLE in os.environ:
             _fit_throttle(os.environ[THROTTLE])
-    is_vllms = "worker.engine_process" in sys.orig_argv or "--multiprocessing-fork" in sys.orig_argv
+    is_vllms = "worker.runtime" in sys.orig_argv or "--multiprocessing-fork" in sys.orig_argv
     if AMX_CALLS in os.environ and is_vllms:
         _note_amx_calls(os.environ[AMX_CALLS])
     if "CHAOS_CLOCK_OFFSET_S" in os.environ:
         _shift_clock(float(os.environ["CHAOS_CLOCK_OFFSET_S"]))
-    if "CHAOS_SCHEMA" in os.environ and "worker.engine_process" not in sys.orig_argv:
+    if "CHAOS_SCHEMA" in os.environ and "worker.runtime" not in sys.orig_argv:
         import next_release
 
         next_release.become(int(os.environ["CHAOS_SCHEMA"]))

@@ -13,11 +13,11 @@ from shared.transport.ports.queue import Delivery, JobEnd
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, ByteTokenizer, FakeQueue
 from worker.checkpoint import LoadedModel
 from worker.engine.request import EngineOutput
-from worker.engine_process.messages import StepOutputs, ToEngine
 from worker.job_runner import JobRunner
 from worker.metrics import WorkerMetrics
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJobs, request_id_of
+from worker.runtime.messages import StepOutputs, ToEngine
 from worker.traces import JobTraces
 
 MODEL = LoadedModel(

@@ -11,9 +11,9 @@ import pytest
 from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job
 from worker.engine.config import EngineConfig
-from worker.engine_process.messages import EngineReady
 from worker.intake import MAX_NOT_BEGUN, AdmissionEstimator
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.runtime.messages import EngineReady
 
 BLOCK_SIZE = 16
 

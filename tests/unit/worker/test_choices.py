@@ -13,9 +13,9 @@ from shared.transport.ports.queue import Delivery
 from shared.transport.wire import chain_hash
 from tests.unit.worker.fakes import EOS, make_job
 from tests.unit.worker.runner_bench import Bench
-from worker.engine_process.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
 from worker.job_runner import choice_seed
 from worker.running_jobs import request_id_of
+from worker.runtime.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

@@ -24,17 +24,17 @@ from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepResult
-from worker.engine_process.messages import (
+from worker.job_runner import JobRunner
+from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox
+from worker.running_jobs import RunningJobs
+from worker.runtime.messages import (
     AddChoices,
     AddRequest,
     CancelRequest,
     StepOutputs,
     ToEngine,
 )
-from worker.job_runner import JobRunner
-from worker.metrics import WorkerMetrics
-from worker.outbox import Outbox
-from worker.running_jobs import RunningJobs
 from worker.traces import JobTraces
 
 LETTERS = "abcdEN é😀".encode()

@@ -17,12 +17,12 @@ from shared.logs import LogFormat, LogLevel
 from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job, until
 from worker.engine_options import EngineOptions
-from worker.engine_process import supervisor as supervisor_module
-from worker.engine_process.compilers import compiler_caches, is_compiling
-from worker.engine_process.interpreter import environment_of
-from worker.engine_process.messages import Configure
-from worker.engine_process.supervisor import EngineSupervisor
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.runtime import supervisor as supervisor_module
+from worker.runtime.compilers import compiler_caches, is_compiling
+from worker.runtime.interpreter import environment_of
+from worker.runtime.messages import Configure
+from worker.runtime.supervisor import EngineSupervisor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 

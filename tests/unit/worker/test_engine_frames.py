@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from worker.engine_process.link import READ_AHEAD_BYTES, EngineFrames
-from worker.engine_process.messages import HEADER, MAX_FRAME_BYTES, FrameTooLong
+from worker.runtime.link import READ_AHEAD_BYTES, EngineFrames
+from worker.runtime.messages import HEADER, MAX_FRAME_BYTES, FrameTooLong
 
 Scene = Callable[[Callable[[EngineFrames, socket.socket], Awaitable[None]]], None]
 

@@ -10,9 +10,9 @@ import pytest
 
 from shared.logs import LogFormat, LogLevel
 from worker.engine_options import EngineOptions
-from worker.engine_process import link as link_module
-from worker.engine_process.link import EngineLink
-from worker.engine_process.messages import Configure
+from worker.runtime import link as link_module
+from worker.runtime.link import EngineLink
+from worker.runtime.messages import Configure
 
 
 async def test_a_process_that_cannot_be_spawned_leaves_no_folder(

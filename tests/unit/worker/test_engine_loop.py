@@ -10,11 +10,11 @@ import pytest
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.config import EngineConfig
-from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
 from worker.engine.request import EngineOutput, EngineRequest
-from worker.engine_process.loop import EngineLoop, EngineSocket, LinkClosed
-from worker.engine_process.messages import (
+from worker.engines.echo import EchoModelRunner
+from worker.runtime.loop import EngineLoop, EngineSocket, LinkClosed
+from worker.runtime.messages import (
     HEADER,
     MAX_FRAME_BYTES,
     AddChoices,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from worker.engine_process import process
-from worker.engine_process.messages import LoadFailed
 from worker.model.errors import CheckpointError
+from worker.runtime import process
+from worker.runtime.messages import LoadFailed
 from worker.settings import WorkerSettings
 
 
@@ -83,7 +83,7 @@ class Finder:
             os._exit(0)
 
 sys.meta_path.insert(0, Finder())
-import worker.engine_process.process as process
+import worker.runtime.process as process
 from worker.engine_options import EngineOptions
 options = EngineOptions(checkpoint="/nowhere")
 {start}

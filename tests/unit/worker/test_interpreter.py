@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.worker.fakes import until
 from worker.engine_options import EngineOptions
-from worker.engine_process.interpreter import EngineNotLoaded, check_interpreter, environment_of
+from worker.runtime.interpreter import EngineNotLoaded, check_interpreter, environment_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -117,7 +117,7 @@ def test_the_engine_process_compiles_grammars_with_the_services_package() -> Non
         check=True,
     ).stdout
     assert printed.split() == [
-        str(REPOSITORY / "worker" / "vllm" / "packages" / "llguidance" / "__init__.py"),
+        str(REPOSITORY / "worker/engines/vllm/packages/llguidance/__init__.py"),
         llguidance._lib.__file__,
         str(Path(llguidance.__file__).parent / "numpy.py"),
     ]

@@ -10,7 +10,7 @@ from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
 from shared.transport.ports.queue import AppendResult, AppendStatus, Delivery
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job, until
 from tests.unit.worker.runner_bench import Bench
-from worker.engine_process.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
+from worker.runtime.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
 
 
 async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.checkpoints import make_checkpoint
 from worker.checkpoint import Checkpoint, LoadedModel
 from worker.engine.config import EngineConfig
-from worker.engine_process.messages import EngineReady
+from worker.runtime.messages import EngineReady
 from worker.settings import WorkerSettings
 
 BLOCK_SIZE = 16

@@ -11,10 +11,10 @@ import pytest
 from shared.messages import ErrorCode, FinishReason, InvalidParameter, SamplingParams
 from worker import llm as generation_progress
 from worker.engine.config import EngineConfig
-from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
 from worker.engine.errors import RequestRefused
 from worker.engine.ports import ModelRunner
+from worker.engines.echo import EchoModelRunner
 from worker.llm import LLM, main, rates
 
 

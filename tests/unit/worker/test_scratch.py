@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine_process.scratch import LOCK, OLD_S, PREFIX, Scratch, sweep
+from worker.runtime.scratch import LOCK, OLD_S, PREFIX, Scratch, sweep
 
 WORKER = """
 import subprocess, sys, time
-from worker.engine_process.scratch import Scratch
+from worker.runtime.scratch import Scratch
 scratch = Scratch()
 (scratch.path / "graph").mkdir()
 engine = None

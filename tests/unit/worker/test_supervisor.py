@@ -16,11 +16,11 @@ from tests.unit.worker.runner_bench import Bench
 from tests.unit.worker.test_admission_estimator import ready
 from worker.engine.request import EngineOutput
 from worker.engine_options import EngineOptions
-from worker.engine_process import supervisor as supervisor_module
-from worker.engine_process.link import EngineDied
-from worker.engine_process.messages import Configure, EngineReady, StepOutputs
-from worker.engine_process.supervisor import EngineGaveUp, EngineSupervisor
 from worker.running_jobs import RunningJob, RunningJobs, request_id_of
+from worker.runtime import supervisor as supervisor_module
+from worker.runtime.link import EngineDied
+from worker.runtime.messages import Configure, EngineReady, StepOutputs
+from worker.runtime.supervisor import EngineGaveUp, EngineSupervisor
 
 CONFIGURE = Configure(EngineOptions(checkpoint="/m"), LogLevel.INFO, LogFormat.TEXT)
 

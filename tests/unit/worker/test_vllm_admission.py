@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from worker.engine.queue import make_policy
-from worker.vllm.admission import Admission
+from worker.engines.vllm.admission import Admission
 
 SEATS = 4
 

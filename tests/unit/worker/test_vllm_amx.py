@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from worker.vllm.amx import permit_amx
+from worker.engines.vllm.amx import permit_amx
 
 
 class Libc:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from worker.engines.vllm.context import AS_MUCH_AS_FITS, context_args
 from worker.model.errors import ModelError
-from worker.vllm.context import AS_MUCH_AS_FITS, context_args
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 LONG = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}

@@ -8,8 +8,8 @@ import errno
 import pytest
 from safetensors import SafetensorError
 
+from worker.engines.vllm.load_errors import LoadInterrupted, hearing, load_failure, telling
 from worker.model.errors import ModelError
-from worker.vllm.load_errors import LoadInterrupted, hearing, load_failure, telling
 
 GPU = (
     "Free memory on device cuda:0 ({}/139.8 GiB) on startup is less than desired GPU memory "

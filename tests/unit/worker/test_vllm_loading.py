@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from worker.vllm import loading
+from worker.engines.vllm import loading
 
 Stages = list[tuple[str, float]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.engine_options import EngineOptions
-from worker.vllm.options import engine_args
+from worker.engines.vllm.options import engine_args
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from worker.engine_options import EngineOptions
-from worker.vllm import options as options_module
-from worker.vllm.options import (
+from worker.engines.vllm import options as options_module
+from worker.engines.vllm.options import (
     CPU_RANK,
     PROCESSOR,
     check_types,

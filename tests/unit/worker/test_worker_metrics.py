@@ -11,10 +11,10 @@ from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job
 from tests.unit.worker.runner_bench import Bench
 from worker.engine.config import EngineConfig
-from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
 from worker.engine.request import EngineOutput, EngineRequest, RequestTimes
-from worker.engine_process.messages import StepOutputs
+from worker.engines.echo import EchoModelRunner
+from worker.runtime.messages import StepOutputs
 
 
 def exposed(bench: Bench, name: str) -> float:

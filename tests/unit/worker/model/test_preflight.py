@@ -73,7 +73,7 @@ def test_a_refusal_imports_neither_torch_nor_transformers(tmp_path: Path) -> Non
     code = (
         "import sys\n"
         "from worker.engine_options import EngineOptions\n"
-        "from worker.engine_process.own_engine import build_own_engine\n"
+        "from worker.engines.penstock import build_own_engine\n"
         "from worker.model.errors import UnsupportedModel\n"
         "try:\n"
         f"    build_own_engine(EngineOptions(checkpoint={str(tmp_path)!r}), None, None)\n"

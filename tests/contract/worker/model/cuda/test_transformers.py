@@ -17,8 +17,8 @@ from worker.model.build import build_model
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
+from worker.engines.transformers import source
 from worker.model.cuda.attention import TritonAttention
-from worker.model.transformers import source
 
 pytestmark = pytest.mark.triton
 PROMPTS = [[5, 9, 4], list(range(3, 24))]

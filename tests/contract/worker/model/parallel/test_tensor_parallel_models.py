@@ -20,9 +20,9 @@ from tests.support.ranks import GREEDY, SEEDED, WAYS, assert_same, built, output
 from tests.support.ranks import engine_options as options_of
 from tests.support.standing_ranks import StandingRank, standing_rank
 from tests.support.tiny_models import TINY_MODELS, write_tiny_model
+from worker.engines.transformers.sharding import COMPARED
 from worker.model.build import choose_source
 from worker.model.errors import UnsupportedModel
-from worker.model.transformers.sharding import COMPARED
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_divided_is_refused(
 def test_a_type_that_was_not_compared_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sharding = "worker.model.transformers.sharding"
+    sharding = "worker.engines.transformers.sharding"
     monkeypatch.setattr(f"{sharding}.COMPARED", COMPARED - {"qwen2"})
     source = choose_source("transformers", write_tiny_model(tmp_path, "qwen2"))
     with pytest.raises(

@@ -9,10 +9,10 @@ import pytest
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
-from worker.engine.echo_runner import EchoModelRunner
 from worker.engine.engine import Engine
 from worker.engine.ports import StepHandle
 from worker.engine.request import EngineRequest
+from worker.engines.echo import EchoModelRunner
 from worker.model.parallel.messages import StepDecoder, StepEncoder, decode_step, encode
 
 

@@ -1,0 +1,172 @@
+"""Gated feed-forward blocks and experts of transformers, computed by a CPU tier's products.
+
+A module is taken for what its members' names say only where a trial over random rows, with torch's
+own operators, gives what the module gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from worker.engines.transformers.products import agree, replace_module, rows_of, tried_rows
+from worker.model.base import Activation
+from worker.model.layers.ops import Multiply, Ops, TorchOps, for_inputs
+
+_WIDTH = 16  # in numbers: what the kernels need of a row
+_SUMMED = 32  # tokens at a time, whose experts' results stay in the cache of a core
+
+
+class GatedModule(nn.Module):
+    """Stands where a gated block was: down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, gated: Multiply, down: Multiply) -> None:
+        super().__init__()
+        self.gated = gated
+        self.down = down
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows(rows_of(x)).view(x.shape)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Maps [rows, size] to the same shape; x is contiguous."""
+        return self.down(self.gated(x))
+
+
+class ExpertsModule(nn.Module):
+    """Stands where a mixture's experts were, each a gated block of its own."""
+
+    def __init__(self, gated: list[Multiply], down: list[Multiply]) -> None:
+        super().__init__()
+        self.num_experts = len(gated)
+        self._gated = gated
+        self._down = down
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns the sum of each token's experts, [tokens, hidden].
+
+        `hidden_states` are [tokens, hidden], experts and their weights [tokens, k].
+        """
+        experts = top_k_index.flatten()
+        order = experts.argsort(stable=True)
+        tokens = torch.div(order, top_k_index.shape[1], rounding_mode="floor")
+        rows = hidden_states.index_select(0, tokens)
+        parts, start = [], 0
+        for expert, count in enumerate(experts.bincount(minlength=self.num_experts).tolist()):
+            if count:
+                inner = self._gated[expert](rows[start : start + count])
+                parts.append(self._down[expert](inner))
+                start += count
+        results = torch.cat(parts)
+        # Each token's experts in their order, so that its sum does not depend on other tokens.
+        places = order.argsort().view(top_k_index.shape)
+        return torch.cat(
+            [
+                (results[some].float() * weights[:, :, None]).sum(dim=1).to(hidden_states.dtype)
+                for some, weights in zip(
+                    torch.split(places, _SUMMED), torch.split(top_k_weights, _SUMMED), strict=True
+                )
+            ]
+        )
+
+
+def replace_gated(
+    model: nn.Module,
+    ops: Ops,
+    dtype: torch.dtype,
+    inputs: Mapping[str, Tensor] | None = None,
+) -> int:
+    """Computes gated blocks and experts with `ops`, to which their weights go; returns how many.
+
+    `inputs` are the `input_sizes` of linear modules, where they are known.
+    """
+    count = 0
+    sizes = inputs or {}
+    for name, module in list(model.named_modules()):
+        make = _as_gated(module, dtype) or _as_experts(module, dtype)
+        if make is not None:
+            inner = sizes.get(f"{name}.gate_up_proj", sizes.get(f"{name}.gate_proj"))
+            down = sizes.get(f"{name}.down_proj")
+            replace_module(model, name, make(for_inputs(ops, inner), for_inputs(ops, down)))
+            count += 1
+    return count
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+}
+
+Make = Callable[[Ops, Ops], nn.Module]  # of the gated product, and of the one behind it
+
+
+def _activation(module: nn.Module) -> Activation | None:
+    function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    return _ACTIVATIONS.get(type(function).__name__)
+
+
+def _as_gated(module: nn.Module, dtype: torch.dtype) -> Make | None:
+    """Returns what makes the module anew; None where it is no gated block."""
+    activation = _activation(module)
+    linears = {name: one for name, one in module.named_children() if type(one) is nn.Linear}
+    if activation is None or set(linears) - {"gate_up_proj"} not in (
+        {"gate_proj", "up_proj", "down_proj"},
+        {"down_proj"},
+    ):
+        return None
+    inner = [linears[name] for name in ("gate_up_proj", "gate_proj", "up_proj") if name in linears]
+    down = linears["down_proj"]
+    if not inner or not _fits(dtype, *(one.weight for one in (*inner, down))):
+        return None
+    if len({one.bias is None for one in inner}) > 1:
+        return None
+
+    def make(ops: Ops, ops_down: Ops) -> nn.Module:
+        weight = torch.cat([one.weight.detach() for one in inner])
+        biases = [one.bias.detach() for one in inner if one.bias is not None]
+        gated = ops.gated_linear(weight, torch.cat(biases) if biases else None, activation)
+        bias = None if down.bias is None else down.bias.detach()
+        return GatedModule(gated, ops_down.linear(down.weight.detach(), bias))
+
+    x = tried_rows(down.out_features, dtype)
+    return make if agree(lambda: module(x), lambda: make(TorchOps(), TorchOps())(x)) else None
+
+
+def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
+    """Returns what makes the module anew; None where it is no module of gated experts."""
+    activation = _activation(module)
+    parameters = dict(module.named_parameters())
+    if activation is None or set(parameters) != {"gate_up_proj", "down_proj"}:
+        return None
+    inner, down = parameters["gate_up_proj"].detach(), parameters["down_proj"].detach()
+    if inner.dim() != 3 or down.dim() != 3 or inner.shape[2] != down.shape[1]:
+        return None
+    if not _fits(dtype, inner, down):
+        return None
+
+    def make(ops: Ops, ops_down: Ops) -> nn.Module:
+        return ExpertsModule(
+            [ops.gated_linear(weight, None, activation) for weight in inner],
+            [ops_down.linear(weight, None) for weight in down],
+        )
+
+    x = tried_rows(inner.shape[2], dtype)
+    generator = torch.Generator().manual_seed(1)
+    chosen = torch.rand(len(x), len(inner), generator=generator).topk(min(2, len(inner))).indices
+    weights = torch.rand(chosen.shape, generator=generator).to(dtype)
+    is_same = agree(
+        lambda: module(x, chosen, weights), lambda: make(TorchOps(), TorchOps())(x, chosen, weights)
+    )
+    return make if is_same else None
+
+
+def _fits(dtype: torch.dtype, *weights: Tensor) -> bool:
+    return all(
+        weight.dtype == dtype and weight.device.type == "cpu" and not weight.shape[-1] % _WIDTH
+        for weight in weights
+    )

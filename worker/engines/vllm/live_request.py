@@ -1,0 +1,93 @@
+"""LiveRequest: a request of VllmEngine's from its arrival to its end, inside vLLM or held."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from vllm.v1.metrics.stats import RequestStateStats
+
+from worker.engine.request import EngineRequest, RequestTimes
+from worker.engines.vllm.sampler import Report
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request, and what it has generated.
+
+    Each time it enters vLLM it is a new request there, and to the sampler: what a step in flight
+    still draws for it after it has left is nobody's.
+    """
+
+    request: EngineRequest
+    seq_id: int  # by arrival
+    most_tokens: int  # of its output
+    output: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    vllm_id: str = ""  # by which vLLM's scheduler knows it; empty: it is held
+    sampler_id: int = -1  # by which the sampler knows it, since it entered
+    reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
+    timing: RequestStateStats | None = None  # vLLM's, since it entered; each step adds to it
+    arrived_s: float = field(default_factory=time.monotonic)  # on vLLM's clock, as the next two
+    scheduled_s: float = 0.0  # before it entered, as the next; zero: not then
+    first_token_s: float = 0.0
+    num_entered: int = 0  # times
+    is_prefilling: bool = True  # since it entered: it has no output yet
+    is_counted: bool = False  # its prompt, in vLLM's figures
+    is_scored: bool = False  # the log probabilities of its prompt are out
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
+    def job_id(self) -> str:
+        return self.request.job_id or self.request.request_id
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def known_tokens(self) -> list[int]:
+        """Its prompt and output."""
+        return [*self.request.prompt_token_ids, *self.output]
+
+    @property
+    def samples_nothing(self) -> bool:
+        return self.request.params.max_tokens == 0
+
+    @property
+    def wants_scores(self) -> bool:
+        """The log probabilities of its prompt are wanted and not out yet."""
+        request = self.request
+        wanted = request.scores_prompt and request.params.prompt_logprobs is not None
+        return wanted and not self.is_scored
+
+    @property
+    def times(self) -> RequestTimes:
+        """Of a request that has given its last token."""
+        timing = self.timing
+        assert timing is not None, "vLLM keeps them where it has a stat logger"
+        scheduled_s = self.scheduled_s or timing.scheduled_ts
+        first_token_s = self.first_token_s or timing.first_token_ts
+        return RequestTimes(
+            scheduled_s - self.arrived_s,
+            first_token_s - scheduled_s,
+            timing.last_token_ts - first_token_s,
+        )
+
+    def enter(self, vllm_id: str, timing: RequestStateStats | None) -> None:
+        """Notes that it is inside vLLM now."""
+        self.vllm_id = vllm_id
+        self.timing = timing
+        self.num_entered += 1
+        self.is_prefilling = True
+
+    def leave(self) -> None:
+        """Notes that it is held."""
+        if self.timing is not None:
+            self.scheduled_s = self.scheduled_s or self.timing.scheduled_ts
+            self.first_token_s = self.first_token_s or self.timing.first_token_ts
+        self.vllm_id = ""
+        self.reports.clear()
