@@ -127,11 +127,12 @@ test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more
 	@$(BIN)/python -m tests.suite failed
 
 .PHONY: lint
-lint: $(VENV)/.dev ## formatting, lints, types, import rules
+lint: $(VENV)/.dev ## formatting, lints, types, import rules, limits of reading paths
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.stats --check
 
 .PHONY: arch
 arch: $(VENV)/.dev ## the import rules and the freshness of generated docs
@@ -167,6 +168,7 @@ docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, do
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_paths.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)

@@ -42,6 +42,7 @@ from api.http.traces import TracesMiddleware
 from api.jobs import durable_routes
 from api.jobs import routes as jobs
 from api.metrics import Metrics
+from api.on_demand import preload
 from api.services import Services, Transport, socket_pot
 from api.settings import ApiSettings
 from api.system import health, models
@@ -68,6 +69,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     Without `transport` it opens one to `settings.redis_url` and closes it at the end; it starts
     while the server is away, too. Raises KeysInvalid for keys that cannot be used.
     """
+    preload()
     metrics = Metrics(settings.metrics_names)
     share = settings.max_queue_share_per_tenant
     open_requests = OpenRequests(settings.max_open_requests, share)

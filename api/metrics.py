@@ -12,7 +12,7 @@ from typing import Annotated
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from api.dependencies import provided
-from api.http.shares import Accounts
+from api.http.accounts import Accounts
 from shared.metrics import Exposition, MetricRow, MetricsNames, MetricTable
 
 _OF_REQUESTS = ("kind", "model_name")

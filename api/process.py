@@ -15,7 +15,7 @@ from shared.compat import IncompatibleLibrary
 from shared.logs import start_logs
 from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl, scheme_of
-from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_name_warnings
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
 
 # Of the garbage collector, less often than by default: thousands of open streams are a large heap
 # to walk, and next to nothing in it is a cycle.
@@ -39,7 +39,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     logs = start_logs(settings.log_level, settings.log_format, process="frontend")
-    log_name_warnings()
+    log_misspellings(ApiSettings)
     try:
         make_server(app, settings).run()
     finally:

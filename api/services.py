@@ -43,9 +43,10 @@ from shared.tracing import Tracing
 from shared.tracing_export import open_tracing
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
+from shared.transport.ports.dead_letters import DeadLetters
 from shared.transport.ports.deployment import Deployment, ProcessKind
 from shared.transport.ports.files import FileIndex, FileLimits
-from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, DurabilityChecks, JobStore
+from shared.transport.ports.jobs import AdmissionLimits, DurabilityChecks, JobStore
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.ports.registry import WorkerRegistry
 
@@ -103,7 +104,7 @@ class Services:
         self.slices = TimeSlices()
         share = settings.max_queue_share_per_tenant
         self.pool = TextPool(
-            settings.text_threads, settings.max_waiting_text_bytes, share, metrics.accounts
+            settings.text_threads, settings.max_waiting_text_bytes, share, metrics.accounts.charge
         )
         self.rendering = RenderingProcesses()
         self.catalog = ModelCatalog(
@@ -137,8 +138,8 @@ class Services:
         self.admission = Admission(
             store,
             lambda tenant: ring.limits_of(tenant, limits),
-            self.disconnects,
-            accepted,
+            self.disconnects.cancel,
+            accepted.add,
             self.durable,
         )
         self.jobs = self._new_jobs()

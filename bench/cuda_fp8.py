@@ -47,7 +47,7 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     device = torch.device("cuda")
     if reason := fp8.unavailable_reason(device):
-        print(f"FP8 products cannot be had: {reason}", file=sys.stderr)
+        print(f"FP8 products are unavailable: {reason}", file=sys.stderr)
         return 1
     torch.manual_seed(0)
     lines = [

@@ -21,11 +21,11 @@ import torch
 from bench.machine import cpu_name
 from bench.shapes import SHAPES
 from shared.cores import available_cores
+from worker.model.base import Multiply
 from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.cpu.tiers import cpu_features
-from worker.model.layers.ops import Multiply
 
 TURNS = 4
 SPIN_S = 0.005

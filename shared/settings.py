@@ -1,7 +1,7 @@
 """SharedSettings: settings that api and worker share, and the sentence for a bad value.
 
 Each process has one settings class that extends this one, reads it once with `load_settings` and
-hands the object down. Variables have the fields' names in capitals, behind PENSTOCK_.
+hands the object down. Variables are the fields' names in capitals with the prefix PENSTOCK_.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
-from shared.environment import given_name, name_warnings, value_of, variable_of
+from shared.environment import PREFIX, is_link, misspelling_warnings, variable_of
 from shared.logs import LogFormat, LogLevel
 from shared.metrics import MetricsNames
 from shared.process import REPORT_FD
@@ -32,21 +37,18 @@ class SettingsError(ValueError):
     """A variable has no usable value; the text is one sentence for the operator that names it."""
 
 
-class PrefixedEnvironment(PydanticBaseSettingsSource):
-    """The variables of the environment, as shared.environment reads them; empty ones are none."""
+class _Environment(EnvSettingsSource):
+    """The environment without the addresses that Kubernetes sets for a Service `penstock`."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        return value_of(field_name, os.environ) or None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        values = {name: value_of(name, os.environ) for name in self.settings_cls.model_fields}
-        return {name: value for name, value in values.items() if value}
+        value, key, is_complex = super().get_field_value(field, field_name)
+        return None if isinstance(value, str) and is_link(value) else value, key, is_complex
 
 
 class EnvironmentSettings(BaseSettings):
-    """Settings of the environment, and of nowhere else."""
+    """Settings that only environment variables give; an empty variable is the default."""
 
-    model_config = SettingsConfigDict(extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore")
 
     @classmethod
     def settings_customise_sources(
@@ -57,14 +59,13 @@ class EnvironmentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns what is given, then the environment."""
-        return init_settings, PrefixedEnvironment(settings_cls)
+        return init_settings, _Environment(settings_cls)
 
 
 class SharedSettings(EnvironmentSettings):
     """Fields of both sides. Instances are immutable."""
 
-    model_config = SettingsConfigDict(extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(frozen=True)
 
     redis_url: str = Field(
         description="Where Redis or Valkey is: a redis://, unix://, redis+sentinel:// or "
@@ -121,12 +122,12 @@ def load_settings(settings_class: type[SettingsT], **given: object) -> SettingsT
         raise SettingsError(_sentence(error)) from None
 
 
-def log_name_warnings() -> None:
-    """Logs what is to be said about names of variables, unless the launcher that started this
-    process has said it."""
+def log_misspellings(settings_class: type[BaseSettings]) -> None:
+    """Logs variables that misspell a setting, unless a launcher has started this process: it knows
+    the settings of all processes and warns of each unknown one."""
     if REPORT_FD in os.environ:
         return
-    for sentence in name_warnings(os.environ):
+    for sentence in misspelling_warnings(os.environ, settings_class.model_fields):
         log.warning(sentence)
 
 
@@ -136,15 +137,13 @@ def _sentence(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{variable_of(variable)} is not set, and it has no default."
     shown = variable_of(variable)
-    given = given_name(variable, os.environ) or shown
-    earlier = "" if given.upper() == shown else f" It is set as {given}."
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
     if not reason[1:2].isupper():  # it continues a sentence here
         reason = reason[:1].lower() + reason[1:]
     more = error.error_count() - 1
     rest = f" ({more} more after this one)" if more else ""
     if first["loc"] and variable in _SECRET:
-        return f"{shown} cannot be used: {reason}{rest}.{earlier}"
+        return f"{shown} cannot be used: {reason}{rest}."
     if not first["loc"]:
         return f"The settings do not fit together: {reason}{rest}."
-    return f"{shown}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}.{earlier}"
+    return f"{shown}={str(first['input'])[:80]!r} cannot be used: {reason}{rest}."

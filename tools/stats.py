@@ -2,8 +2,10 @@
 
     python -m tools.stats --root DIR
 
-Prints markdown tables: files and lines of each room, how much code each module with routes
-reaches by its imports, and what is very small or very long. The files are parsed, not imported.
+Prints markdown tables: files and lines of each room, the two reading paths of a chat, how much code
+each module with routes reaches by its imports, and what is very small or very long. The files are
+parsed, not imported. `--check` compares the reading paths with their limits, as `make lint` does.
+`--table` prints their table alone, for docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,52 @@ LAST_TEST_RUN = ".pytest_cache/last-run"  # a line, written by `make test` and `
 
 
 @dataclass(frozen=True)
+class ReadingPath:
+    """What a reader of one half of a plain chat request reads, from `first` on.
+
+    A plain chat has messages of text and asks for nothing else. `until`: the modules with which the
+    other half begins; they are not entered. What both halves use counts in both.
+    """
+
+    name: str
+    first: tuple[str, ...]
+    until: tuple[str, ...]
+    max_files: int
+    max_lines: int
+
+    def modules(self, modules: dict[str, Module]) -> set[str]:
+        """Returns the names of its modules."""
+        left_out = {*self.until, *DESCRIBES}
+        return set().union(*(closure(name, modules, left_out) for name in self.first))
+
+
+# Read to make the OpenAPI document: no request runs them.
+DESCRIBES = ("api.http.openapi", "api.dialects.chat.response_schemas")
+CHAT_PATHS = (
+    ReadingPath(
+        "request -> job",
+        first=("api.dialects.chat.routes", "api.jobs.admission"),
+        until=(
+            "api.dialects.chat.formatter",
+            "api.generation.formatter",
+            "api.jobs.service",
+            "api.jobs.stream_response",
+        ),
+        max_files=36,
+        max_lines=6500,
+    ),
+    ReadingPath(
+        "log -> SSE",
+        first=("api.jobs.service", "api.jobs.stream_response", "api.dialects.chat.formatter"),
+        until=("api.jobs.admission",),
+        max_files=32,
+        max_lines=6100,
+    ),
+)
+ON_DEMAND = "api.on_demand"  # whose PARTS name what is imported when a request needs it
+
+
+@dataclass(frozen=True)
 class Module:
     """One Python file. `path` is relative to the root, `imports` are dotted names."""
 
@@ -34,6 +82,7 @@ class Module:
     functions: dict[str, int]  # number of lines by "path:line name"
     num_tests: int  # test functions, each counted once however often it is parametrised
     has_routes: bool
+    texts: frozenset[str]  # its string literals
 
 
 def read_modules(root: Path) -> dict[str, Module]:
@@ -58,6 +107,11 @@ def _parse(source: str, path: Path) -> Module:
         {f"{path}:{f.lineno} {f.name}": (f.end_lineno or 0) - f.lineno + 1 for f in functions},
         sum(is_test_file and f.name.startswith("test_") for f in functions),
         any(_is_route(decorator) for f in functions for decorator in f.decorator_list),
+        frozenset(
+            node.value
+            for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ),
     )
 
 
@@ -91,15 +145,16 @@ def imported_modules(name: str, modules: dict[str, Module]) -> set[str]:
     return found - {name, ""}
 
 
-def closure(name: str, modules: dict[str, Module]) -> set[str]:
-    """Returns `name` and the names of all of `modules` that it imports, directly or indirectly.
+def closure(name: str, modules: dict[str, Module], left_out: Collection[str] = ()) -> set[str]:
+    """Returns `name` and the names of all of `modules` that it imports, directly or indirectly, not
+    through those of `left_out`.
 
     Imports inside functions and under TYPE_CHECKING count: a reader follows them, too. The
     `__init__` of a package counts where it is imported itself.
     """
     reached, unread = {name}, [name]
     while unread:
-        new = imported_modules(unread.pop(), modules) - reached
+        new = imported_modules(unread.pop(), modules) - reached - set(left_out)
         reached |= new
         unread += new
     return reached
@@ -141,6 +196,62 @@ def closure_rows(modules: dict[str, Module]) -> Iterator[tuple[object, ...]]:
             yield f"`{module.path}`", len(reached), sum(frontend[n].num_lines for n in reached)
 
 
+def path_rows(modules: dict[str, Module]) -> Iterator[tuple[object, ...]]:
+    """Yields a row for each reading path of a chat, for both together, and for each part that is
+    loaded on demand: what it adds to them."""
+    frontend = in_rooms(modules, FRONTEND)
+    both: set[str] = set()
+    for path in CHAT_PATHS:
+        reached = path.modules(frontend)
+        both |= reached
+        yield path.name, *_size(reached, frontend)
+    yield "both", *_size(both, frontend)
+    for name in on_demand(frontend):
+        yield f"on demand: `{name}`", *_size(closure(name, frontend) - both, frontend)
+
+
+def on_demand(modules: dict[str, Module]) -> list[str]:
+    """Returns the modules that `api.on_demand` loads by name."""
+    if ON_DEMAND not in modules:
+        return []
+    return sorted(text for text in modules[ON_DEMAND].texts if text in modules)
+
+
+def _size(names: Collection[str], modules: dict[str, Module]) -> tuple[int, int]:
+    return len(names), sum(modules[name].num_lines for name in names)
+
+
+def too_long(modules: dict[str, Module]) -> list[str]:
+    """Returns a sentence for each reading path that is longer than its limits."""
+    frontend, found = in_rooms(modules, FRONTEND), []
+    for path in CHAT_PATHS:
+        files, lines = _size(path.modules(frontend), frontend)
+        if files > path.max_files or lines > path.max_lines:
+            found.append(
+                f"the reading path '{path.name}' has {files} files and {lines:,} lines; "
+                f"its limits are {path.max_files} and {path.max_lines:,}"
+            )
+    return found
+
+
+def path_table(modules: dict[str, Module]) -> str:
+    """Returns the table of the two paths for docs/ARCHITECTURE.md.
+
+    Lines are rounded up to hundreds, so that not every change makes it stale.
+    """
+    frontend = in_rooms(modules, FRONTEND)
+    rows = ["| reading path of a chat | files | lines, at most |", "| --- | ---: | ---: |"]
+    both: set[str] = set()
+    sizes = []
+    for path in CHAT_PATHS:
+        reached = path.modules(frontend)
+        both |= reached
+        sizes.append((path.name, *_size(reached, frontend)))
+    for name, files, lines in (*sizes, ("both", *_size(both, frontend))):
+        rows.append(f"| {name} | {files} | {-(-lines // 100) * 100:,} |")
+    return "\n".join(rows) + "\n"
+
+
 def shape_rows(root: Path, modules: dict[str, Module]) -> Iterator[tuple[object, ...]]:
     """Yields what is very small, very long, and how many tests there are."""
     product = in_rooms(modules, PRODUCT)
@@ -172,11 +283,21 @@ def _print_table(head: Sequence[str], rows: Iterator[tuple[object, ...]]) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description="Prints how much there is to read.")
     parser.add_argument("--root", type=Path, default=Path(), help="a checkout (default: here)")
-    root = parser.parse_args().root
+    parser.add_argument("--check", action="store_true", help="fail if a reading path is too long")
+    parser.add_argument("--table", action="store_true", help="print the reading paths alone")
+    options = parser.parse_args()
+    root: Path = options.root
     modules = read_modules(root)
+    if options.check:
+        raise SystemExit("\n".join(f"penstock: {fault}" for fault in too_long(modules)) or 0)
+    if options.table:
+        print(path_table(modules), end="")
+        return
     _print_table(
         ("room", "Python files", "lines", "Lua, C++ files", "lines"), room_rows(root, modules)
     )
+    if CHAT_PATHS[0].first[0] in modules:
+        _print_table(("reading path of a chat", "files", "lines"), path_rows(modules))
     _print_table(("import closure of", "files", "lines"), closure_rows(modules))
     _print_table(("`api`, `worker`, `shared`; tests", "now"), shape_rows(root, modules))
 

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
-from shared.messages import InvalidParameter
+from shared.messages import MAX_CHOICES, InvalidParameter
 from worker.engine.config import EngineConfig
 
 Runner = Literal["model", "echo"]
@@ -27,6 +27,14 @@ AttentionChoice = Literal["auto", "triton", "sdpa"]
 CPU_BATCHED_TOKENS = 512
 CUDA_BATCHED_TOKENS = 8192
 ModelImpl = Literal["auto", "native", "transformers"]
+
+OVERSUBSCRIBED = 8  # slots for each job that a worker may take without a free one
+
+
+def max_waiting(max_num_seqs: int) -> int:
+    """Returns how many sequences may wait in an engine: as many as its worker may take for it."""
+    jobs_taken_at_once = max_num_seqs // OVERSUBSCRIBED + 1
+    return 2 * max_num_seqs + (jobs_taken_at_once + 1) * MAX_CHOICES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class EngineOptions:
     load_format: LoadFormat = "auto"  # dummy: random weights for config.json's shapes
     num_threads: int | None = None  # CPU threads; None: `default_threads`
     cpu_tier: CpuTier = "auto"  # see worker.model.cpu.tiers
-    quantization: Quantization = "none"  # int8, CPU only; see worker.model.cpu.onednn_ops
+    quantization: Quantization = "none"  # int8, CPU only; see worker.model.layers.int8
     cpu_weight_copies: WeightCopies = "auto"  # see worker.model.cpu.choices
     attention_backend: AttentionChoice = "auto"  # on CUDA; see worker.model.cuda.tier
     cuda_graphs: bool = True  # see worker.model.cuda.graphs

@@ -16,6 +16,7 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
 from worker.engine.seats import MIN_GAP
+from worker.engine_options import OVERSUBSCRIBED
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.messages import EngineReady
 
@@ -179,13 +180,6 @@ class Intake:
 
 AVERAGED_PROMPTS = 16  # over which the usual length of a prompt is averaged
 MAX_NOT_BEGUN = 32  # choices that wait here for their first token, while slots are free
-OVERSUBSCRIBED = 8  # slots for each job that may be taken without one
-
-
-def max_waiting(max_num_seqs: int) -> int:
-    """Returns how many sequences may wait in an engine: as many as this worker may take for it."""
-    jobs_taken_at_once = max_num_seqs // OVERSUBSCRIBED + 1
-    return 2 * max_num_seqs + (jobs_taken_at_once + 1) * MAX_CHOICES
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from shared.process import report_refusal
 from shared.redis.check import UnsafeServer
 from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl
-from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_name_warnings
+from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.loading import DownloadReport
@@ -42,7 +42,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     logs = start_logs(settings.log_level, settings.log_format, process="worker")
-    log_name_warnings()
+    log_misspellings(WorkerSettings)
     try:
         return uvloop.run(_run(settings, checkpoint, worker_id, logs))
     except (UnsupportedUrl, UnsafeServer, SettingsError) as error:

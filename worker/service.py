@@ -93,7 +93,7 @@ class WorkerService:
                 settings.log_format,
                 self.worker_id,
             ),
-            self._jobs,
+            lambda: self._jobs.num_in_engine > 0,
             load_timeout_s=settings.load_timeout_s,
             stall_limit_s=settings.stall_limit_s,
             max_restarts=settings.engine_restarts,

@@ -25,10 +25,10 @@ from worker.engine_options import (
     Runner,
     VllmSampler,
     WeightCopies,
+    max_waiting,
     one_device,
 )
 from worker.engines.vllm.options import parse_vllm_args
-from worker.intake import max_waiting
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"

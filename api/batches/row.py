@@ -35,8 +35,8 @@ from api.errors import (
     unsupported,
 )
 from api.files.storage import FileStorage
+from api.generation.formatter import PromptScores
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
-from api.generation.logprobs import ScoredPrompt
 from api.generation.models import GenerationService
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, request_bytes
@@ -62,7 +62,7 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
-from shared.tracing import INVALID_SPAN, Span, Tracing
+from shared.tracing import INVALID_SPAN, Span, Tracing, write_context
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.files import FileIndex
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, TransportError
@@ -235,12 +235,14 @@ class RowTask:
         """
         context, backoff = self._context, _backoff()
         client_id = _shown(self._row.custom_id)
+        traceparent, tracestate = write_context(self._span.get_span_context())
         caller = Caller(
             self._request_id,
             self._job_id,
             client_id,
             context.tenant,
-            trace=self._span.get_span_context(),
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
         while True:
             try:
@@ -332,7 +334,7 @@ class RowTask:
             return None
         return await self._open(START, prepared.prompt)
 
-    async def _open(self, after: Cursor, prompt: ScoredPrompt | None) -> JobStream:
+    async def _open(self, after: Cursor, prompt: PromptScores | None) -> JobStream:
         """Returns the stream of the job that exists; retries while the store is away."""
         backoff = _backoff()
         while True:

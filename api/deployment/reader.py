@@ -21,8 +21,9 @@ from api.system.health import HealthMonitor, worker_object
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
 from shared.transport.ports.batches import BatchStore
+from shared.transport.ports.dead_letters import DeadLetters, Requeued
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
-from shared.transport.ports.jobs import AdmissionLimits, DeadLetters, JobStore, Requeued
+from shared.transport.ports.jobs import AdmissionLimits, JobStore
 from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 MAX_JOBS = 50

@@ -1,7 +1,7 @@
-"""Grammars of calls of tools, one for each format: what a model may write that must call, or may.
+"""Grammars of tool calls, one for each format, for turns that must or may have calls.
 
-`alone`: the calls are all of the text. Else any text may stand around them, and what begins as a
-call does is one.
+`alone`: the text is calls only. Else any text may surround them, and text that starts like a call
+must be one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _SHORT_ID = "/[a-zA-Z0-9]{9}/"  # Mistral's
 
 
 class WriteCalls(Protocol):
-    """Writes the rules of calls; returns what begins them."""
+    """Writes the rules of calls; returns the start rule."""
 
     def __call__(self, writer: GrammarWriter, use: ToolUse, *, alone: bool) -> str: ...
 
@@ -339,7 +339,7 @@ def _objects(writer: GrammarWriter, use: ToolUse, member: str, behind: str = "")
 
 
 def _named(writer: GrammarWriter, use: ToolUse, head: Callable[[Tool], str]) -> str:
-    """Returns the head of a call of one of the tools, and its arguments as JSON behind it."""
+    """Returns the head of a call of one of the tools, and its arguments as JSON after it."""
     return _of_tools(writer, use, lambda tool: f"{head(tool)} {arguments(tool)}")
 
 
@@ -352,7 +352,7 @@ def _of_tools(writer: GrammarWriter, use: ToolUse, call: Callable[[Tool], str]) 
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """Returns the pattern of any of these texts; what several of them begin with stands once."""
+    """Returns the pattern of any of these texts, with shared prefixes written once."""
     if len(texts) <= 1:
         return "".join(map(re.escape, texts))
     pairs = zip(min(texts), max(texts), strict=False)

@@ -9,14 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
-from api.generation.logprobs import EntryForm, EntryT, PlacedLogprob, TokenAligner
-from api.output_parsers.events import OutputEvent, Text
-from api.output_parsers.parser import NewParser, OutputParser, PlainParser
+import msgspec
+
+from api.on_demand import load_part
+from api.output_parsers.events import NewParser, OutputEvent, OutputParser, PlainParser, Text
 from shared.choice_deltas import ChoiceDelta, choice_deltas
-from shared.messages import Delta, Failed, Finished, FinishReason
+from shared.messages import Delta, Failed, Finished, FinishReason, TokenLogprob
 from shared.text.base import Tokenizer
+
+EntryT = TypeVar("EntryT")
+EntryT_co = TypeVar("EntryT_co", covariant=True)
+
+
+class PlacedLogprob(msgspec.Struct, Generic[EntryT], frozen=True, gc=False):
+    """An entry and where the text of its token is: UTF-8 bytes and characters from the start."""
+
+    entry: EntryT
+    start_bytes: int
+    end_bytes: int
+    start_chars: int
+
+
+class EntryForm(Protocol[EntryT_co]):
+    """How a dialect keeps a token's entry until it is shown."""
+
+    def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
+
+
+class Aligner(Protocol[EntryT]):
+    """Finds where in the text each token is: see `api.generation.logprobs.TokenAligner`."""
+
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None: ...
+    def ends_up_to(self, num_bytes: int) -> Iterator[int]: ...
+    def release(self, num_bytes: int) -> list[PlacedLogprob[EntryT]]: ...
+    def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob[EntryT]]: ...
+    def num_tokens_before(self, num_bytes: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +54,7 @@ class ChoiceEnd:
 
     reason: FinishReason | None
     stop_reason: str | int | None = None
-    has_calls: bool = False  # it has begun a tool call
+    has_calls: bool = False  # it has started a tool call
 
 
 @dataclass(slots=True)
@@ -112,10 +141,10 @@ class ChoiceReader(Generic[EntryT]):
 
 
 class _Choice(Generic[EntryT]):
-    """One choice: what was read of it and is in no event yet."""
+    """One choice: its text that was read and is in no event yet."""
 
     def __init__(self, index: int, options: ReaderOptions[EntryT]) -> None:
-        """With `prompt_chars` log probabilities stand behind those of a prompt of so many
+        """With `prompt_chars` log probabilities follow those of a prompt of that many
         characters. They then have an entry for the token that ended it too: readers of such lists
         count from both ends."""
         self.has_ended = False
@@ -124,11 +153,12 @@ class _Choice(Generic[EntryT]):
         self._has_stop_entries = options.prompt_chars is not None
         self._splits_by_token = options.splits_by_token
         self._ranks = options.ranks_choices
-        self._aligner: TokenAligner[EntryT] | None = None
+        self._aligner: Aligner[EntryT] | None = None
         if options.form or options.counts_reasoning or options.splits_by_token:
             assert options.tokenizer is not None
             num_chars = options.prompt_chars[index] if options.prompt_chars is not None else 0
-            self._aligner = TokenAligner(options.tokenizer, options.form, num_chars)
+            new_aligner = load_part("logprobs").TokenAligner
+            self._aligner = new_aligner(options.tokenizer, options.form, num_chars)
         self._is_plain = self._aligner is None and isinstance(self._parser, PlainParser)
         self._token_ids: list[int] | None = [] if options.has_token_ids else None
         self._placed: list[PlacedLogprob[EntryT]] = []  # whose text may become anything
@@ -238,8 +268,8 @@ class _Choice(Generic[EntryT]):
         return token_ids
 
     def _decide(self) -> None:
-        """Keeps the log probabilities of what is text, drops those of reasoning and tool calls, and
-        leaves those of what the parser holds back."""
+        """Keeps the log probabilities of text, drops those of reasoning and tool calls, and leaves
+        those of held back text."""
         placed, spans = self._placed, self._parser.spans
         if not placed:
             return

@@ -1,7 +1,7 @@
-"""Reasoning efforts: from the word of a request to a variable of the model's chat template.
+"""Reasoning efforts: maps the effort of a request to a variable of the model's chat template.
 
-An effort is a hint. A template without a variable for it ignores it. One that knows some words gets
-the nearest of them, and the response says that the word itself was ignored. One with
+An effort is a hint. A template without a variable for it ignores it. One that knows some efforts
+gets the nearest, and the response reports the requested one as ignored. One with
 `enable_thinking` gets on or off.
 """
 
@@ -17,23 +17,23 @@ from shared.text.base import ChatTemplate
 from shared.text.tool_formats import ReasoningFormat, reasoning_format_of
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # from least to most
-MAX_EFFORT_CHARS = 64  # of a word that only a template may know
+MAX_EFFORT_CHARS = 64  # of an effort that is not in EFFORTS
 NO_EFFORT = EFFORTS[0]
 
 _EFFORT, _ENABLE_THINKING = "reasoning_effort", "enable_thinking"
 _HARMONY_EFFORTS = frozenset({"low", "medium", "high"})  # that its models were trained on
-_UNKNOWN = "penstock_probe"  # no template knows this word
+_UNKNOWN = "penstock_probe"  # an effort that no template knows
 _PROBE = ({"role": "user", "content": "x"},)
 
 
 def with_effort(
     model: ServedModel, effort: str | None, variables: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
-    """Returns the template's variables, and whether the word is ignored: it has no effect on them,
-    or another word stands for it.
+    """Returns the template's variables, and whether the effort is ignored: it has no effect on
+    them, or another effort replaces it.
 
     `variables` are the request's own, which take precedence. The first call for a template renders
-    it once for each word: run it in the thread pool.
+    it once for each effort: run it in the thread pool.
     """
     template = model.text.chat_template
     if effort is None or template is None:
@@ -46,12 +46,12 @@ def with_effort(
     is_ignored = found.get(_EFFORT, effort) != effort
     if _ENABLE_THINKING in template.variables and effort in EFFORTS:
         found[_ENABLE_THINKING] = effort != NO_EFFORT
-        is_ignored = is_ignored and effort != NO_EFFORT  # which is what it does
+        is_ignored = is_ignored and effort != NO_EFFORT  # "none" has its effect then
     return {**found, **variables}, is_ignored or not found
 
 
 def _nearest(effort: str, words: Iterable[str], template: ChatTemplate) -> str | None:
-    """Returns the word for the template; None where no word says what the effort does."""
+    """Returns the template's nearest effort; None where it has none for this one."""
     if effort not in EFFORTS:
         return effort if _knows(template, effort) else None
     place = EFFORTS.index(effort)
@@ -82,7 +82,7 @@ def _known_efforts(template: ChatTemplate) -> frozenset[str]:
 
 
 def _knows(template: ChatTemplate, word: str) -> bool:
-    """Returns whether a template does something with a word that it does not do with any word."""
+    """Returns whether a template has a branch for this effort alone."""
     if not 0 < len(word) <= MAX_EFFORT_CHARS:
         return False
     text, unknown = _rendered(template, word), _rendered(template, _UNKNOWN)

@@ -1,6 +1,6 @@
 """Formats a job's events as stream payloads or as one response body.
 
-Formatter is what every dialect's formatter is; ChunkFormatter has what chat and completions share.
+Formatter is the interface of all dialects; ChunkFormatter is the base of chat and completions.
 """
 
 from __future__ import annotations
@@ -9,22 +9,34 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from api.errors import ApiError, job_failed
-from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader
-from api.generation.logprobs import EntryT, PlacedLogprob
+from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, EntryT, PlacedLogprob
 from api.http.sse import PLAIN, Framing, json_bytes
 from api.output_parsers.events import OutputEvent, Text
-from shared.messages import Delta, Failed, Finished, Usage
+from shared.messages import Delta, Failed, Finished, PromptSlice, Usage
 
 PlainEvent = Callable[[Sequence[int], str], bytes]  # of token ids and their text
+
+
+class PromptScores(Protocol):
+    """Collects the log probabilities of a job's prompt from its log, before the first delta.
+
+    See `api.generation.logprobs.ScoredPrompt`.
+    """
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def take(self, part: PromptSlice) -> None: ...
+
 
 _MARK = "\u241e"  # where a template has the text
 
 
 class Formatter(ABC, Generic[EntryT]):
-    """One response of a dialect. Payloads are what JSON can carry; framing is not its concern.
+    """One response of a dialect. Payloads are JSON values; framing is left to the stream.
 
     Streamed: `opening` once, `beginning` once where `has_beginning`, `delta` for each, then
     `finished` or `job_failed`. Whole: `collect` for each, then `whole`. `failed` ends a stream
@@ -63,8 +75,8 @@ class Formatter(ABC, Generic[EntryT]):
         return [payload for event in events for payload in self.event(event)]
 
     def plain_event(self) -> PlainEvent | None:
-        """Returns what encodes the event of a piece of choice 0's text at once, for a stream that
-        has begun and holds nothing back; None where only `delta` makes it."""
+        """Returns an encoder for pieces of choice 0's text, for a stream that has started and holds
+        nothing back; None where only `delta` makes such events."""
         return None
 
     def held_bytes(self, choice: int) -> int:
@@ -88,7 +100,7 @@ class Formatter(ABC, Generic[EntryT]):
         payload that was sent before; None: none."""
 
     def resume_hint(self, last_sent: Any) -> str | None:
-        """Returns a sentence that names where a client resumes behind `last_sent`; None: at the
+        """Returns a sentence that tells a client how to resume after `last_sent`; None: from the
         job's own stream."""
         return None
 
@@ -109,7 +121,7 @@ class Formatter(ABC, Generic[EntryT]):
         """Returns the payloads of an event in a stream."""
 
     def closing(self, end: Finished) -> Sequence[Any]:
-        """Returns the payloads behind those of all events."""
+        """Returns the last payloads of a finished stream, after those of its events."""
         return ()
 
     @abstractmethod
@@ -134,7 +146,7 @@ def usage_payload(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseContext:
-    """What every chunk of a response repeats, and what its request wants to see."""
+    """The members that every chunk repeats, and those that the request asks for."""
 
     id: str  # public id
     model: str
@@ -158,7 +170,7 @@ class KeptChoice:
 
 
 class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
-    """Formats OpenAI's chunks and `choices`. A dialect shapes what a choice has of a piece:
+    """Formats OpenAI's chunks and `choices`. A dialect shapes the piece of a choice:
     `delta_member` and `whole_member`."""
 
     chunk_object: str
@@ -185,7 +197,7 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
 
     @abstractmethod
     def entries(self, placed: Sequence[PlacedLogprob[EntryT]]) -> Sequence[Any]:
-        """Returns what is kept of log probabilities."""
+        """Returns the kept form of log probabilities."""
 
     @abstractmethod
     def logprobs(self, entries: Sequence[Any]) -> Mapping[str, Any] | None:
@@ -206,7 +218,7 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
         return super().delta(delta)
 
     def plain_event(self) -> PlainEvent | None:
-        """Returns what puts text into a chunk that was encoded once."""
+        """Returns an encoder that inserts text into a chunk that was encoded once."""
         has_usage = self._context.counted_prompt_tokens is not None
         if not self.reader.is_plain or self.reader.has_token_ids or has_usage:
             return None
@@ -359,7 +371,7 @@ class Timing:
     def metrics(self, num_tokens: int) -> dict[str, float | None]:
         """Returns the figures of a response of one choice with `num_tokens`, by vLLM's names.
 
-        Milliseconds, and tokens per second, with one decimal. None for what was not observed: a
+        Milliseconds, and tokens per second, with one decimal. None: not observed, since a
         worker's report that it took the job may be lost.
         """
         decoding_s = _between(self.first_token_s, self.last_token_s)

@@ -1,7 +1,7 @@
 """GrammarWriter: writes the rules of one grammar, in llguidance's kind of Lark.
 
 Calls are written in the style in which models were trained to write them, so that a grammar seldom
-has anything to forbid: one space behind colons and commas, no other white space.
+has anything to forbid: one space after colons and commas, no other white space.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/")  # of regular expressions
 
 @dataclass(frozen=True, slots=True)
 class ReasoningRule:
-    """What may stand before the answer; `budget`: at most so many tokens of it between markers."""
+    """The reasoning before the answer; `budget`: its most tokens between the markers."""
 
     thinking: Thinking
     budget: int | None = None
@@ -59,7 +59,7 @@ class GrammarWriter:
         self._answer: str | None = None  # a grammar of its own
 
     def grammar(self, reasoning: ReasoningRule, body: str) -> Grammar:
-        """Returns the grammar. `body`: what follows the reasoning; a choice in it binds last."""
+        """Returns the grammar. `body` follows the reasoning; a choice in it binds last."""
         first = self._first(reasoning)
         rules = {"start": f"{first} ({body})" if first else body, **self._rules}
         text = "".join(f"{name}: {rule}\n" for name, rule in rules.items())
@@ -69,7 +69,7 @@ class GrammarWriter:
         return Grammar(GrammarKind.LARK, text)
 
     def answer(self, answer: Grammar, reasoning: ReasoningRule) -> str:
-        """Returns what is the answer behind any reasoning."""
+        """Returns the rule of the answer after any reasoning."""
         name = self._answered(answer)
         if reasoning.reasoning_format is ReasoningFormat.OPENAI and reasoning.thinking in (
             Thinking.MAYBE,
@@ -89,7 +89,7 @@ class GrammarWriter:
         return self.rule("answer", f"%json {answer.text}")
 
     def rule(self, name: str, body: str) -> str:
-        """Returns its name; an upper case one is for what is one expression to the lexer."""
+        """Returns its name, in upper case for a terminal of the lexer."""
         self._rules[name] = body
         return name
 
@@ -103,7 +103,7 @@ class GrammarWriter:
         return None if token_id is None else f"<[{token_id}]>"
 
     def marker(self, text: str) -> str:
-        """Returns what matches the marker: tokens as they are, what is none spelled out."""
+        """Returns the rule of a marker: its token, or its text where it is no token."""
         whole = self.token(text)
         if whole is not None:
             return whole
@@ -132,7 +132,7 @@ class GrammarWriter:
         return name
 
     def matching_up_to(self, pattern: str, marker: str, *, line_break: bool) -> str:
-        """Returns a text that an expression matches, and the marker behind it for the first time.
+        """Returns a text that an expression matches, and the marker after it for the first time.
         `line_break`: on a line of its own before it."""
         number, token = len(self._rules), self.token(marker)
         text, closing = pattern + (r"\n" if line_break else ""), _escaped(marker)
@@ -145,12 +145,12 @@ class GrammarWriter:
         return f"kept_{number}"
 
     def with_text(self, opening: str, rest: str, *, is_repeated: bool) -> str:
-        """Returns any text with calls in it: each the marker `opening` and `rest` behind it."""
+        """Returns any text with calls in it: each the marker `opening` and `rest` after it."""
         call = f"{self.up_to(opening)} {rest}"
         return f"({call}){'*' if is_repeated else '?'} {self.without(opening)}"
 
     def reasoning(self, rule: ReasoningRule) -> str:
-        """Returns the text from behind the opening marker to behind the closing one."""
+        """Returns the text from after the opening marker to after the closing one."""
         if rule.budget is None:
             return self.rule("reasoning", rf"{self.up_to(rule.closing)} /\n{{0,2}}/")
         self.rule(f"thoughts[max_tokens={rule.budget}]", self.without(rule.closing))
@@ -184,7 +184,7 @@ def arguments(tool: Tool) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns what matches this text and nothing else."""
+    """Returns the literal of this text."""
     return json.dumps(text, ensure_ascii=False)
 
 

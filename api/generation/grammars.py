@@ -5,8 +5,8 @@ Those of a turn (reasoning, calls of tools, the output) are in llguidance's kind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,36 +15,32 @@ from api.errors import MAX_ECHO_CHARS
 from api.generation.call_grammars import CALL_GRAMMARS
 from api.generation.grammar_writer import GrammarWriter, ReasoningRule, TokenId
 from api.generation.models import ServedModel
+from api.generation.prompt import TOOL_SCHEMAS, ChatInput, RequestedGrammar
 from api.generation.protocol import CompletionFields, ResponseFormat, StructuredOutputs
 from api.generation.tools import ToolUse
 from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, InvalidParameter
 from shared.text.grammar import (
+    MAX_RULES,
     choice_grammar,
     json_object_grammar,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
 )
-from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, ToolFormat
+from shared.text.tool_formats import (
+    REASONING_MARKERS,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format_of,
+)
 
 NOT_SERVED = "structured_output_not_supported"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedGrammar:
-    """A grammar, and the parameter that requests it, for errors."""
-
-    grammar: Grammar
-    param: str
-
-
-def requested_grammar(request: CompletionFields) -> RequestedGrammar | None:
-    """Returns what the output must match, or None for any text.
-
-    CPU-bound for large schemas: run it in the thread pool. Raises InvalidParameter, also where the
-    request has several.
-    """
+def only_grammar(request: CompletionFields) -> RequestedGrammar | None:
+    """Returns the grammar of the output, or None for any text. Raises InvalidParameter, also where
+    the request has several."""
     requested: RequestedGrammar | None = None
     for found in _requested_grammars(request):
         if requested is not None:
@@ -66,15 +62,6 @@ def check_grammar(model: ServedModel, requested: RequestedGrammar) -> None:
             requested.param, f"this model's answers cannot be kept to a structure{why}", NOT_SERVED
         )
     model.text.grammars.check(requested.grammar, requested.param)
-
-
-def checked_grammar(model: ServedModel, request: CompletionFields) -> Grammar | None:
-    """Returns the grammar of a request, compiled. Raises InvalidParameter."""
-    requested = requested_grammar(request)
-    if requested is None:
-        return None
-    check_grammar(model, requested)
-    return requested.grammar
 
 
 def object_output(param: str) -> RequestedGrammar:
@@ -163,11 +150,11 @@ def tool_grammar(
     token_id: TokenId,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """Returns the grammar of text without calls but those that `use` allows, behind any reasoning.
+    """Returns the grammar of text without calls but those that `use` allows, after any reasoning.
 
     Each has the name of a callable tool, and arguments that its schema allows. Where the model must
     call, the text is calls alone. Else it is calls alone or an `answer`, or, where any answer will
-    do, text with calls in it; what begins as a call does is one. Raises
+    do, text with calls in it; text that starts like a call must be one. Raises
     InvalidParameter for the schema of a strict tool, and for "grammar" when it is too long.
     """
     writer = GrammarWriter(token_id)
@@ -198,3 +185,96 @@ def any_grammar(reasoning: ReasoningRule, token_id: TokenId) -> Grammar:
     opening = token_id(reasoning.opening)
     thought = f"/[ \\t\\r\\n]*/ <[{opening}]> {writer.reasoning(reasoning)} {_ANY_TOKEN}*"
     return writer.grammar(ReasoningRule(Thinking.NO), f"{thought} | <[^{opening}]>*")
+
+
+def turn_grammar(
+    model: ServedModel, chat: ChatInput, tool_format: ToolFormat | None, thinking: Thinking
+) -> tuple[Grammar | None, Sequence[str]]:
+    """Returns the grammar of a turn, and the parameters that it does not enforce.
+
+    CPU-bound: run it in the thread pool. Raises InvalidParameter.
+    """
+    reasoning = _reasoning(model, chat, thinking)
+    return _grammar(model, chat.tool_use, tool_format, reasoning, chat.output)
+
+
+def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
+    """Returns the reasoning format, without a budget where the output cannot be kept to it."""
+    reasoning_format = reasoning_format_of(model.card.reasoning_format)
+    if reasoning_format is None:
+        return ReasoningRule(Thinking.NO)
+    token_id = model.text.tokenizer.token_id
+    is_bound = model.card.structured_output and can_bound(token_id, reasoning_format)
+    budget = chat.thinking_budget if is_bound else None
+    return ReasoningRule(thinking, budget, reasoning_format)
+
+
+def _grammar(
+    model: ServedModel,
+    use: ToolUse,
+    tool_format: ToolFormat | None,
+    reasoning: ReasoningRule,
+    answer: RequestedGrammar | None,
+) -> tuple[Grammar | None, Sequence[str]]:
+    """Returns the grammar of the turn, and the parameters that it does not enforce. Calls stay
+    possible beside a structured response.
+
+    The schemas of tools that are not strict are left out where with them the grammar is too large
+    or too complex: the choice among a thousand tools holds, and a call has any arguments.
+    """
+    if answer is not None:
+        check_grammar(model, answer)
+    has_calls = use.is_enforced or (answer is not None and bool(use.callable))
+    if not has_calls or tool_format is ToolFormat.TEXT:  # its calls are text, never wrong
+        return _grammar_without_calls(model, reasoning, answer), ()
+    assert tool_format is not None, "there are no tools without a format"
+    is_strict = any(tool.strict for tool in use.callable)
+    if is_strict or len(use.callable) < MAX_RULES:  # each tool is a rule at least
+        try:
+            return _grammar_of_calls(model, use, tool_format, reasoning, answer), ()
+        except InvalidParameter:
+            if is_strict:
+                raise
+    use = replace(use, any_arguments=True)
+    return _grammar_of_calls(model, use, tool_format, reasoning, answer), (TOOL_SCHEMAS,)
+
+
+def _grammar_of_calls(
+    model: ServedModel,
+    use: ToolUse,
+    tool_format: ToolFormat,
+    reasoning: ReasoningRule,
+    answer: RequestedGrammar | None,
+) -> Grammar:
+    only = None if answer is None else answer.grammar
+    try:
+        turn = tool_grammar(use, tool_format, reasoning, model.text.tokenizer.token_id, only)
+    except InvalidParameter as error:
+        raise _too_large(error, "tools") from None
+    check_grammar(model, RequestedGrammar(turn, "tools"))
+    return turn
+
+
+def _grammar_without_calls(
+    model: ServedModel, reasoning: ReasoningRule, answer: RequestedGrammar | None
+) -> Grammar | None:
+    token_id = model.text.tokenizer.token_id
+    param = "thinking_token_budget" if answer is None else answer.param
+    try:
+        if answer is not None:
+            turn = answer_grammar(answer.grammar, reasoning, token_id)
+        elif reasoning.is_bound:
+            turn = any_grammar(reasoning, token_id)
+        else:
+            return None
+    except InvalidParameter as error:
+        raise _too_large(error, param) from None
+    check_grammar(model, RequestedGrammar(turn, param))
+    return turn
+
+
+def _too_large(error: InvalidParameter, param: str) -> InvalidParameter:
+    """Returns the error of a grammar of a turn: its own, or that it is too long."""
+    if error.param != "grammar":
+        return error
+    return InvalidParameter(param, "with everything around it, it is too large")

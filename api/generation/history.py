@@ -28,7 +28,7 @@ def history(messages: Sequence[Message], tool_format: ToolFormat | None) -> Sequ
 
 
 def _one_call_each(messages: Sequence[Message], *, thinks: bool) -> Iterator[Message]:
-    """Yields the messages with one call in each, and its result behind it. `thinks`: text before a
+    """Yields the messages with one call in each, and its result after it. `thinks`: text before a
     call is reasoning."""
     index = 0
     while index < len(messages):
@@ -51,7 +51,7 @@ def _one_call_each(messages: Sequence[Message], *, thinks: bool) -> Iterator[Mes
 
 
 def _thought(message: Message) -> dict[str, Any]:
-    """Returns what stands before a call. It is one message, of analysis."""
+    """Returns the text before a call, as one message of analysis."""
     texts = [message.get("reasoning_content", ""), _text(message.get("content", ""))]
     return {"content": "", "reasoning_content": "\n".join(text for text in texts if text)}
 

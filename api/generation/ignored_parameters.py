@@ -262,7 +262,7 @@ class IgnoredMembers:
         return ", ".join(self.names) or None
 
     def rest(self, rows: Rows, name: str, value: Any) -> Any | None:
-        """Returns what is left of the value of member `name`; None where that is nothing. The value
+        """Returns the rest of the value of member `name`; None where nothing is left. The value
         stays as it is. Raises InvalidParameter where nothing may be ignored."""
         for row in rows:
             if row.path == name:
@@ -280,8 +280,8 @@ class IgnoredMembers:
         return value
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Adds what the model does not see: few different names, of the code's own choice. Raises
-        InvalidParameter where nothing may be ignored."""
+        """Adds names of parts that the model does not see. Raises InvalidParameter where nothing
+        may be ignored."""
         for name in names:
             if self._refuse:
                 raise unsupported(name, "it is not served, and would be left out")
@@ -315,7 +315,7 @@ class IgnoredMembers:
             self.names.append(name)
 
 
-# Of the request that is read now: set before its body is parsed, read while its job is made.
+# The ignored members of the current request: set before its body is parsed.
 request_ignored: ContextVar[IgnoredMembers] = ContextVar("request_ignored")
 
 
@@ -384,7 +384,7 @@ def members_without_field(kind: str) -> Mapping[str, str]:
 
 
 def schema_without_field(kind: str, name: str) -> dict[str, Any]:
-    """Returns the JSON schema of what is accepted of such a member; null always is."""
+    """Returns the JSON schema of the accepted values of such a member, among them null."""
     rows = [row for row in rows_of(kind).get(name, ()) if row.path == name]
     return {"anyOf": [*(dict(row.values.schema) for row in rows), {"type": "null"}]}
 
@@ -395,10 +395,10 @@ _OTHERWISE = "only values that change nothing are accepted"
 def without_unused(
     body: Mapping[str, Any], kind: str, known: frozenset[str], ignored: IgnoredMembers
 ) -> dict[str, Any]:
-    """Returns `body` without nulls and without what changes nothing.
+    """Returns `body` without nulls and without values that change nothing.
 
     Raises InvalidParameter (code unsupported_parameter) for every other member that is not in
-    `known`, and for what would be ignored where that is refused.
+    `known`, and for ignored values where these are refused.
     """
     rows = rows_of(kind)
     kept = {}

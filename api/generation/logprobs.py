@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict
 
 import msgspec
 
+from api.generation.choices import EntryForm, EntryT, PlacedLogprob
 from shared.messages import (
     PROMPT_SLICE_TOKENS,
     Job,
@@ -32,24 +33,6 @@ from shared.text.base import Tokenizer
 LOWEST = -9999.0  # JSON has no infinity
 
 _encoder = msgspec.json.Encoder()
-
-EntryT = TypeVar("EntryT")
-EntryT_co = TypeVar("EntryT_co", covariant=True)
-
-
-class PlacedLogprob(msgspec.Struct, Generic[EntryT], frozen=True, gc=False):
-    """An entry and where the text of its token is: UTF-8 bytes and characters from the start."""
-
-    entry: EntryT
-    start_bytes: int
-    end_bytes: int
-    start_chars: int
-
-
-class EntryForm(Protocol[EntryT_co]):
-    """How a dialect keeps a token's entry until it is shown."""
-
-    def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
 
 
 class _Token(msgspec.Struct, frozen=True, gc=False):
@@ -145,7 +128,7 @@ class TokenAligner(Generic[EntryT]):
         self._form = form
         self._detokenizer = tokenizer.detokenizer()
         self._held: deque[PlacedLogprob[EntryT]] = deque()
-        self._ends = array("q", (0,))  # of each token, in bytes, behind the start of the first
+        self._ends = array("q", (0,))  # of each token, in bytes, after the start of the first
         self._next = 1  # index into `_ends` of the next that `ends_up_to` yields
         self._num_chars = num_chars
 
@@ -199,18 +182,6 @@ class TokenAligner(Generic[EntryT]):
         return bisect_left(self._ends, num_bytes, hi=len(self._ends) - 1)
 
 
-class ChatLogprobs(TypedDict):
-    """`choices[].logprobs` of the chat dialect."""
-
-    content: Sequence[msgspec.Raw]
-    refusal: None
-
-
-def chat_logprobs(content: Sequence[msgspec.Raw]) -> ChatLogprobs | None:
-    """Returns None without entries."""
-    return {"content": content, "refusal": None} if content else None
-
-
 class CompletionLogprobs(TypedDict):
     """`choices[].logprobs` of the completion dialect."""
 
@@ -240,7 +211,7 @@ def completion_logprobs(
 
 
 def finite(logprob: float) -> float:
-    """Returns what stands for a log probability in JSON."""
+    """Returns a log probability that JSON can carry."""
     return max(logprob, LOWEST)
 
 
@@ -281,7 +252,7 @@ class EchoedLogprobs:
     `logprobs`. Lists are made as they are read."""
 
     def __init__(self, prompt: ScoredPrompt, text: str, tokenizer: Tokenizer, num_top: int) -> None:
-        """`text` is what the answer repeats of the prompt."""
+        """`text`: the part of the prompt that the answer repeats."""
         self._prompt = prompt
         self._text = text
         self._tokenizer = tokenizer
@@ -289,7 +260,7 @@ class EchoedLogprobs:
         self._num_top = num_top
 
     def before(self, output: CompletionLogprobs | None) -> CompletionLogprobs:
-        """Returns the lists of the prompt, with those of the answer behind them."""
+        """Returns the lists of the prompt, with those of the answer after them."""
         prompt = self._prompt
         lists = self._lists(prompt.token_ids, prompt.all_entries, self._offsets())
         if output is None:
@@ -347,7 +318,7 @@ class ScoredPrompt:
     Filled by the reader of the job's log, before its first delta; read by the formatter.
 
     Slices are kept as they came and decoded each time they are read: they take a tenth of the
-    memory so, and less time than what is made of them.
+    memory so, and decode faster than they are formatted.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -375,7 +346,7 @@ class ScoredPrompt:
         return self.token_ids[begin : (part + 1) * PROMPT_SLICE_TOKENS + 1]
 
     def entries(self, part: int) -> Iterator[PromptLogprob | None]:
-        """Yields what is known of each token of a part: of the first of all nothing.
+        """Yields the entry of each token of a part; None for the first token of the prompt.
 
         Raises ValueError for a slice that cannot be read.
         """
@@ -385,12 +356,12 @@ class ScoredPrompt:
             yield from decode_prompt_logprobs(self._slices[part])
 
     def all_entries(self) -> Iterator[PromptLogprob | None]:
-        """Yields what is known of each token."""
+        """Yields the entry of each token of the prompt."""
         return chain.from_iterable(map(self.entries, range(self.num_parts)))
 
 
 def scored_prompt(job: Job) -> ScoredPrompt | None:
-    """Returns what collects a prompt's log probabilities; None where none are requested."""
+    """Returns the collector of a prompt's log probabilities; None where none are requested."""
     if job.sampling.prompt_logprobs is None:
         return None
     return ScoredPrompt(job.prompt_token_ids)

@@ -18,11 +18,11 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000  # content parts and calls of all messages of a request together
 MAX_CALLS = 128  # in one message
 
-# What Anthropic's clients mark, and what LiteLLM adds to a history: neither changes a prompt.
+# Members that Anthropic's clients and LiteLLM add to a history; none changes a prompt.
 _UNUSED = frozenset({"cache_control", "provider_specific_fields"})
 
 
-# Typed dictionaries: they cost a third of models, and are what a template is given.
+# Typed dictionaries, as templates take them: a third of the cost of models.
 def _describe_accepted(schema: dict[str, Any]) -> None:
     """Changes the JSON schema of an object of a conversation to what is accepted of it: null and
     empty members, and members without effect. An item without a type is a message."""
@@ -140,7 +140,7 @@ ChatMessage = Annotated[
     ChatTextMessage | ChatAssistantMessage | ChatToolMessage, Field(discriminator="role")
 ]
 
-# type of a part that is not text -> what it is
+# type of a part that is not text -> its name
 MEDIA_KINDS = {
     "image_url": "image",
     "input_image": "image",

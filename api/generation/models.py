@@ -68,8 +68,8 @@ class ModelCatalog:
     """What the last look into the store found; `refresh` looks again.
 
     `load` runs on a thread of `pool`, see text_model.load_text. `retention_s`: how long a model
-    that no live worker serves can still be named; `kept`: names of those that can be named for
-    ever, once a worker has announced them.
+    that no live worker serves can still be named; `kept`: names of those that can always be
+    named, once a worker has announced them.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ModelCatalog:
         await self._registry.keep_models(digests)
 
     async def refresh(self) -> None:
-        """Looks into the store. Raises TransportError; what was known stays known then."""
+        """Reads the store. Raises TransportError; the known models stay known then."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
             self._looking.add_done_callback(self._looked)
@@ -129,7 +129,7 @@ class ModelCatalog:
             raise unavailable("This model's text could not be loaded now. Try again soon.")
         if name in self._seen:
             raise unavailable(
-                "No worker has served this model for a while: its requests are not queued any more "
+                "No worker has served this model for a while: its requests are refused "
                 "until one does. Try again later.",
                 UNSERVED_RETRY_S,
             )
@@ -228,7 +228,7 @@ class ModelCatalog:
         try:
             card = _of_all_workers(ModelCard.from_json(blob), found)
             return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
-        except UnavailableError as error:  # of this model's text alone, and of this moment
+        except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",
                 extra={"model": name, "reason": error.message},
@@ -260,7 +260,7 @@ class ModelCatalog:
             awaited = client_gone.set(None)
             try:
                 text = await self._pool.run(self._load, card, blobs)
-            finally:  # a request may be what needs it
+            finally:  # the caller may be a request
                 client_gone.reset(awaited)
                 payer.reset(paid)
                 request_bytes.reset(counted)
@@ -286,7 +286,7 @@ class ModelCatalog:
 
 
 def _of_all_workers(card: ModelCard, found: AnnouncedModel) -> ModelCard:
-    """Returns the card with what holds for every live worker of the model: it is one of them."""
+    """Returns the card, one worker's, with the limits that hold for every live worker."""
     if len(found.engines) > 1:
         card = replace(card, engine=MIXED_ENGINES, engine_version="")
     return replace(

@@ -24,7 +24,7 @@ from api.output_parsers.xml_calls import Markup
 from shared.text.grammar import whole_pattern
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
-_NO_WORD = {"type": ["string", "number", "array", "object"]}  # Python has other words
+_NO_WORD = {"type": ["string", "number", "array", "object"]}  # Python writes True and None
 _NO_TEXT = {"type": ["null", "boolean", "number", "array", "object"]}
 MAX_ALTERNATIVES = 4096  # of one tool's: schemas that refer to others multiply
 _MAX_LENGTH = 2**16
@@ -34,7 +34,7 @@ _UNKEPT = ("format", "allOf", "not", "if")
 
 
 def tagged(writer: GrammarWriter, tool: Tool, markup: Markup) -> str:
-    """Returns the arguments between tags, each behind the one before it.
+    """Returns the arguments between tags, each after the one before it.
 
     Raises InvalidParameter for the schema of a strict tool.
     """
@@ -139,7 +139,7 @@ class _Texts:
         return f"{self.opening} {self._writer.up_to(self._closing)}"
 
     def any_value(self) -> str:
-        """Returns any text, and any other value where a text is told from those."""
+        """Returns any text, and any other value where quotes mark a text."""
         if not self.opening:
             return self.any()
         other = self._closed(_json(_NO_TEXT, self._tool), is_text=False)
@@ -222,7 +222,7 @@ def _json(schema: Mapping[str, Any], tool: Tool) -> str:
 
 
 def _within(schema: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
-    """Returns the schema of one parameter as a schema of its own. Raises InvalidParameter."""
+    """Returns the schema of one parameter as a standalone schema. Raises InvalidParameter."""
     return styled({**schema, **_referenced(schema, tool.parameters)}, tool)
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.generation.tools import Tool, arguments_schema
-from api.output_parsers.typed_values import Types
+from api.output_parsers.parser import Types
 from shared.messages import InvalidParameter
 
 MAX_REFERENCES = 8  # from one schema to the next
 _KINDS = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-# What a schema of arguments may say beside its properties and still be kept to.
+# Keywords beside the properties of a schema of arguments that can be enforced.
 _KNOWN = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
     | {"title", "description", "default", "examples", "example", "$id", "$comment"}
@@ -37,8 +37,8 @@ class Parameters:
 
 
 def parameters(tool: Tool) -> Parameters:
-    """Returns the parameters, the required ones first. Raises InvalidParameter where a strict tool
-    says more of its arguments than a format can be kept to that writes each by itself."""
+    """Returns the parameters, the required ones first. Raises InvalidParameter for a strict tool
+    whose schema a format of single arguments cannot enforce."""
     schema = arguments_schema(tool.parameters)
     additional = schema.get("additionalProperties", True)
     if tool.strict:
@@ -138,7 +138,7 @@ def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns what a `$ref` refers to; {} for one that leads nowhere."""
+    """Returns the target of a `$ref`; {} without one."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str):

@@ -1,49 +1,27 @@
 """Prepares prompts: text and conversations to token ids, a grammar and parsers of the output.
 
 Chat completions, Responses and Messages each make a ChatInput of a request. CPU-bound: run it in
-the thread pool, but for what `is_short_prompt`.
+the thread pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from api.errors import unsupported
-from api.generation.conversation import (
-    NO_CALLS,
-    NO_TOOLS,
-    NO_TOOLS_CODE,
-    chat_text,
-    continued_text,
-    thinking_within,
-)
-from api.generation.efforts import with_effort
-from api.generation.grammar_writer import ReasoningRule
-from api.generation.grammars import (
-    RequestedGrammar,
-    answer_grammar,
-    any_grammar,
-    can_bound,
-    check_grammar,
-    tool_grammar,
-)
 from api.generation.models import ServedModel
-from api.generation.parameters import parameter_types
-from api.generation.protocol import NO_PROMPT
+from api.generation.protocol import CompletionFields
 from api.generation.tools import ToolUse
 from api.http.shares import paying_tenant
-from api.ids import random_seed
+from api.on_demand import load_part
 from api.output_parsers.parser import (
     OutputParserFactory,
     ParserConfig,
-    Thinking,
+    Types,
     thinking_after,
 )
-from api.output_parsers.typed_values import Types
 from shared.messages import Grammar, InvalidParameter
-from shared.text.grammar import MAX_RULES
 from shared.text.special_text import MarkedText
 from shared.text.tool_formats import (
     UNTYPED_FORMATS,
@@ -52,12 +30,16 @@ from shared.text.tool_formats import (
     tool_format_of,
 )
 
-QUICK_CHARS = 512
-QUICK_IDS = 8192
+NO_TOOLS = "This model's chat template has no tools in a known format."
+NO_CALLS = "This model calls tools in an unknown format, so it cannot be forced to call one."
+NO_TOOLS_CODE = "tools_not_supported"
+NO_TEMPLATE = (
+    "This model has no chat template: it serves completions, or chat once PENSTOCK_CHAT_TEMPLATE "
+    "names a template for its worker."
+)
+NO_TEMPLATE_CODE = "chat_not_supported"
 
 TOOL_SCHEMAS = "tools.function.parameters"  # by chat's name
-
-Prompt = str | Sequence[str | int | list[int]]
 
 
 def check_text_fits(model: ServedModel, text: str, param: str) -> None:
@@ -71,96 +53,10 @@ def chat_token_ids(
     model: ServedModel, text: MarkedText, add_special_tokens: bool = False
 ) -> tuple[int, ...]:
     """Returns the tokens of a rendered template, special ones included. Raises InvalidParameter."""
-    return _encoded(model, text, "messages", add_special_tokens)
+    return encoded(model, text, "messages", add_special_tokens)
 
 
-def prompt_token_ids(
-    model: ServedModel,
-    prompt: Prompt,
-    add_special_tokens: bool = True,
-    *,
-    must_fit: bool = True,
-) -> tuple[int, ...]:
-    """Returns the ids of text, token ids, or a list of one of these. `must_fit`: into the context.
-
-    Raises InvalidParameter.
-    """
-    parts = each_prompt(prompt)
-    if len(parts) > 1:
-        raise unsupported("prompt", "here a request has one prompt")
-    param, part = parts[0]
-    if must_fit and isinstance(part, str):
-        check_text_fits(model, part, param)
-    return _token_ids(model, part, param, add_special_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """A prompt as the model sees it, and as text."""
-
-    param: str  # the member it came in
-    token_ids: tuple[int, ...]
-    text: str  # "" for token ids whose text is not needed
-
-
-def encoded_prompts(
-    model: ServedModel, prompt: Prompt, with_text: bool
-) -> tuple[EncodedPrompt, ...]:
-    """Returns one prompt or a list of them encoded, in order; `with_text`: token ids are also
-    decoded to text. Raises InvalidParameter."""
-    encoded = []
-    for param, part in each_prompt(prompt):
-        if isinstance(part, str):
-            check_text_fits(model, part, param)
-        token_ids = _token_ids(model, part, param, add_special_tokens=True)
-        text = part if isinstance(part, str) else ""
-        if with_text and not isinstance(part, str):
-            text = model.text.tokenizer.decode(token_ids)
-        encoded.append(EncodedPrompt(param, token_ids, text))
-    return tuple(encoded)
-
-
-def is_short_prompt(model: ServedModel, prompt: Prompt) -> bool:
-    """Returns whether it is read faster than a thread would be reached: one short text, or token
-    ids, which are only compared."""
-    if isinstance(prompt, str):
-        return len(prompt) <= QUICK_CHARS and model.text.is_local
-    return len(prompt) <= QUICK_IDS and all(isinstance(part, int) for part in prompt)
-
-
-def each_prompt(prompt: Prompt) -> tuple[tuple[str, str | list[int]], ...]:
-    """Returns the prompts of `prompt`, each with its parameter's name. Raises
-    InvalidParameter."""
-    if isinstance(prompt, str):
-        return (("prompt", prompt),)
-    if not prompt:
-        raise InvalidParameter("prompt", "must not be empty")
-    token_ids = [part for part in prompt if isinstance(part, int)]
-    if len(token_ids) == len(prompt):
-        return (("prompt", token_ids),)
-    parts = tuple(part for part in prompt if not isinstance(part, int))
-    if token_ids or len({type(part) for part in parts}) > 1:
-        raise InvalidParameter("prompt", NO_PROMPT)
-    return tuple((f"prompt.{index}", part) for index, part in enumerate(parts))
-
-
-def checked_token_ids(model: ServedModel, token_ids: Sequence[Any], param: str) -> tuple[int, ...]:
-    """Raises InvalidParameter for an id that the model does not have."""
-    highest = model.card.vocab_size - 1
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= highest:
-        raise InvalidParameter(param, f"token ids are between 0 and {highest}")
-    return tuple(token_ids)
-
-
-def _token_ids(
-    model: ServedModel, prompt: str | list[int], param: str, add_special_tokens: bool
-) -> tuple[int, ...]:
-    if isinstance(prompt, str):
-        return _encoded(model, MarkedText(prompt), param, add_special_tokens)
-    return checked_token_ids(model, prompt, param)
-
-
-def _encoded(
+def encoded(
     model: ServedModel, text: MarkedText, param: str, add_special_tokens: bool
 ) -> tuple[int, ...]:
     try:
@@ -176,15 +72,44 @@ def _encoded(
         raise InvalidParameter(param, error.message, error.code) from None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestedGrammar:
+    """A grammar, and the parameter that requests it, for errors."""
+
+    grammar: Grammar
+    param: str
+
+
+def requested_grammar(request: CompletionFields) -> RequestedGrammar | None:
+    """Returns the grammar that the output must match, or None for any text.
+
+    CPU-bound for large schemas: run it in the thread pool. Raises InvalidParameter, also where the
+    request has several.
+    """
+    if not request.is_structured:
+        return None
+    found: RequestedGrammar | None = load_part("grammars").only_grammar(request)
+    return found
+
+
+def checked_grammar(model: ServedModel, request: CompletionFields) -> Grammar | None:
+    """Returns the grammar of a request, compiled. Raises InvalidParameter."""
+    requested = requested_grammar(request)
+    if requested is None:
+        return None
+    load_part("grammars").check_grammar(model, requested)
+    return requested.grammar
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A chat request of any dialect.
 
     `messages` are as templates know them (`api.generation.messages.template_messages`).
-    `call_id_seed`: what the ids of tool calls are made from, where the same response may be sent
-    several times; "" for ids of their own each time. `continues`: the last message is an
-    assistant's, whose text the output continues. `thinking_budget`: at most so many tokens of
-    reasoning, where the model's output can be kept to that (see grammars.can_bound).
+    `call_id_seed`: seeds the ids of tool calls where the same response may be sent several times;
+    "" for new ids each time. `continues`: the last message is an
+    assistant's, whose text the output continues. `thinking_budget`: the most tokens of reasoning,
+    where the model's output can be kept to that (see grammars.can_bound).
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -201,7 +126,7 @@ class ChatInput:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """The prompt, what the output must match, and a parser for each choice's text.
+    """The prompt, the grammar of the output, and a parser for each choice's text.
 
     `counts_reasoning`: the text may have reasoning, so that its tokens are counted. `ignored`: for
     `ignored_parameters.report_ignored`.
@@ -226,13 +151,17 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
     if use.must_call and tool_format is ToolFormat.TEXT:
         raise InvalidParameter("tool_choice", NO_CALLS, NO_TOOLS_CODE)
     definitions = [tool.definition() for tool in use.tools]
-    variables, ignores_effort = with_effort(model, chat.reasoning_effort, chat.chat_template_kwargs)
+    variables, ignores_effort = dict(chat.chat_template_kwargs), False
+    if chat.reasoning_effort is not None:
+        variables, ignores_effort = load_part("efforts").with_effort(
+            model, chat.reasoning_effort, variables
+        )
     text = _prompt(model, chat, variables, definitions or None)
     if must_fit:
         check_text_fits(model, text.plain, "messages")
     reasoning_format = reasoning_format_of(model.card.reasoning_format)
     if chat.continues:
-        thinking = thinking_within(chat.messages, reasoning_format)
+        thinking = load_part("continued").thinking_within(chat.messages, reasoning_format)
     else:
         thinking = thinking_after(text.plain, reasoning_format)
     config = ParserConfig(
@@ -242,12 +171,14 @@ def prepare_prompt(model: ServedModel, chat: ChatInput, *, must_fit: bool = True
         reasoning_format=reasoning_format,
         thinking=thinking,
     )
-    rule = _reasoning(model, chat, thinking)
-    grammar, unenforced = _grammar(model, use, tool_format, rule, chat.output)
+    grammar: Grammar | None = None
+    unenforced: Sequence[str] = ()
+    if chat.output is not None or use.is_enforced or chat.thinking_budget is not None:
+        grammar, unenforced = load_part("grammars").turn_grammar(model, chat, tool_format, thinking)
     return PreparedPrompt(
         token_ids=chat_token_ids(model, text),
         grammar=grammar,
-        new_parser=OutputParserFactory(config, chat.call_id_seed or random_seed()),
+        new_parser=OutputParserFactory(config, chat.call_id_seed),
         counts_reasoning=reasoning_format is not None,
         ignored=(*(("reasoning_effort",) if ignores_effort else ()), *unenforced),
     )
@@ -257,7 +188,7 @@ def _types(use: ToolUse, tool_format: ToolFormat | None) -> dict[str, dict[str, 
     """Returns the types of the tools' parameters, for formats that do not write them."""
     if tool_format not in UNTYPED_FORMATS:
         return {}
-    return {tool.name: parameter_types(tool) for tool in use.callable}
+    return {tool.name: load_part("parameters").parameter_types(tool) for tool in use.callable}
 
 
 def _prompt(
@@ -267,13 +198,14 @@ def _prompt(
     definitions: Sequence[Mapping[str, Any]] | None,
 ) -> MarkedText:
     if chat.continues:
-        return continued_text(
+        text: MarkedText = load_part("continued").continued_text(
             model,
             chat.messages,
             variables,
             tools=definitions,
             template_name=chat.chat_template,
         )
+        return text
     return chat_text(
         model,
         chat.messages,
@@ -284,83 +216,41 @@ def _prompt(
     )
 
 
-def _reasoning(model: ServedModel, chat: ChatInput, thinking: Thinking) -> ReasoningRule:
-    """Returns the reasoning format, without a budget where the output cannot be kept to it."""
-    reasoning_format = reasoning_format_of(model.card.reasoning_format)
-    if reasoning_format is None:
-        return ReasoningRule(Thinking.NO)
-    token_id = model.text.tokenizer.token_id
-    is_bound = model.card.structured_output and can_bound(token_id, reasoning_format)
-    budget = chat.thinking_budget if is_bound else None
-    return ReasoningRule(thinking, budget, reasoning_format)
+# A conversation through the chat template of the model.
 
 
-def _grammar(
+def chat_text(
     model: ServedModel,
-    use: ToolUse,
-    tool_format: ToolFormat | None,
-    reasoning: ReasoningRule,
-    answer: RequestedGrammar | None,
-) -> tuple[Grammar | None, Sequence[str]]:
-    """Returns the grammar of the turn, and the parameters that it does not enforce. Calls stay
-    possible beside a structured response.
+    messages: Sequence[Mapping[str, Any]],
+    extra: Mapping[str, Any],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    template_name: str = "",
+) -> MarkedText:
+    """Returns the conversation through the model's template, special tokens in its messages marked.
+    Raises InvalidParameter.
 
-    The schemas of tools that are not strict are left out where with them the grammar is too large
-    or too complex: the choice among a thousand tools holds, and a call has any arguments.
+    Calls of tools in it are refused where the model is not known to have any: its template would
+    leave them out.
     """
-    if answer is not None:
-        check_grammar(model, answer)
-    has_calls = use.is_enforced or (answer is not None and bool(use.callable))
-    if not has_calls or tool_format is ToolFormat.TEXT:  # its calls are text, never wrong
-        return _grammar_without_calls(model, reasoning, answer), ()
-    assert tool_format is not None, "there are no tools without a format"
-    is_strict = any(tool.strict for tool in use.callable)
-    if is_strict or len(use.callable) < MAX_RULES:  # each tool is a rule at least
-        try:
-            return _grammar_of_calls(model, use, tool_format, reasoning, answer), ()
-        except InvalidParameter:
-            if is_strict:
-                raise
-    use = replace(use, any_arguments=True)
-    return _grammar_of_calls(model, use, tool_format, reasoning, answer), (TOOL_SCHEMAS,)
-
-
-def _grammar_of_calls(
-    model: ServedModel,
-    use: ToolUse,
-    tool_format: ToolFormat,
-    reasoning: ReasoningRule,
-    answer: RequestedGrammar | None,
-) -> Grammar:
-    only = None if answer is None else answer.grammar
-    try:
-        turn = tool_grammar(use, tool_format, reasoning, model.text.tokenizer.token_id, only)
-    except InvalidParameter as error:
-        raise _too_large(error, "tools") from None
-    check_grammar(model, RequestedGrammar(turn, "tools"))
-    return turn
-
-
-def _grammar_without_calls(
-    model: ServedModel, reasoning: ReasoningRule, answer: RequestedGrammar | None
-) -> Grammar | None:
-    token_id = model.text.tokenizer.token_id
-    param = "thinking_token_budget" if answer is None else answer.param
-    try:
-        if answer is not None:
-            turn = answer_grammar(answer.grammar, reasoning, token_id)
-        elif reasoning.is_bound:
-            turn = any_grammar(reasoning, token_id)
-        else:
-            return None
-    except InvalidParameter as error:
-        raise _too_large(error, param) from None
-    check_grammar(model, RequestedGrammar(turn, param))
-    return turn
-
-
-def _too_large(error: InvalidParameter, param: str) -> InvalidParameter:
-    """Returns the error of a grammar of a turn: its own, or that it is too long."""
-    if error.param != "grammar":
-        return error
-    return InvalidParameter(param, "with everything around it, it is too large")
+    template = model.text.chat_template
+    if template is None:
+        raise InvalidParameter("messages", NO_TEMPLATE, NO_TEMPLATE_CODE)
+    if model.card.tool_format is None:
+        for index, message in enumerate(messages):
+            if "tool_calls" in message:
+                raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
+    mark = ""
+    if model.text.special_texts is not None:
+        messages, mark = model.text.special_texts.marked(messages)
+    if any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        messages = load_part("history").history(messages, tool_format_of(model.card.tool_format))
+    text = template.render(
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        extra=extra,
+        name=template_name,
+    )
+    return MarkedText(text, mark)

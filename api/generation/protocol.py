@@ -132,7 +132,7 @@ def _check_boolean(value: Any) -> Any:
 
 # A Literal alone would accept 0.
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_check_boolean)]
-# Seconds until a worker must have begun the job.
+# Seconds until a worker must have started the job.
 QueueTimeout = Annotated[float, Field(ge=0.1, le=86_400)]
 # Tokens of a choice to an event of a stream.
 StreamInterval = Annotated[int, Field(ge=1, le=4096)]
@@ -313,7 +313,7 @@ def check_stream_options(is_streamed: bool, include_obfuscation: bool | None) ->
         )
 
 
-# Queue priorities that a client may choose: default, or behind all others.
+# Queue priorities that a client may choose: default, or after all others.
 
 MAX_PRIORITY = NUM_LANES - 2  # the last lane is for batches
 FLEX_LANE = 4

@@ -1,4 +1,4 @@
-"""TextPool: bounded threads for what would hold up the event loop: JSON, templates, tokenizing."""
+"""TextPool: a bounded thread pool for JSON, templates and tokenizing, off the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from api.errors import overloaded, unavailable
-from api.http.shares import SHARE, Accounts, Pot, payer, paying_tenant
+from api.http.shares import SHARE, Pot, payer, paying_tenant
 from shared.cpu_time import work_cpu_s
 from shared.tasks import cancel_and_wait
 from shared.text.base import RenderingUnavailable
@@ -25,6 +25,7 @@ from shared.text.base import RenderingUnavailable
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Charge = Callable[[str, float], None]  # of a tenant
 
 RETRY_AFTER_S = 1.0
 MIN_BYTES = 4096  # counted of the smallest request: it has an open connection and a task
@@ -33,7 +34,7 @@ WATCH_AFTER_S = 0.1  # of waiting, from when a client that has gone is noticed
 
 # Bytes of the request that the running task answers; 0: of none, or of one without a body.
 request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
-# Returns when the client of the running task has gone; None: nobody waits for an answer.
+# Returns when the client of the running task has gone; None: no client waits for an answer.
 client_gone: ContextVar[Callable[[], Coroutine[Any, Any, None]] | None] = ContextVar(
     "client_gone", default=None
 )
@@ -54,10 +55,10 @@ class TextPool:
         threads: int,
         max_waiting_bytes: int,
         share: float = SHARE,
-        accounts: Accounts | None = None,
+        charge: Charge | None = None,
     ) -> None:
-        """`accounts`: are charged with the processor time of the work."""
-        self._text_threads = TextThreads(threads, accounts or Accounts(), share)
+        """`charge` is called with the tenant and the processor seconds of the work."""
+        self._text_threads = TextThreads(threads, charge, share)
         self._threads = threads
         self.small, self.large = (
             Pot(
@@ -87,7 +88,7 @@ class TextPool:
         return len(self) > self._threads
 
     def charge(self, cpu_s_of: Mapping[str, float]) -> None:
-        """Delays the next turns of tenants: for what they used in other processes."""
+        """Delays the next turns of tenants by the seconds that they used in other processes."""
         self._text_threads.charge(cpu_s_of)
 
     def check(self, num_bytes: int) -> None:
@@ -105,7 +106,7 @@ class TextPool:
         when the client leaves meanwhile, and whatever else `work` raises."""
         num_bytes = max(MIN_BYTES, request_bytes.get())
         charge = self._lane(num_bytes).take(num_bytes)
-        run = copy_context().run  # the work sees who pays
+        run = copy_context().run  # the work has the payer in its context
         task = self._text_threads.submit(paying_tenant(), num_bytes, run, work, *args)
         future = asyncio.wrap_future(task.future)
 
@@ -198,7 +199,7 @@ class _Account:
         return sum(task.is_small is is_small for task in self.running)
 
     def due_s(self, now_s: float) -> float:
-        """Returns what it has used. Running work counts by the clock until it has ended."""
+        """Returns the seconds used. Running work counts by the clock until it has ended."""
         return self.used_s + sum(now_s - task.begun_s for task in self.running)
 
 
@@ -207,7 +208,7 @@ class TextThreads:
 
     The tenant that has used the least processor time has the next turn (start-time fair queueing:
     one that comes anew starts beside the one served last). Time is measured, not estimated: work
-    that fails, is refused later or is read by nobody counts as any other, and so does what the
+    that fails, is refused later or is read by no one counts as any other, and so does what the
     tenant used in other processes (`charge`), up to MAX_AHEAD_S.
 
     With two threads or more, the first of them takes small work only: it never waits for large
@@ -218,10 +219,10 @@ class TextThreads:
     others, and the processors have room for the event loop.
     """
 
-    def __init__(self, num_threads: int, totals: Accounts, share: float = SHARE) -> None:
+    def __init__(self, num_threads: int, charge: Charge | None, share: float = SHARE) -> None:
         self._num_threads = num_threads
         self._max_of_tenant = max(1, math.floor(share * num_threads))
-        self._totals = totals
+        self._charge = charge
         self._accounts: dict[str, _Account] = {}
         self._served_s = 0.0  # what the tenant whose turn came last had used
         self._changed = threading.Condition()
@@ -282,7 +283,7 @@ class TextThreads:
         return True
 
     def close(self) -> None:
-        """Cancels waiting work. Threads end after what they are at; nothing waits for them."""
+        """Cancels waiting work. Threads end after their current work; nothing waits for them."""
         with self._changed:
             self._is_closed = True
             accounts = list(self._accounts.values())
@@ -316,7 +317,8 @@ class TextThreads:
                 task.run()
             finally:
                 cpu_s = work_cpu_s() - begun_s
-                self._totals.charge(task.of, cpu_s)
+                if self._charge is not None:
+                    self._charge(task.of, cpu_s)
                 with self._changed:
                     self._num_busy -= 1
                     self._end(task, cpu_s)

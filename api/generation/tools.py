@@ -17,7 +17,7 @@ from shared.messages import InvalidParameter
 
 MAX_TOOLS = 1024
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-# Of a function that takes none.
+# The parameters of a function that takes none.
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -38,14 +38,14 @@ class Tool:
             raise InvalidParameter(f"{self.schema_param}.type", "must be 'object'")
 
     def definition(self) -> dict[str, Any]:
-        """Returns what a chat template is given."""
+        """Returns the definition for chat templates."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
         return {"type": "function", "function": {**function, "parameters": self.parameters}}
 
     def announcement(self, *, is_known: bool) -> str:
-        """Returns the text that tells the model of the tool in the course of a conversation.
+        """Returns the text that announces the tool within a conversation.
         `is_known`: the prompt has its definition already."""
         text = f"The tool '{self.name}' is available"
         if is_known:

@@ -7,17 +7,16 @@ makes a job is named by that job: the header has the `id` of the response. The c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
-from shared.messages import Idempotency
-from shared.tracing import INVALID_SPAN_CONTEXT, SpanContext
+from shared.messages import Failed, Finished, Idempotency, Job
 
 DEFAULT_TENANT = "default"
 MAX_PUBLIC_ID_CHARS = 100
@@ -27,6 +26,7 @@ _ANTHROPIC_ROUTES = "/v1/messages"
 _SHARED_ROUTES = "/v1/models"  # Anthropic's for clients that send its version
 RESPONSE_HEADERS = "response_headers"  # in the scope's state
 REFUSED = "refused"  # likewise
+JOB_TRACE = "job_trace"  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Caller:
     public id of `job_id`. `scope`: the tenant whose jobs the caller may see; None: all, for
     operators and for a server without keys. `is_known`: it has a key, or none is needed.
     `is_operator`: it may see what the deployment does for all tenants, which any key may where
-    there is one tenant. `key_id`: of the key that lets it in (`ApiKey.key_id`). `trace`: what the
-    spans of its jobs are inside of.
+    there is one tenant. `key_id`: of the key that lets it in (`ApiKey.key_id`). `traceparent` and
+    `tracestate`: the trace context of the spans of its jobs; "" without one.
     """
 
     request_id: str
@@ -53,7 +53,8 @@ class Caller:
     is_operator: bool = True
     key_id: str = ""
     idempotency: Idempotency | None = None
-    trace: SpanContext = INVALID_SPAN_CONTEXT
+    traceparent: str = ""
+    tracestate: str = ""
 
     def sees(self, tenant: str) -> bool:
         """Returns whether jobs of `tenant` are visible to the caller."""
@@ -103,3 +104,23 @@ def set_headers(scope: Scope, headers: Mapping[str, str]) -> None:
 def note_refused(scope: Scope) -> None:
     """Notes that this request is refused because of a limit: it is counted for its tenant."""
     scope.setdefault("state", {})[REFUSED] = True
+
+
+async def disconnect(receive: Receive) -> None:
+    """Waits until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class JobTrace(Protocol):
+    """Records the jobs of one traced request: see `api.http.traces.RequestTrace`."""
+
+    def begin(self, jobs: Sequence[Job], response_id: str) -> None: ...
+    def end(self, model: str, end: Finished | Failed, first_token_ms: float | None) -> None: ...
+    def close(self, outcome: str) -> None: ...
+
+
+def job_trace_in(scope: Scope) -> JobTrace | None:
+    """Returns what records the jobs of the request that `scope` belongs to; None: not traced."""
+    trace: JobTrace | None = scope.get("state", {}).get(JOB_TRACE)
+    return trace

@@ -12,6 +12,7 @@ from starlette.types import Receive
 
 from api.dependencies import provided
 from api.errors import unavailable
+from api.http.caller import disconnect
 from api.http.shares import SHARE, Pot
 from shared.tasks import cancel_and_wait
 
@@ -64,12 +65,6 @@ class OpenRequest:
             return Ending.CUT
         leaving.result()  # CancelledError: the work was cancelled from elsewhere
         return Ending.LEFT
-
-
-async def disconnect(receive: Receive) -> None:
-    """Waits until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class OpenRequests:

@@ -23,6 +23,7 @@ from api.http.traces import span_in
 from api.ids import parse_job_id, public_id
 from api.metrics import Metrics
 from shared.keys import new_job_id
+from shared.tracing import write_context
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,9 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        set_caller(scope, replace(_new_caller(scope), trace=span_in(scope).get_span_context()))
+        traceparent, tracestate = write_context(span_in(scope).get_span_context())
+        caller = replace(_new_caller(scope), traceparent=traceparent, tracestate=tracestate)
+        set_caller(scope, caller)
         status = 0
         begin_s = time.monotonic()
 

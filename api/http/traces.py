@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.http.caller import JOB_TRACE
 from shared.logs import log_context
 from shared.messages import Failed, Finished, Job
 from shared.tracing import (
@@ -69,6 +70,8 @@ class TracesMiddleware:
             await self._app(scope, receive, send)
             return
         scope.setdefault("state", {})[_SPAN] = span
+        if span.is_recording():
+            scope["state"][JOB_TRACE] = RequestTrace(span)
         status = 499  # the client had left before there was a response
 
         async def watched_send(message: Message) -> None:
@@ -106,6 +109,24 @@ class TracesMiddleware:
                 "url.scheme": scope["scheme"],
             },
         )
+
+
+class RequestTrace:
+    """Records the jobs of one request in its span: a JobTrace."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def begin(self, jobs: Sequence[Job], response_id: str) -> None:
+        trace_generation(self._span, jobs, response_id)
+
+    def end(self, model: str, end: Finished | Failed, first_token_ms: float | None) -> None:
+        trace_end(self._span, model, end, first_token_ms)
+
+    def close(self, outcome: str) -> None:
+        """Adds how the response ended."""
+        if self._span.is_recording():
+            self._span.set_attribute("penstock.outcome", outcome)
 
 
 def _given_context(scope: Scope) -> SpanContext:

@@ -16,16 +16,20 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.messages import TERMINAL_STATES, Job, JobState
-from shared.transport.ports.jobs import TOMBSTONE_MS, JobStore, QueueFull, Restored
+from shared.transport.ports.jobs import (
+    MAX_BLIND_S,
+    PATIENCE_S,
+    JobStore,
+    QueueFull,
+    Restored,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 10_000
 MAX_BYTES = 64 * 2**20
 PAGE = 100  # jobs looked at in a round; one comes each second
-DURABLE_S = 3.0  # what is older is on the disk of a server with `appendfsync everysec`
-PATIENCE_S = 3.0  # for the worker that runs the job: it puts it back together with its log
-MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then it may have ended unseen
+DURABLE_S = 3.0  # after which a server with `appendfsync everysec` has it on disk
 _decoder = msgspec.json.Decoder(Job)
 
 
@@ -82,7 +86,7 @@ class AcceptedJobs:
 
     def _seen(self, job_id: str, accepted: _Accepted, state: JobState, looked_s: float) -> None:
         accepted.seen_s, accepted.missing_s = looked_s, None
-        # What ended within moments may be lost together with its end, and is run again then.
+        # A job that ended at once may be lost together with its end, and then runs again.
         is_durable = looked_s - accepted.accepted_s > DURABLE_S
         if state is JobState.CANCELLED or (state in TERMINAL_STATES and is_durable):
             self._forget(job_id)
@@ -101,7 +105,7 @@ class AcceptedJobs:
         left_ms = round((accepted.due_s - self._clock()) * 1000)
         try:
             restored = await self._store.submit_again(_decoder.decode(accepted.job), left_ms)
-        except QueueFull:  # of memory
+        except QueueFull:  # Redis is above maxmemory
             return
         if restored is Restored.RESTORED:
             log.warning("resubmitted a job that Redis had lost", extra={"job_id": job_id})

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
-from api.jobs.accepted_jobs import AcceptedJobs
-from api.jobs.disconnects import DisconnectTracker
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
 from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import (
@@ -28,27 +26,28 @@ from shared.transport.ports.jobs import (
 log = logging.getLogger(__name__)
 
 SECOND_TRY_AFTER_S = 0.1
-KNOWN_S = 0.5  # for which a queue that was full counts as full
+KNOWN_S = 0.5  # for which a full queue counts as full without asking again
 _OF_EVERY_JOB = frozenset({"tenant", "tenant_jobs", "total", "memory"})  # scopes of a QueueFull
 
 Result = TypeVar("Result")
 
 
 class Admission:
-    """Submits under the limits of the job's tenant."""
+    """Submits under the limits of the job's tenant; `cancel` ends a job whose submit failed,
+    `keep` remembers one that no reader follows."""
 
     def __init__(
         self,
         store: JobStore,
         limits_of: Callable[[str], AdmissionLimits],
-        disconnects: DisconnectTracker,
-        accepted: AcceptedJobs,
+        cancel: Callable[[str], Awaitable[None]],
+        keep: Callable[[Job], None],
         durable: DurableAccept,
     ) -> None:
         self._store = store
         self.limits_of = limits_of
-        self._disconnects = disconnects
-        self._accepted = accepted
+        self._cancel = cancel
+        self._keep_job = keep
         self._durable = durable
         self._refused: dict[str, tuple[float, QueueFull]] = {}  # by tenant, until when it holds
 
@@ -67,10 +66,11 @@ class Admission:
             limits = self.limits_of(job.tenant)
             submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
             if confirms:
-                # Of a repeat too: the first one may have ended as a 503, unconfirmed.
+                # Retry too: the first try may have ended as a 503, unconfirmed.
                 await self._durable.confirm("job", [job.job_id], job.durability)
             if submitted.outcome is Submitted.DUPLICATE and reader_id:
-                # Of an earlier try, whose reader may have left: its grace is not to end now.
+                # Retry: attach this reader, so that the first one's disconnect grace does not
+                # cancel the job.
                 await self._store.attach([(job.job_id, reader_id)])
             if confirms:
                 self._keep(job)
@@ -110,23 +110,23 @@ class Admission:
 
     def _keep(self, job: Job) -> None:
         if job.on_disconnect is OnDisconnect.CONTINUE:
-            self._accepted.add(job)
+            self._keep_job(job)
 
     async def _not_accepted(self, job: Job, error: TransportError) -> ApiError:
         extra = {"job_id": job.job_id, "reason": str(error), **OF_STORE_OUTAGE}
         log.warning("failed to submit a job", extra=extra)
         # By its key it can be requested again, and others may be reading it.
         if job.idempotency is None:
-            await self._disconnects.cancel(job.job_id)
+            await self._cancel(job.job_id)
         return (
             unavailable(str(error)) if isinstance(error, NotConfirmed) else store_unreachable(error)
         )
 
     def resubmit_of(self, job: Job, reader_id: str) -> Callable[[], Awaitable[Restored]]:
-        """Returns what queues `job`, which is being accepted now, once more after a loss.
+        """Returns a function that queues `job` again if Redis loses it after its acceptance.
 
-        It runs under no limit and with what is left of its timeout. Its durability is not waited
-        for again. It raises TransportError and cancels nothing.
+        No limit applies, and the timeout is the rest of the job's. Durability is not confirmed
+        again. It raises TransportError and cancels nothing.
         """
         due_s = time.monotonic() + job.timeout_ms / 1000
 
@@ -147,7 +147,7 @@ class Admission:
             limits = self.limits_of(job.tenant)
             taken_by = await self._twice(lambda: self._store.requeue(dead_letter_id, job, limits))
             if taken_by == job.job_id:
-                self._accepted.add(job)
+                self._keep_job(job)
             return taken_by
         except QueueFull as error:
             raise queue_full(error) from error
@@ -195,9 +195,9 @@ class DurableAccept:
         self._timeout_s = timeout_s
 
     async def check(self, durability: Durability) -> None:
-        """Checks before anything is written. Raises InvalidParameter where a request needs what the
-        server cannot do at all, UnavailableError where the server cannot do it now, or the setting
-        requires it."""
+        """Checks before anything is written. Raises InvalidParameter where the server can never
+        provide the durability of a request, UnavailableError where it cannot now, or where the
+        setting requires it."""
         if durability is Durability.NONE:
             return
         fault = await self._checks.durability_fault(durability, self._num_replicas)

@@ -12,8 +12,8 @@ from shared.choice_deltas import ChoiceDelta, segment_deltas, sums_of
 from shared.messages import START, Cursor, Delta, Segment
 
 FEW_EVENTS = 8  # that may wait for a reader that keeps up
-MANY_TOKENS = 128  # of a delta that is encoded in one go
-MANY_CHARS = 16_384  # of a delta that is parsed in one go: tens of milliseconds at the most
+MANY_TOKENS = 128  # longest delta that is encoded in one go
+MANY_CHARS = 16_384  # longest delta that is parsed in one go: tens of milliseconds at most
 
 
 def split_by_step(delta: Delta, num_waiting: int) -> Sequence[Delta]:
@@ -127,7 +127,7 @@ class BatchedDeltas:
         self._begun: set[int] = set()
 
     def push(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
-        """Yields what these complete. Raises ValueError as `segment_deltas`."""
+        """Yields the deltas that these complete. Raises ValueError as `segment_deltas`."""
         for delta in deltas:
             for part in segment_deltas(delta):
                 yield from self._take(part)

@@ -15,7 +15,7 @@ from shared.transport.ports.jobs import JobStore, TransportError
 
 log = logging.getLogger(__name__)
 
-NOW_S = 2.0  # that a leaving reader's own task may take
+NOW_S = 2.0  # limit for the task of a reader that leaves
 KEEP_TRYING_S = 60.0
 MAX_PENDING = 10_000  # the oldest is dropped; frontend lease and deadline end such a job
 ATTACH_ROUNDS = 4  # calls of `attach_some` in which each reader attaches once
@@ -63,7 +63,7 @@ class DisconnectTracker:
     def watch(self, job_id: str, reader_id: str, policy: OnDisconnect) -> None:
         """Attaches this reader, which has just attached, again and again until `unwatch`.
 
-        A job that goes on without readers needs no call.
+        A job that continues without readers needs no call.
         """
         if policy is OnDisconnect.CONTINUE:
             return

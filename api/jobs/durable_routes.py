@@ -14,6 +14,7 @@ from api.http import sse
 from api.http.caller import CallerDep
 from api.http.openapi import NAMED, errors, statuses
 from api.http.pagination import Absent
+from api.jobs.attached_job import AttachedJob
 from api.jobs.durable_stream import (
     Chunk,
     TextEvents,
@@ -26,7 +27,6 @@ from api.jobs.durable_stream import (
 )
 from api.jobs.routes import find_job
 from api.jobs.service import JobsDep, JobService
-from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse
 from shared.messages import TERMINAL_STATES
 from shared.transport.ports.jobs import JobRecord
@@ -129,7 +129,7 @@ def _headers(chunk: Chunk) -> dict[str, str]:
 
 
 def _events(jobs: JobService, record: JobRecord, chunk: Chunk, interval: str) -> Response:
-    """Returns what streams the text behind `chunk` as well."""
+    """Returns the response that streams the text after `chunk` as well."""
     if chunk.is_closed:
         headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
         return Response(chunk_events(chunk, interval), headers=headers | _EVENTS)

@@ -1,7 +1,7 @@
 """A job's text as a read-only stream of the Durable Streams protocol.
 
 An offset is a cursor of the job's log whose numbers have 16 digits, so that offsets sort as texts.
-Reads are from the log; a long poll and server-sent events go on with the relay. A job's end closes
+Reads are from the log; a long poll and server-sent events continue with the relay. Its end closes
 its stream: `Penstock-Job-Status` says whether it finished.
 """
 
@@ -18,9 +18,9 @@ from starlette.types import Scope
 
 from api.errors import ApiError, ClientError, unavailable
 from api.http import sse
+from api.jobs.attached_job import AttachedJob
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.service import JobService
-from api.jobs.sources import AttachedJob
 from shared.messages import (
     START,
     Cursor,
@@ -92,7 +92,7 @@ def next_interval(cursor: str) -> str:
 
 
 async def read_chunk(store: JobStore, record: JobRecord, after: Cursor) -> Chunk:
-    """Returns what the log has behind `after`, to its end or some CHUNK_BYTES. Raises ClientError
+    """Returns the text of the log from `after` to its end or some CHUNK_BYTES. Raises ClientError
     for a place that is not in the log or whose text has expired, and TransportError."""
     since = end = after
     text = bytearray()
@@ -133,7 +133,7 @@ def _status(event: Finished | Failed) -> JobState:
 
 
 async def wait_for_chunk(jobs: JobService, record: JobRecord, after: Cursor, scope: Scope) -> Chunk:
-    """Returns the next text behind `after`, or that there was none in LONG_POLL_S. Raises
+    """Returns the next text from `after`, or that there was none in LONG_POLL_S. Raises
     ApiError."""
     source = AttachedJob(jobs, record, after)
     deadline_s = time.monotonic() + LONG_POLL_S
@@ -151,15 +151,15 @@ async def wait_for_chunk(jobs: JobService, record: JobRecord, after: Cursor, sco
                 return Chunk(after, end, status=_status(event))
         return Chunk(after, end)
     except StreamInterrupted as error:
-        raise unavailable("The job store went away. Read on from the same offset.") from error
+        raise unavailable("The job store is unavailable. Read on from the same offset.") from error
     finally:
         await source.close(None, is_resumable=True)
 
 
 class TextEvents:
-    """The stream as server-sent events: each `data` has a `control` behind it, with the offset.
+    """The stream as server-sent events: each `data` has a `control` after it, with the offset.
 
-    `begun` is what was read of the log when the response began.
+    `begun`: the part of the log that was read before the response started.
     """
 
     framing = sse.Framing(sse.event, sse.event_pieces, b"", sse.KEEPALIVE, sse.BEHIND_KEEPALIVE)
@@ -201,7 +201,7 @@ class TextEvents:
 def chunk_events(chunk: Chunk, cursor: str) -> bytes:
     """Returns a chunk as its events. A line end of any kind begins a new line of data.
 
-    As the protocol writes them: without a space behind `data:`, but before one that is text.
+    As the protocol writes them: without a space after `data:`, but before one that is text.
     """
     control: dict[str, str | bool] = {"streamNextOffset": offset_of(chunk.end)}
     if chunk.status is not None:

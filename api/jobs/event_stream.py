@@ -1,7 +1,7 @@
 """JobStream: one reader's view of one job, completed from the log.
 
 The log is the truth, the bus only wakes: whatever the bus loses, repeats or reorders is found again
-in the log, and what comes twice is trimmed by cursor arithmetic.
+in the log; repeated tokens are trimmed by cursor arithmetic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import PromptScores
 from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
@@ -35,18 +35,18 @@ from shared.transport.ports.jobs import JobLook, JobStore, TransportError
 
 log = logging.getLogger(__name__)
 
-FIRST_PAGE_EVENTS = 32  # of a log of which nothing is known
-FEWEST_EVENTS = 4  # of a page: its first one may be the last one again
+FIRST_PAGE_EVENTS = 32  # read first, while the size of the events is unknown
+FEWEST_EVENTS = 4  # in a page: its first may repeat the last one of the page before
 PAGE_EVENTS = 256  # read from the log at once: bounds what a slow reader holds
 PAGE_NUMBERS = 16_384  # as far as the last page lets one guess: ids and log probabilities
 NUMBER_BYTES = 8  # of a log probability or an id in a slice of the prompt
-TURN_S = 0.004  # of events taken without a pause, until everything else that is ready has a turn
+TURN_S = 0.004  # for which events are taken before other ready tasks get a turn
 FIRST_RETRY_S = 0.05
 MAX_RETRY_S = 1.0
 
 
 class StreamInterrupted(Exception):
-    """The store was away for too long. The job may be running; `cursor` is where to go on."""
+    """The store was away for too long. The job may be running; `cursor` is where to continue."""
 
     def __init__(self, job_id: str, cursor: Cursor) -> None:
         super().__init__(f"the log of {job_id} could not be read")
@@ -56,7 +56,7 @@ class StreamInterrupted(Exception):
 
 @dataclass(slots=True)
 class RelayCounts:
-    """Counts what the relays of a process had to repair; the metrics read it."""
+    """Counts the repairs of a process's relays, for the metrics."""
 
     resyncs: int = 0
     gaps: int = 0
@@ -84,7 +84,7 @@ class JobStream:
         outage_s: float,
         *,
         is_behind: bool,
-        prompt: ScoredPrompt | None,
+        prompt: PromptScores | None,
     ) -> None:
         """Takes the parts that EventRelay.open makes. `is_behind`: the log may hold something
         already that no RESYNC will announce."""
@@ -183,7 +183,7 @@ class JobStream:
         if self._reading is not None:
             await cancel_and_wait(self._reading)
             if not self._reading.cancelled():
-                self._reading.exception()  # of a read that no `get` waited for any more
+                self._reading.exception()  # retrieved: no `get` waits for this read
             self._reading = None
         await self._bus.unsubscribe(self._subscription)
 
@@ -200,7 +200,7 @@ class JobStream:
             self._counts.resyncs += 1
             self._behind = True
             self._missing.restart_patience()  # the worker may have to reconnect as well
-            self._is_doubtful = True  # what takes the connection away may roll the log back
+            self._is_doubtful = True  # a failover may have rolled the log back
             return None
         self._missing.seen()
         return self._accept(item, from_log=False)
@@ -229,7 +229,7 @@ class JobStream:
         return not is_whole and not isinstance(event, Failed)
 
     def _without_prompt(self, *, from_log: bool) -> Failed | None:
-        """Returns what comes in place of an event that follows the prompt's log probabilities in
+        """Returns the replacement of an event that follows the prompt's log probabilities in
         the log: the channel never has them."""
         if not from_log:
             self._behind = True
@@ -252,14 +252,14 @@ class JobStream:
             self._counts.gaps += 1
             self._behind = True
             return None
-        # The log is contiguous from its start, unless the reader's cursor is not one of its own.
-        return self._diverged(f"the log goes on at {delta.start}, the reader is at {cursor}")
+        # The log is contiguous, unless the reader's cursor belongs to another history.
+        return self._diverged(f"the log continues at {delta.start}, the reader is at {cursor}")
 
     def _accept_end(self, event: Finished | Failed, *, from_log: bool) -> Finished | Failed | None:
         end, cursor = event.end, self.cursor
         is_ahead = end.num_tokens > cursor.num_tokens or end.num_bytes > cursor.num_bytes
         if is_ahead and not from_log:
-            self._behind = True  # what lies between is in the log, and so is this end
+            self._behind = True  # the log has the missing tokens and this end
             return None
         self.ended = True
         self._page.clear()
@@ -290,7 +290,7 @@ class JobStream:
         )
 
     async def _catch_up(self, deadline: float) -> bool:
-        """Reads a page of the log. Returns False when that takes beyond `deadline` (it goes on)."""
+        """Reads a page of the log. Returns False at `deadline`; the read continues."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read_page())
         # At least one turn of the loop, so that a reader that never waits still gets on.
@@ -355,7 +355,7 @@ class JobStream:
         return isinstance(event, Delta) and self._position.has(event)
 
     def _place(self, cursor: Cursor) -> Cursor:
-        """Returns where a reader at `cursor` goes on in the log: the prompt's slices come before
+        """Returns the offset in the log of a reader at `cursor`: the prompt's slices precede the
         text."""
         return Cursor(0, self._num_slices) if cursor == START else cursor
 

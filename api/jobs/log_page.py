@@ -1,4 +1,4 @@
-"""A page of a job's log, for people who look into it."""
+"""A page of a job's log, for operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
         events = await store.read_log(record.job_id, after, count)
         if _has_expired(events, record):
             return LogPage(data=found, has_more=False, has_expired=True)
-        # Behind the end there is the end again.
+        # After the end there is the end again.
         found += (shown for shown in map(LogEvent.of, events) if shown.id != str(after))
         if len(events) < count or isinstance(events[-1], Finished | Failed):
             return LogPage(data=found, has_more=False, has_expired=False)
@@ -32,6 +32,6 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
 
 
 def _has_expired(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
-    """Returns whether the store says that the log has gone, of a job whose record is there."""
+    """Returns whether the log of a job with a record has expired."""
     lost = [event for event in events if isinstance(event, Failed)]
     return any(end.code == ErrorCode.JOB_LOST != record.reason for end in lost)

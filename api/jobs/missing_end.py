@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from api.jobs.accepted_jobs import MAX_BLIND_S
 from shared.messages import (
     START,
     TERMINAL_STATES,
@@ -18,7 +17,7 @@ from shared.messages import (
     JobState,
     Usage,
 )
-from shared.transport.ports.jobs import JobLook, JobRecord, JobStore, Restored
+from shared.transport.ports.jobs import MAX_BLIND_S, JobLook, JobRecord, JobStore, Restored
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class MissingEnd:
         self._is_over = False  # by the store: the job is gone, or has ended
 
     def look(self, found: JobLook | None) -> bool:
-        """Returns whether the job is gone or has ended by what the store has of it."""
+        """Returns whether the job is missing or has ended, by the store's record."""
         if found is not None:
             self.seen()
         self._is_over = found is None or found.state in TERMINAL_STATES
@@ -60,7 +59,7 @@ class MissingEnd:
         self._missing_since_s, self._seen_s = None, self._clock()
 
     def restart_patience(self) -> None:
-        """Begins to wait anew for a worker, which could not reach the store either."""
+        """Restarts the wait for a worker, which could not reach the store either."""
         self._missing_since_s = None
 
     async def end(self, cursor: Cursor, place: Cursor) -> Finished | Failed | None:
@@ -94,7 +93,7 @@ class MissingEnd:
         )
 
     def _has_been_missing(self) -> bool:
-        """Returns whether it is missing for so long that no worker puts it back any more."""
+        """Returns whether it has been missing for longer than a worker takes to put it back."""
         now_s = self._clock()
         if self._missing_since_s is None:
             self._missing_since_s = now_s

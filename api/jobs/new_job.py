@@ -1,31 +1,20 @@
-"""new_job: the job of a request, and its id, which an idempotency key may decide.
-
-The job id of a request with the header `Idempotency-Key` follows from tenant, key and body. Every
-frontend derives the same id, and the store accepts one job of it. Repeated requests attach to that
-job and read its log from the start. After a failed job the next try gets the next id.
-"""
+"""new_job: the job of a request."""
 
 from __future__ import annotations
 
-import hashlib
 import time
-import uuid
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from api.errors import ClientError, idempotency_key_reuse
-from api.generation.formatter import Formatter, Timing
-from api.generation.logprobs import ScoredPrompt
+from api.generation.formatter import Formatter, PromptScores, Timing
 from api.generation.models import JobDefaults
 from api.http.caller import Caller
+from api.on_demand import load_part
 from shared.keys import new_job_id
-from shared.messages import Durability, Idempotency, Job, OnDisconnect, SamplingParams
-from shared.tracing import write_context
-from shared.transport.ports.jobs import JobStore
+from shared.messages import Durability, Job, OnDisconnect, SamplingParams
 
 KEYED_RETAIN_MS = 600_000  # how long a response can be requested again by its key
 IDEMPOTENCY_HEADER = "idempotency-key"
-MAX_KEY_CHARS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +24,7 @@ class Prepared:
     job: Job
     formatter: Formatter[Any]
     timing: Timing = field(default_factory=Timing)
-    prompt: ScoredPrompt | None = None  # filled for the formatter, where the job scores its prompt
+    prompt: PromptScores | None = None  # filled for the formatter, where the job scores its prompt
 
 
 def new_job(
@@ -59,7 +48,6 @@ def new_job(
     its text is kept as long as its record.
     """
     idempotency = caller.idempotency
-    traceparent, tracestate = write_context(caller.trace)
     assert caller.job_id is not None, "this route makes jobs"
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
         on_disconnect = OnDisconnect.GRACE
@@ -80,15 +68,15 @@ def new_job(
         retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
         idempotency=idempotency,
         durability=defaults.durability if durability is None else durability,
-        traceparent=traceparent,
-        tracestate=tracestate,
+        traceparent=caller.traceparent,
+        tracestate=caller.tracestate,
     )
 
 
 def _queue_timeout_ms(
     defaults: JobDefaults, requested_s: float | None, on_disconnect: OnDisconnect
 ) -> int | None:
-    """Returns the request's; else the default, unless the job goes on without readers."""
+    """Returns the request's; else the default, unless the job continues without readers."""
     if requested_s is None and on_disconnect is not OnDisconnect.CONTINUE:
         requested_s = defaults.queue_timeout_s or None
     return None if requested_s is None else max(1, round(requested_s * 1000))
@@ -96,61 +84,12 @@ def _queue_timeout_ms(
 
 def sibling(first: Job, index: int, **changes: Any) -> Job:
     """Returns job number `index` (from 1) of the same request: the first but for `changes`."""
-    job_id = new_job_id() if first.idempotency is None else sibling_id(first.job_id, index)
+    job_id = new_job_id()
+    if first.idempotency is not None:
+        job_id = load_part("idempotency").sibling_id(first.job_id, index)
     return replace(first, job_id=job_id, idempotency=None, **changes)
 
 
 def now_s() -> int:
     """Returns Unix time in whole seconds: `created` of a response."""
     return int(time.time())
-
-
-async def resolve_job_id(
-    caller: Caller, store: JobStore, key: str, path: str, body: bytes
-) -> Caller:
-    """Returns the caller with the job that `key`, the request's idempotency key, stands for.
-
-    Raises ClientError for a key that is malformed or stands for another request, and
-    TransportError.
-    """
-    if not (0 < len(key) <= MAX_KEY_CHARS and key.isascii() and key.isprintable()):
-        raise ClientError(
-            f"An idempotency key has 1 to {MAX_KEY_CHARS} printable characters.",
-            param="Idempotency-Key",
-        )
-    idempotency = Idempotency(
-        key=_digest(caller.tenant.encode(), key.encode()), body=_digest(path.encode(), body)
-    )
-    kept = await store.kept_key(idempotency.key)
-    if kept is None or not kept.is_binding:
-        job_id = _job_id(idempotency, "" if kept is None else kept.job_id)
-    elif kept.body == idempotency.body:
-        job_id = kept.job_id
-    else:
-        raise idempotency_key_reuse()
-    return caller.with_job(job_id, idempotency)
-
-
-def sibling_id(first_id: str, index: int) -> str:
-    """Returns the id of another job of a request: the same each time the request is sent."""
-    return _named(_digest(first_id.encode(), str(index).encode()))
-
-
-def _job_id(idempotency: Idempotency, previous_id: str) -> str:
-    parts = (idempotency.key, idempotency.body, previous_id)
-    return _named(_digest(*(part.encode() for part in parts)))
-
-
-def _named(digest: str) -> str:
-    """Returns the job id of a digest: a UUID of version 8 (RFC 9562, section 5.8)."""
-    value = int(digest[:32], 16)
-    value = value & ~(0xF << 76) | 0x8 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return f"0-{uuid.UUID(int=value)}"
-
-
-def _digest(*parts: bytes) -> str:
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(len(part).to_bytes(8, "big") + part)
-    return whole.hexdigest()

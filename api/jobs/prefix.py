@@ -41,7 +41,7 @@ class JobPrefix(ResponseModel):
     """How much of a prompt an earlier job had computed, and why it was computed again.
 
     `same_tokens`: that the prompt begins with and the earlier job's prompt and output too;
-    `lost_tokens`: of the earlier job behind them. The texts are those around the first different
+    `lost_tokens`: of the earlier job after them. The texts are those around the first different
     token; null where there is none, or where the earlier output is no longer stored.
     """
 
@@ -181,7 +181,7 @@ def _evicted(record: JobRecord, other: JobRecord) -> str:
 def _changed(other: JobRecord, same: int, cause: Cause) -> str:
     return (
         f"The prompt differs from job {_name(other)} after {same} tokens, {_CHANGED[cause]}. "
-        "All tokens behind that place are computed again."
+        "All tokens after that place are computed again."
     )
 
 

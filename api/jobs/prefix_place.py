@@ -61,7 +61,7 @@ def place_of(
 
 
 def _ids(tokens: bytes, same: int) -> list[int]:
-    """Returns the ids from LOOKED_BACK tokens before a place to SHOWN_AFTER behind it."""
+    """Returns the ids from LOOKED_BACK tokens before a place to SHOWN_AFTER after it."""
     ids = tokens.rstrip(b",").split(b",")
     return [int(token_id) for token_id in ids[max(0, same - LOOKED_BACK) : same + SHOWN_AFTER]]
 

@@ -23,7 +23,8 @@ from shared.messages import (
     PromptSlice,
     Usage,
 )
-from shared.transport.ports.jobs import DeadLetter, JobRecord
+from shared.transport.ports.dead_letters import DeadLetter
+from shared.transport.ports.jobs import JobRecord
 
 DEFAULT_LIMIT = 20
 MAX_EVENTS = 256
@@ -87,7 +88,7 @@ class JobAttempt(ResponseModel):
     attempt: int
     worker: str
     started_at: float
-    completion_tokens: int  # that the job had when it began
+    completion_tokens: int  # that the job had when it started
     outcome: Literal["ended", "died", "handed_over"] | None
 
     @classmethod
@@ -129,7 +130,7 @@ class JobObject(ResponseModel):
     queue_position: int | None
     worker: str | None
     attempt: int
-    attempts: list[JobAttempt]  # the latest 16; none of an older release
+    attempts: list[JobAttempt]  # the latest 16; none from an older release
     durability: Durability
     created_at: float
     started_at: float | None
@@ -142,7 +143,7 @@ class JobObject(ResponseModel):
     finish_reason: str | None
     stop_reason: str | int | None
     error: JobError | None
-    sampling: dict[str, int | float] | None  # what the job has; null: of an older release
+    sampling: dict[str, int | float] | None  # what the job has; null: from an older release
     client_request_id: str | None
     prefix: JobPrefix | None  # null: not requested
     exact_resume: bool | None  # of its model's workers now; null: the model is not known any more

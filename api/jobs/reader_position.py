@@ -1,9 +1,9 @@
-"""ReaderPosition and ResumePoint: where one reader of a stream is, and where it goes on.
+"""ReaderPosition and ResumePoint: the offset of a stream's reader, and where it resumes.
 
-The log and the channel may repeat what a reader has (a worker sends again after a lost reply, a log
-was rolled back and grows anew). Repetitions are trimmed by cursor arithmetic; the kept tail of what
-was delivered is compared with them, so that another history is noticed and never spliced on. Of a
-job with several choices the same goes for whose tokens and text they were.
+The log and the channel may repeat events that a reader has: a worker sends again after a lost
+reply, or a log was rolled back and grows again. Repetitions are trimmed by cursor arithmetic and
+compared with the kept tail of the delivered events, so that another history is noticed and never
+spliced on. With several choices, the choice of each token and text is compared, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AHEAD_CHARS = 31  # of one choice in the text form, at most
 
 
 class Diverged(Exception):
-    """The log differs from what its reader was given."""
+    """The log differs from the events that its reader got."""
 
 
 class ReaderPosition:
@@ -37,7 +37,7 @@ class ReaderPosition:
         self._ended: set[int] = set()  # choices whose end was delivered
 
     def take(self, delta: Delta) -> Delta | None:
-        """Returns what of `delta` is new, and moves the cursor to its end; None: nothing is new.
+        """Returns the new part of `delta`, and moves the cursor to its end; None: nothing is new.
 
         `delta` must not leave a gap (see `is_gap`). Raises Diverged when the overlap
         differs from what was delivered.
@@ -94,7 +94,7 @@ class ReaderPosition:
         return fresh
 
     def _rest_of(self, segments: Sequence[Segment], start: Cursor) -> Iterator[Segment]:
-        """Yields what of a delta's segments lies after the cursor.
+        """Yields the parts of a delta's segments after the cursor.
 
         A choice's end comes with its last token. One that has none is a point: on the cursor it is
         new unless that choice's end was delivered.
@@ -158,7 +158,7 @@ NOTHING = Extent()
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A reader has everything before `cursor`, and of each choice in `ahead` so much behind it.
+    """A reader has everything before `cursor`, and the extent of each choice in `ahead` after it.
 
     With several choices, events are not sent in the order of the log: tokens of one choice may be
     held back while those of another are sent. A cursor alone would repeat or lose some of them.
@@ -191,21 +191,21 @@ class ResumePoint:
 
 
 class AheadTrimmer:
-    """Leaves out of a log what its reader has of it ahead of its cursor."""
+    """Skips the parts of a log that its reader has ahead of its cursor."""
 
     def __init__(self, ahead: Mapping[int, Extent]) -> None:
         self._left = dict(ahead)
 
     @property
     def left(self) -> Mapping[int, Extent]:
-        """Returns a copy of what has not been left out yet, of each choice that has any."""
+        """Returns a copy of the extents that are still to be skipped, by choice."""
         return dict(self._left)
 
     def rest_of(self, part: ChoiceDelta) -> ChoiceDelta | None:
-        """Returns what of `part` the reader lacks; None: nothing. The parts are those behind the
+        """Returns the piece of `part` that the reader lacks; None: nothing. The parts follow the
         cursor, in the log's order.
 
-        Raises Diverged when what the reader has ends within a character.
+        Raises Diverged when the reader's text ends within a character.
         """
         had = self._left.get(part.choice)
         if had is None:
@@ -233,7 +233,7 @@ class AheadTrimmer:
 def resume_hint(job_id: str, resume_point: ResumePoint) -> str:
     """Returns a sentence for a reader whose stream ends before its job does."""
     return (
-        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' goes on "
+        f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' continues "
         "from here."
     )
 

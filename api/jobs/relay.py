@@ -16,22 +16,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from api.generation.logprobs import ScoredPrompt
-from api.jobs.accepted_jobs import PATIENCE_S
+from api.generation.formatter import PromptScores
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.missing_end import MissingEnd
 from shared.messages import Cursor
 from shared.outages import OF_STORE_OUTAGE
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.bus import EventBus, Subscription
-from shared.transport.ports.jobs import JobStore, Restored, Submitted, TransportError
+from shared.transport.ports.jobs import PATIENCE_S, JobStore, Restored, Submitted, TransportError
 
 log = logging.getLogger(__name__)
 
 PAGE_STREAMS = 256  # looked at in one call
-MAX_SILENCES = 5  # a look follows the one before after so many first silences at the latest
-TURNS_PER_SILENCE = 4  # how finely due looks are gathered
-EARLY = 0.2  # up to this part of an interval, so that streams that came together spread
+MAX_SILENCES = 5  # the longest interval between two checks, in units of `silence_s`
+TURNS_PER_SILENCE = 4  # rounds of checks in each `silence_s`
+EARLY = 0.2  # jitter: checks come up to this part of an interval early
 
 
 class EventRelay:
@@ -86,9 +85,9 @@ class EventRelay:
         after: Cursor,
         submit: Callable[[], Awaitable[object]] | None = None,
         resubmit: Callable[[], Awaitable[Restored]] | None = None,
-        prompt: ScoredPrompt | None = None,
+        prompt: PromptScores | None = None,
     ) -> JobStream:
-        """Subscribes, then submits. Raises TransportError, and what `submit` raises.
+        """Subscribes, then submits. Raises TransportError, and the errors of `submit`.
 
         Where `submit` returns ACCEPTED the job is new: a subscription that was confirmed before it
         has missed nothing, and the log is not read. `resubmit` queues the job once more where the
@@ -156,7 +155,7 @@ class QuietStreams:
         watch = _Watch(stream, stream.last_news_s, self._silence_s)
         self._push(watch, stream.last_news_s + self._silence_s)
         if self._task is None or self._task.done():
-            # Of no request, though one happens to be the first.
+            # Empty context: the task outlives the request that starts it.
             context = contextvars.Context()
             self._task = asyncio.create_task(self._run(), name="quiet-streams", context=context)
 
@@ -170,7 +169,7 @@ class QuietStreams:
         heapq.heappush(self._due, (due_s, next(self._order), watch))
 
     async def _run(self) -> None:
-        """Looks at what is due until no stream is left."""
+        """Checks due streams until none is left."""
         while self._due:
             page = self._take_due()
             if not page:
@@ -208,7 +207,7 @@ class QuietStreams:
             return False
         except Exception:
             log.exception("failed to check quiet streams")
-            self._failed(page, "a fault of this process")
+            self._failed(page, "an internal error")
             return False
         self._away_since_s = None
         now = asyncio.get_running_loop().time()

@@ -22,11 +22,10 @@ from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
-from api.http.body_coding import PLAIN, decoder
-from api.http.caller import caller_in, set_caller, set_headers
-from api.http.open_requests import disconnect
+from api.http.caller import caller_in, disconnect, set_caller, set_headers
 from api.http.shares import Charge, Pot, payer
-from api.jobs.new_job import IDEMPOTENCY_HEADER, resolve_job_id
+from api.jobs.new_job import IDEMPOTENCY_HEADER
+from api.on_demand import load_part
 from shared.transport.ports.jobs import JobStore
 
 _JSON = re.compile(r"application/([\w.+!#$&^-]+\+)?json", re.ASCII)
@@ -36,7 +35,7 @@ INLINE_BYTES = 16_384  # larger bodies are parsed in the thread pool
 
 
 class RequestReader:
-    """Reads bodies within `timeout_s`. `refuse_unused`: refuses what would be ignored."""
+    """Reads bodies within `timeout_s`. `refuse_unused`: refuses parameters without effect."""
 
     def __init__(
         self,
@@ -70,7 +69,8 @@ class RequestReader:
         their way, are too many (429, 503).
         """
         _require_json(request)
-        decode = decoder(request.headers.get("content-encoding", PLAIN))
+        coding = request.headers.get("content-encoding")
+        decode = None if coding is None else load_part("body_coding").decoder(coding)
         caller, key = caller_in(request.scope), request.headers.get(IDEMPOTENCY_HEADER)
         # A repeat by its key takes nothing of the queue. While threads are free, the queue decides.
         if caller.job_id is not None and key is None and self._pool.has_waiting:
@@ -89,7 +89,8 @@ class RequestReader:
                 raw = await self._pool.run(decode, raw, self._max_bytes)
                 charge.add(len(raw) - self._max_bytes)
             if key is not None and caller.job_id is not None:
-                named = await resolve_job_id(caller, self._store, key, request.url.path, raw)
+                resolve = load_part("idempotency").resolve_job_id
+                named = await resolve(caller, self._store, key, request.url.path, raw)
                 set_caller(request.scope, named)
             request_bytes.set(len(raw))
             ignored = request_ignored.get()
@@ -141,8 +142,8 @@ def _require_json(request: Request) -> None:
     """Raises ClientError (415) for another media type.
 
     Browsers send text/plain, forms and bodies without a type to any server without a preflight,
-    but JSON only after one. They add `Origin` or `Sec-Fetch-Site`: what has neither is no page,
-    but a program such as curl, whose default is the type of a form.
+    but JSON only after one. They add `Origin` or `Sec-Fetch-Site`: a request without
+    either is from a program such as curl, whose default is the type of a form.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()

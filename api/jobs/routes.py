@@ -38,7 +38,8 @@ from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
-from shared.transport.ports.jobs import DeadLetter, DeadLetters, JobRecord, Requeued
+from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
+from shared.transport.ports.jobs import JobRecord
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.wire import PayloadInvalid
 
@@ -116,7 +117,7 @@ async def _resume_point(
         Query(description="The id of the last event that was read.", json_schema_extra=_CURSOR),
     ] = None,
 ) -> ResumePoint:
-    """Returns where the client goes on. A browser's EventSource sets the header when it comes back,
+    """Returns the offset to resume from. A browser's EventSource sets the header on reconnect,
     but cannot on its first try. Raises ClientError."""
     text = last_event_id or after
     if not text:

@@ -1,7 +1,7 @@
-"""SentEvents: a stream's events in its dialect, and where a reader of what was sent resumes.
+"""SentEvents: encodes a stream's events in its dialect and tracks the offset that was sent.
 
 A stream may be cut while a write waits for a slow client, which never gets it then. So a reader
-resumes behind what was sent, not behind what was encoded or read from the log.
+resumes after the events that were sent, not after those that were encoded or read from the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SentEvents:
         self._formatter = formatter
         self._batched = None if stream_interval is None else BatchedDeltas(stream_interval)
         self._choices = SentChoices()
-        self._counts_by_cursor = False  # choice 0 has begun, and nothing is batched
+        self._counts_by_cursor = False  # choice 0 has started, and nothing is batched
         self._plain_event: PlainEvent | None = None  # of such a stream
         self._has_delta = False
         self._last_encoded: Any = None
@@ -52,7 +52,7 @@ class SentEvents:
 
     @property
     def resume_point(self) -> ResumePoint:
-        """Returns where a reader of what was sent resumes: nothing is missing or repeated."""
+        """Returns the offset from which a reader of the sent events misses and repeats nothing."""
         return self._choices.resume_point
 
     def resume_hint(self, job_id: str) -> str:
@@ -84,7 +84,7 @@ class SentEvents:
                 yield from self._events_of_part(part)
 
     def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
-        """Yields the events of what is held back, then those of the end, which may be as long as
+        """Yields the events of held back text, then those of the end, which may be as long as
         the whole output: a response's repeat it."""
         if self._batched is not None:
             for part in self._batched.rest():
@@ -212,7 +212,7 @@ class SentChoices:
 
     @property
     def resume_point(self) -> ResumePoint:
-        """Returns where a reader of what was sent resumes."""
+        """Returns the offset from which a reader of the sent events resumes."""
         ahead = {
             choice: Extent(
                 sent.num_tokens - passed.num_tokens,
@@ -247,11 +247,11 @@ class SentChoices:
             self._log.append(_Part(segment.choice, upto, Cursor(num_tokens, num_bytes)))
 
     def take(self, choice: int, extent: Extent) -> None:
-        """Adds what the formatter is given of a choice."""
+        """Counts the part of a choice that the formatter gets."""
         self._add(self._taken, choice, extent)
 
     def include(self, choice: int, held_bytes: int = 0) -> None:
-        """Records that an event includes what was taken of `choice`, but for the last bytes."""
+        """Records that an event includes all taken text of `choice`, except the last bytes."""
         taken = self._taken[choice]
         self._included[choice] = taken._replace(num_bytes=taken.num_bytes - held_bytes)
 
@@ -275,7 +275,7 @@ class SentChoices:
             self._ordered_end = self._cursor
 
     def _count_choices(self) -> None:
-        """Begins to count by choice: what events include and was not sent is choice 0's."""
+        """Starts to count by choice: included events that were not sent belong to choice 0."""
         if self._ordered_end is None:
             return
         begin, end = self._cursor, self._ordered_end

@@ -1,4 +1,4 @@
-"""JobService: what a route needs to submit a job and to relay its events.
+"""JobService: submits the jobs of routes and relays their events.
 
 SUBMITS_JOB: a route subscribes to the events of its job while it prepares it. The server mostly has
 confirmed the subscription by the time of the submit, which waits for that.
@@ -10,9 +10,10 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends
+from prometheus_client import Counter, Histogram
 from starlette.requests import Request
 
 from api.dependencies import provided
@@ -23,9 +24,22 @@ from api.http.time_slices import TimeSlices
 from api.jobs.admission import Admission
 from api.jobs.disconnects import DisconnectTracker
 from api.jobs.relay import EventRelay
-from api.metrics import Metrics
 from shared.messages import ErrorCode
 from shared.transport.ports.jobs import JobStore
+
+
+class JobMetrics(Protocol):
+    """What jobs and their responses count: a part of `api.metrics.Metrics`."""
+
+    requests: Counter
+    ttft_s: Histogram
+    inter_token_s: Histogram
+    e2e_s: Histogram
+    prompt_tokens: Counter
+    generation_tokens: Counter
+    disconnects: Counter
+    batch_rows: Counter
+    cancels_by_request: int
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class JobService:
     disconnects: DisconnectTracker
     open_requests: OpenRequests
     slices: TimeSlices
-    metrics: Metrics
+    metrics: JobMetrics
     keepalive_s: float
     answers: Pot
     _reader_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))

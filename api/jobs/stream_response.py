@@ -2,7 +2,7 @@
 
     enter -> open the source -> run the body while the client is there -> close the source
 
-The source (api/jobs/sources.py) yields a job's events and settles what becomes of the job. The body
+The source (api/jobs/sources.py) yields a job's events and decides what becomes of the job. The body
 turns events into bytes: server-sent events, or one JSON object.
 """
 
@@ -18,9 +18,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
-from api.generation.formatter import Formatter, Timing
-from api.generation.logprobs import ScoredPrompt
-from api.generation.sampling import SHORT_BYTES, delta_bytes
+from api.generation.formatter import Formatter, PromptScores, Timing
+from api.generation.response_size import SHORT_BYTES, delta_bytes
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.open_requests import Ending
 from api.http.shares import Charge
@@ -45,7 +44,7 @@ class StreamResponse(Response):
     """Runs a body over a source's events while the client is connected.
 
     Until the source is open, errors are raised and become ordinary error responses. After that a
-    stream ends with an error event, and a JSON body that has not begun with an error status.
+    stream ends with an error event, and a JSON body that has not started with an error status.
     """
 
     def __init__(self, jobs: JobService, source: EventSource, body: Body) -> None:
@@ -63,7 +62,7 @@ class StreamResponse(Response):
                 ending = await request.run(receive, lambda: self._run(stream, scope, send))
                 if ending is Ending.CUT:
                     await self._cut(scope, send)
-            except ApiError as error:  # of a body that goes on behind its request, or a revoked key
+            except ApiError as error:  # the request's key was revoked, or its body continues
                 ending = Ending.LEFT
                 await self._body.fail(error, scope, send)
             except asyncio.CancelledError:  # the server's own deadline for open connections
@@ -84,7 +83,7 @@ class StreamResponse(Response):
                 "a stream was interrupted: Redis was unavailable for too long",
                 extra={"job_id": self._source.job_id},
             )
-            message = f"The job store went away. {self._resume_hint()}"
+            message = f"The job store is unavailable. {self._resume_hint()}"
             await self._body.fail(unavailable(message), scope, send)
         except ApiError as error:
             await self._body.fail(error, scope, send)
@@ -97,7 +96,7 @@ class StreamResponse(Response):
     async def _cut(self, scope: Scope, send: Send) -> None:
         """Sends the last event of a response that this frontend's shutdown ends."""
         with anyio.move_on_after(CLOSE_GRACE_S):
-            message = f"This frontend is going down. {self._resume_hint()}"
+            message = f"This frontend is shutting down. {self._resume_hint()}"
             await self._body.fail(going_down(message), scope, send)
 
     def _resume_hint(self) -> str:
@@ -120,7 +119,7 @@ class EventEncoder(Protocol):
         ...
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
-        """Yields the events that a delta completes; so many further events wait to be read."""
+        """Yields the events that a delta completes. `num_waiting`: unread events after it."""
         ...
 
     def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
@@ -136,14 +135,14 @@ class EventEncoder(Protocol):
         ...
 
     def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence that names where a reader of what was sent goes on."""
+        """Returns a sentence that names where a reader of what was sent continues."""
         ...
 
 
 class EventStreamBody:
     """Sends a source's events as server-sent events."""
 
-    is_resumable = True  # a client that is cut off can go on elsewhere
+    is_resumable = True  # a client that is cut off can continue elsewhere
 
     def __init__(
         self,
@@ -162,7 +161,7 @@ class EventStreamBody:
         self._writer = EventWriter(framing.keepalive, framing.behind_keepalive)
 
     def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence that names where the client goes on."""
+        """Returns a sentence that names where the client continues."""
         return self._encoder.resume_hint(job_id)
 
     async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
@@ -200,7 +199,7 @@ class EventStreamBody:
             async with asyncio.timeout(CACHED_TOKENS_WAIT_S):  # tokens have come and wait for it
                 record = await self._jobs.store.get(job_id)
         except (TransportError, TimeoutError) as error:
-            # The stream goes on: its tokens may come without the store, and its end counts again.
+            # The stream continues: its tokens may arrive without Redis, and its end has the count.
             extra = {"job_id": job_id, "reason": str(error), **OF_STORE_OUTAGE}
             log.warning("cached tokens are unknown: the stream begins with 0", extra=extra)
             return 0
@@ -325,7 +324,7 @@ class JsonBody:
             await send_json(sending, payload, self._slices)
 
     async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
-        """Sends an error response, unless the object has begun."""
+        """Sends an error response, unless the object has started."""
         if not self._has_begun:
             self._has_begun = True
             await send_short(send, error_response(error, scope))
@@ -346,7 +345,7 @@ def generation_response(
     *,
     streamed: bool,
     stream_interval: int | None = None,
-    prompts: Sequence[ScoredPrompt | None] = (),
+    prompts: Sequence[PromptScores | None] = (),
 ) -> StreamResponse:
     """Returns the response that submits a request's jobs and follows them to their end.
 

@@ -9,10 +9,10 @@ from typing import Any
 from api.errors import ApiError, job_failed
 from api.generation.formatter import usage_payload
 from api.http import sse
+from api.jobs.attached_job import AttachedJob
 from api.jobs.delta_parts import split_by_segment, split_long
 from api.jobs.reader_position import AheadTrimmer, Diverged, ResumePoint, resume_hint
 from api.jobs.service import JobService
-from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse
 from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import Cursor, Delta, ErrorCode, Failed, Finished
@@ -32,7 +32,7 @@ class TailEvents:
     """An event per segment of the log, and the end.
 
     They depend on the log alone, and on what the reader has ahead of its cursor. An event's id is
-    the resume point behind it; the end has the id of the log's last entry. An error that is not the
+    the resume point after it; the end has the id of the log's last entry. An error that is not the
     job's own end (an outage, this frontend's shutdown) has none, so that a reader that reconnects
     resumes where it was.
     """
@@ -45,7 +45,7 @@ class TailEvents:
         self._after = after
         self._has_several = has_several_choices
         self._ahead = AheadTrimmer(after.ahead)
-        self._encoded = self._sent = after  # behind the last event that was encoded, and sent
+        self._encoded = self._sent = after  # after the last event that was encoded, and sent
         self._token_ids: list[int] = []  # without text so far
 
     def opening(self) -> Iterator[bytes]:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 
-from api.output_parsers.events import (
+from api.output_parsers.events import OutputEvent, Reasoning, Span, Text
+from api.output_parsers.reading import (
     MAX_SPACE_CHARS,
-    OutputEvent,
+    NotACall,
     Reading,
-    Reasoning,
     Source,
-    Span,
-    Text,
     first_of,
     marker_at,
     may_become,
     num_spaces,
     space_dropped,
+    take_if_next,
+    text_and_sections,
     text_before,
 )
-from api.output_parsers.reading import NotACall, take_if_next
-from api.output_parsers.sections import text_and_sections
-from api.output_parsers.tool_calls import CallableTools, read_call
-from shared.text.tool_formats import ANSWER_MARKERS, REASONING_MARKERS, ReasoningFormat
+from api.output_parsers.tool_calls import CallableTools, Family, read_call
+from shared.text.tool_formats import (
+    ANSWER_MARKERS,
+    REASONING_MARKERS,
+    ReasoningFormat,
+    ToolFormat,
+)
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"  # where a tokenizer does not have it as a special token
@@ -84,7 +87,7 @@ def _python_tag(source: Source) -> Iterator[None]:
 
 
 def _before_object(source: Source, separator: str) -> Generator[None, None, int | None]:
-    """Returns the index of a brace behind white space and at most one separator, or None."""
+    """Returns the index of a brace after white space and at most one separator, or None."""
     index, separators = 0, separator
     while index <= MAX_SPACE_CHARS:
         if index == len(source.text):
@@ -113,7 +116,7 @@ def reasoning_first(
     """Parses reasoning at the start of the text, up to a closing marker or the end of the text.
 
     `is_open`: the prompt has opened it. Otherwise only text that begins with an opening marker has
-    any. `ends`: markers of what may also end it, which they are not part of. Takes a marker that
+    any. `ends`: markers that also end it and are not part of it. Takes a marker that
     begins the answer; then the source knows the one that ends it.
     """
     opening, closing = REASONING_MARKERS[reasoning_format]
@@ -141,3 +144,10 @@ def reasoning_first(
         if (yield from take_if_next(source, answer_begin, Span.SPACE)):
             source.answer_end = answer_end
             yield from space_dropped(source)
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {
+    ToolFormat.HERMES: Family(hermes_calls),
+    ToolFormat.LLAMA3_JSON: Family(llama3_json_calls),
+    ToolFormat.TEXT: Family(lambda source, tools: plain_text(source)),
+}

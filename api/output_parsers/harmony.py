@@ -7,18 +7,14 @@ a call has a recipient in its header, `to=functions.name`, and ends with `<|call
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-from api.output_parsers.events import (
+from api.output_parsers.events import OutputEvent, Reasoning, Span, Text, ToolArguments
+from api.output_parsers.reading import (
     MAX_SPACE_CHARS,
-    OutputEvent,
     Reading,
-    Reasoning,
     Source,
-    Span,
-    Text,
-    ToolArguments,
     first_of,
     marker_at,
     may_become,
@@ -26,7 +22,8 @@ from api.output_parsers.events import (
     space_dropped,
     text_before,
 )
-from api.output_parsers.tool_calls import CallableTools, stream_arguments
+from api.output_parsers.tool_calls import CallableTools, Family, stream_arguments
+from shared.text.tool_formats import ToolFormat
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -45,7 +42,7 @@ _RECIPIENT = re.compile(r"(?:^|[\s>\w])to=([^\s<]+)")
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """A message's header: its length, and what is in it."""
+    """A message's header: its length and its members."""
 
     num_chars: int
     channel: str
@@ -86,7 +83,7 @@ def harmony(source: Source, tools: CallableTools, *, is_open: bool = False) -> R
 
 
 class _Shown:
-    """Whether there is reasoning or text already: a further message begins on a line of its own."""
+    """Whether reasoning or text was shown: a further message then starts on a new line."""
 
     def __init__(self) -> None:
         self._kinds: set[type[Text] | type[Reasoning]] = set()
@@ -130,7 +127,7 @@ def _call(
 
 
 def _without_header(source: Source, shown: _Shown) -> Generator[OutputEvent | None, None, None]:
-    """Yields text up to what may be a header. At least one character: what is there is none."""
+    """Yields at least one character of text, up to a possible header."""
     space = num_spaces(source.text)
     begin = marker_at(source.text, space, _MARKERS) if space <= MAX_SPACE_CHARS else None
     yield from shown.next(Text)
@@ -140,7 +137,7 @@ def _without_header(source: Source, shown: _Shown) -> Generator[OutputEvent | No
 
 
 def _header(source: Source) -> Generator[None, None, _Header | None]:
-    """Returns the header at the front; None where there is none."""
+    """Returns the header at the front, or None."""
     while True:
         space = num_spaces(source.text)
         if space > MAX_SPACE_CHARS or not may_become(source.text, space, _OPENINGS):
@@ -194,3 +191,6 @@ def _is_next(source: Source, markers: tuple[str, ...]) -> Generator[None, None, 
         if source.has_ended or not may_grow:
             return may_grow and bool(source.text)
         yield None
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {ToolFormat.OPENAI: Family(harmony)}

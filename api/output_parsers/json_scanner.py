@@ -25,7 +25,7 @@ class _Expects(Enum):
 
 
 class JsonScanner:
-    """One value, from its first character. Accepts what JSON is, and raw line breaks in strings,
+    """One value, from its first character. Accepts JSON, and raw line breaks in strings,
     which models write and which do not move a string's end."""
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class JsonScanner:
         self._atom = ""  # of an open number or word
 
     def scan(self, text: str, start: int = 0) -> int:
-        """Goes on at `text[start]`, which follows what was scanned before.
+        """Continues at `text[start]`, which follows the scanned text.
 
-        Returns the index behind what belongs to the value: `len(text)` while it is open, else the
+        Returns the index after the value: `len(text)` while it is open, else the
         first character that is not part of it, or that breaks it.
         """
         index = start

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from api.output_parsers.events import num_held
+from api.output_parsers.reading import num_held
 
 MAX_DEPTH = 128  # of values within values
 MAX_BARE_CHARS = 4096  # of a number, a word or a key without quotes
@@ -68,7 +68,7 @@ class LiteralConverter:
     def convert(self, text: str, *, has_ended: bool) -> tuple[int, str]:
         """Returns how many characters of the text in front were read, and the JSON they become.
 
-        What is left may be the beginning of something, or is behind the value.
+        The rest may be the start of something, or follows the value.
         """
         index = 0
         while index < len(text) and not (self.is_done or self.is_broken):
@@ -152,7 +152,7 @@ class LiteralConverter:
         word = text[index:end].strip()
         converted = _bare_json(word)
         if end == len(text) and not (has_ended and not is_key and converted is not None):
-            return index  # what breaks off may be the beginning of anything
+            return index  # an open word may become anything
         if is_key or converted is None:
             if not self._syntax.bare_texts or not word:
                 return self._broken(index)
@@ -236,6 +236,6 @@ def _bare_json(word: str) -> str | None:
 
 
 def _character(code: int) -> str:
-    """Returns a character as JSON has it in a text; U+FFFD for a number that is none."""
+    """Returns a character escaped for JSON; U+FFFD for an invalid code point."""
     is_one = code < 0x110000 and not 0xD800 <= code < 0xE000
     return json.dumps(chr(code) if is_one else "\ufffd", ensure_ascii=False)[1:-1]

@@ -1,32 +1,31 @@
-"""Formats of calls that write the tool's name, and its arguments as JSON behind it.
+"""Formats of calls that write the tool's name, and its arguments as JSON after it.
 
-Mistral's, DeepSeek's and Kimi's. A call stands in a section of its own, or is opened by the marker
-of the section itself.
+Mistral's, DeepSeek's and Kimi's. A call stands in its section, or follows the section's marker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from api.output_parsers.events import (
-    OutputEvent,
-    Reading,
-    Source,
-    Span,
-)
+from api.output_parsers.events import OutputEvent, Span
 from api.output_parsers.json_lists import read_list
 from api.output_parsers.reading import (
     NotACall,
+    Reading,
+    Source,
+    calls_up_to,
     expect,
     literal_at,
     optional_at,
     space_at,
     take_if_next,
+    text_and_sections,
     word_at,
 )
-from api.output_parsers.sections import calls_up_to, text_and_sections
-from api.output_parsers.tool_calls import CallableTools, stream_arguments
+from api.output_parsers.tool_calls import CallableTools, Family, stream_arguments
+from shared.text.tool_formats import ToolFormat
 
 MISTRAL_OPEN, MISTRAL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 DEEPSEEK_OPEN, DEEPSEEK_CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -44,7 +43,7 @@ _ReadHead = Callable[[Source, int], Generator[None, None, _Head]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What a format puts around calls. `tail`: what may follow the arguments, in this order."""
+    """The markers around calls. `tail`: markers that may follow the arguments, in this order."""
 
     opening: str
     closing: str
@@ -54,7 +53,7 @@ class Section:
 
 
 def mistral_calls(source: Source, tools: CallableTools) -> Reading:
-    """Parses text and calls: behind each marker one list of objects, or one name with arguments."""
+    """Parses text and calls: after each marker one list of objects, or one name with arguments."""
 
     def read(start: int) -> Generator[OutputEvent | None, None, None]:
         begin = yield from space_at(source, start)
@@ -143,3 +142,15 @@ DEEPSEEK = Section(
 )
 # The id of a call has the tool's name in it.
 KIMI_K2 = Section(KIMI_OPEN, KIMI_CLOSE, KIMI_CALL, _kimi_head, (KIMI_CALL_CLOSE,))
+
+
+def _sections(section: Section) -> Family:
+    return Family(partial(section_calls, section=section), (section.opening, section.call_tag))
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {
+    ToolFormat.MISTRAL: Family(mistral_calls, (MISTRAL_OPEN,)),
+    ToolFormat.DEEPSEEK_V3: _sections(DEEPSEEK),
+    ToolFormat.DEEPSEEK_V31: _sections(DEEPSEEK),
+    ToolFormat.KIMI_K2: _sections(KIMI_K2),
+}

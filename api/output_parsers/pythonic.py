@@ -8,32 +8,31 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from functools import partial
 
-from api.output_parsers.events import (
-    OutputEvent,
-    Reading,
-    Source,
-    Span,
-    ToolArguments,
-    space_dropped,
-    text_before,
-)
+from api.output_parsers.events import OutputEvent, Span, ToolArguments
 from api.output_parsers.formats import plain_text
 from api.output_parsers.literals import PYTHON, LiteralConverter, Syntax
+from api.output_parsers.parser import Types
 from api.output_parsers.reading import (
     NotACall,
+    Reading,
+    Source,
     char_at,
     expect,
     literal_at,
     optional_at,
     space_at,
+    space_dropped,
     take_if_next,
+    text_and_sections,
+    text_before,
     word_at,
 )
-from api.output_parsers.sections import text_and_sections
-from api.output_parsers.tool_calls import CallableTools
-from api.output_parsers.typed_values import Types, json_of
+from api.output_parsers.tool_calls import CallableTools, Family
+from api.output_parsers.typed_values import json_of
+from shared.text.tool_formats import ToolFormat
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 _TAGS = (PYTHON_START, "<|python_tag|>", "```tool_code", "```python")
@@ -166,7 +165,7 @@ def _value(
 
 
 def _as_it_is(source: Source, call_index: int) -> Generator[OutputEvent | None, None, None]:
-    """Passes on all text that follows, as what was written of the arguments; but nothing of a text
+    """Passes on all text that follows as arguments; but nothing of a text
     that breaks off here."""
     if source.has_ended:
         source.take(len(source.text), Span.CALL)
@@ -201,3 +200,19 @@ def gemma_calls(
         yield from take_if_next(source, closing, Span.CALL)
 
     return text_and_sections(source, (opening,), read)
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {
+    ToolFormat.PYTHONIC: Family(pythonic_calls),
+    ToolFormat.FUNCTIONGEMMA: Family(
+        partial(
+            gemma_calls,
+            opening=FUNCTIONGEMMA_OPEN,
+            closing=FUNCTIONGEMMA_CLOSE,
+            syntax=FUNCTIONGEMMA,
+        )
+    ),
+    ToolFormat.GEMMA4: Family(
+        partial(gemma_calls, opening=GEMMA4_OPEN, closing=GEMMA4_CLOSE, syntax=GEMMA4)
+    ),
+}

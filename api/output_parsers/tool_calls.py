@@ -10,18 +10,22 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
 
 from api.ids import with_short_id
-from api.output_parsers.events import OutputEvent, Source, Span, ToolArguments, ToolCall, num_held
+from api.output_parsers.events import OutputEvent, Span, ToolArguments, ToolCall
 from api.output_parsers.json_scanner import JsonScanner
+from api.output_parsers.parser import Types
 from api.output_parsers.reading import (
     NotACall,
+    Reading,
+    Source,
     char_at,
     comma_or_end,
     expect,
+    num_held,
     space_at,
     string_at,
     value_at,
 )
-from api.output_parsers.typed_values import Types, sendable
+from api.output_parsers.typed_values import sendable
 
 NAMES = ("name", "tool_name")  # others', and Cohere's; all formats accept each
 ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats accept each
@@ -30,7 +34,7 @@ ARGUMENTS = ("arguments", "parameters")  # Hermes' and Llama's key; both formats
 @dataclass(slots=True)
 class CallableTools:
     """The tools that a choice may call; numbers the calls. `types`: of their parameters, by name,
-    where a format does not write what a value is."""
+    where a format does not write the type of a value."""
 
     names: Collection[str]
     new_call_id: Callable[[int], str]
@@ -49,10 +53,22 @@ class CallableTools:
         return ToolCall(index, with_short_id(self.new_call_id(index), written_id), name)
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the calls of a format are parsed.
+
+    `ends_of_reasoning`: markers of calls that models also write before they have closed their
+    reasoning. Each is or contains a special token, which reasoning about a call does not contain.
+    """
+
+    read: Callable[[Source, CallableTools], Reading]
+    ends_of_reasoning: tuple[str, ...] = ()
+
+
 def read_call(
     source: Source, start: int, tools: CallableTools, closing: str | None
 ) -> Generator[OutputEvent | None, None, None]:
-    """Parses the object that begins at `source.text[start]`, or behind white space there.
+    """Parses the object that begins at `source.text[start]`, or after white space there.
 
     Raises NotACall and takes nothing until the name is known and the arguments begin. From then on
     arguments are passed on while they arrive; arguments that stop being JSON are passed on as they
@@ -98,7 +114,7 @@ def read_call(
 def stream_arguments(
     source: Source, call_index: int, closing: str | None
 ) -> Generator[OutputEvent | None, None, None]:
-    """Passes on the JSON object at the front, or what begins as one, up to `closing`."""
+    """Passes on the JSON object at the front, whole or broken off, up to `closing`."""
     scanner = JsonScanner()
     while True:
         end = scanner.scan(source.text)

@@ -8,8 +8,7 @@ from typing import Any
 
 from api.output_parsers.json_scanner import JsonScanner
 from api.output_parsers.literals import PYTHON, LiteralConverter
-
-Types = tuple[str, ...]  # JSON schema's names of types; (): any
+from api.output_parsers.parser import Types
 
 TEXT_ONLY: Types = ("string",)
 NO_TEXT: Types = ("array", "boolean", "integer", "null", "number", "object")
@@ -34,7 +33,7 @@ def json_of(text: str, types: Types) -> str:
 
 
 def begun_json(text: str, types: Types) -> str:
-    """Returns what there is of a value that breaks off, as the beginning of its JSON."""
+    """Returns the JSON of a value that breaks off, broken off too."""
     converted = json_of(text, types)
     if not converted.startswith('"'):
         return converted

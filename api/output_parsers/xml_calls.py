@@ -8,35 +8,34 @@ an attribute marks those that are texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from api.output_parsers.events import (
-    OutputEvent,
-    Reading,
-    Source,
-    Span,
-    ToolArguments,
-    num_held,
-)
+from api.output_parsers.events import OutputEvent, Span, ToolArguments
+from api.output_parsers.parser import Types
 from api.output_parsers.reading import (
     NotACall,
+    Reading,
+    Source,
+    calls_up_to,
     literal_at,
+    num_held,
     optional_at,
     space_at,
     take_if_next,
+    text_and_sections,
     until_at,
     word_at,
 )
-from api.output_parsers.sections import calls_up_to, text_and_sections
-from api.output_parsers.tool_calls import CallableTools
-from api.output_parsers.typed_values import NO_TEXT, TEXT_ONLY, Types, begun_json, json_of
-from shared.text.tool_formats import DSML
+from api.output_parsers.tool_calls import CallableTools, Family
+from api.output_parsers.typed_values import NO_TEXT, TEXT_ONLY, begun_json, json_of
+from shared.text.tool_formats import DSML, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """The tags of a format. `name`, `key` and `value` are what stands before and behind one.
+    """The tags of a format. `name`, `key` and `value`: the texts before and after one.
 
     `section_close` ends a section of several calls, "" where each call has the opening.
     `is_framed`: a value is on lines of its own. `has_string_attribute`: the tag of a key has
@@ -219,7 +218,7 @@ def _line_break(source: Source) -> Generator[None, None, None]:
 def _value(
     source: Source, call_index: int, markup: Markup, types: Types
 ) -> Generator[OutputEvent | None, None, None]:
-    """Passes a value on when it is whole: what it is depends on all of it."""
+    """Passes a value on when it is whole: its type depends on all of it."""
     closing, gathered = markup.value[1], list[str]()
     while True:
         at = source.text.find(closing)
@@ -236,3 +235,22 @@ def _value(
             return
         gathered.append(source.put_aside(len(source.text) - num_held(source.text, closing)))
         yield None
+
+
+def _tagged(markup: Markup) -> Family:
+    return Family(partial(tagged_calls, markup=markup))
+
+
+def _dsml_tagged(markup: Markup) -> Family:
+    return Family(partial(tagged_calls, markup=markup), (markup.opening, markup.name[0]))
+
+
+FAMILIES: Mapping[ToolFormat, Family] = {
+    ToolFormat.DEEPSEEK_V32: _dsml_tagged(DEEPSEEK_V32),
+    ToolFormat.DEEPSEEK_V4: _dsml_tagged(DEEPSEEK_V4),
+    ToolFormat.DEEPSEEK_V41: _dsml_tagged(DEEPSEEK_V41),
+    ToolFormat.GLM45: _tagged(GLM),
+    ToolFormat.QWEN3_CODER: _tagged(QWEN3_CODER),
+    ToolFormat.SEED_OSS: _tagged(SEED_OSS),
+    ToolFormat.MINIMAX_M2: _tagged(MINIMAX_M2),
+}

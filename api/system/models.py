@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.dialects.messages.protocol import MessagesError
-from api.generation.conversation import chat_text
 from api.generation.messages import template_messages
 from api.generation.models import GenerationDep, ServedModel
-from api.generation.prompt import chat_token_ids, checked_token_ids, prompt_token_ids
+from api.generation.prompt import chat_text, chat_token_ids
+from api.generation.text_prompts import checked_token_ids, prompt_token_ids
 from api.http.caller import speaks_anthropic
 from api.http.json_response import OVERLOADED_STATUS, LongJsonResponse, json_response
 from api.http.openapi import ANY, BODY, NAMED, Error, errors

@@ -91,7 +91,7 @@ def _findings() -> Iterator[Finding]:
 def _settings() -> tuple[Any, Any, list[Finding]]:
     """Returns the launcher's and the worker's settings, None where they are bad, and findings."""
     from penstock.doctor.finding import fine, warning, wrong
-    from penstock.launcher.settings import LauncherSettings
+    from penstock.launcher.settings import LauncherSettings, setting_names
     from shared.environment import name_warnings
     from shared.settings import SettingsError, load_settings
     from worker.settings import WorkerSettings
@@ -114,7 +114,8 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
         from api.settings import ApiSettings
 
         load(ApiSettings, **given)
-    bad += [warning("settings", sentence) for sentence in name_warnings(os.environ)]
+        unknown = name_warnings(os.environ, setting_names())
+        bad += [warning("settings", sentence) for sentence in unknown]
     if not bad:
         bad.append(fine("settings", "All of them can be used."))
     return launcher, worker, bad

@@ -21,7 +21,7 @@ from penstock.launcher.processes import (
 )
 from penstock.launcher.ready_line import ReadyLine
 from penstock.launcher.redis_server import PrivateServer, ServerError, find_server_binary
-from penstock.launcher.settings import LauncherSettings
+from penstock.launcher.settings import LauncherSettings, setting_names
 from penstock.launcher.vllm_environment import (
     NotMade,
     build_for,
@@ -29,7 +29,7 @@ from penstock.launcher.vllm_environment import (
 )
 from penstock.launcher.worker_specs import WorkerSpec, worker_specs
 from shared.cuda_devices import device_type, has_nvidia_driver
-from shared.environment import adopt_prefix, given_name, variable_of
+from shared.environment import name_warnings, value_of, variable_of
 from shared.printable import printable
 from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
@@ -42,7 +42,7 @@ KILL_AFTER_S = 5.0  # beyond stop_timeout_s: time for a clean exit after the las
 def main(early_signals: EarlySignals) -> int:
     """Runs until a signal; returns the exit code: 0 after Ctrl-C or SIGTERM, 2 for bad settings, 1
     when a child cannot be kept running."""
-    for sentence in adopt_prefix(os.environ):
+    for sentence in name_warnings(os.environ, setting_names()):
         say(sentence)
     try:
         settings = load_settings(LauncherSettings)
@@ -90,9 +90,9 @@ def _launch(
 
 def _with_interpreter(spec: WorkerSpec, early_signals: EarlySignals) -> WorkerSpec:
     """Returns it with the interpreter of its engine; makes vLLM's environment. Raises NotMade."""
-    if spec.engine != "vllm" or spec.variable("ENGINE_PYTHON"):
+    if spec.engine != "vllm" or spec.setting("ENGINE_PYTHON"):
         return spec
-    device = spec.variable("DEVICE")
+    device = spec.setting("DEVICE")
     if device_type(device) == "cuda" and not has_nvidia_driver():
         raise NotMade(
             f"{spec.label}: PENSTOCK_DEVICE={device}, and this machine has no NVIDIA driver."
@@ -155,7 +155,7 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
     return {
         variable_of(name): value
         for name, value in defaults.items()
-        if given_name(name, os.environ) is None
+        if not value_of(name, os.environ)
     }
 
 

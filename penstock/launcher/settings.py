@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,17 @@ from pydantic import Field
 
 from shared.keys import NAMESPACE
 from shared.settings import EnvironmentSettings
+
+
+@cache
+def setting_names() -> frozenset[str]:
+    """Returns the names of all settings: of the launcher, of frontends and of workers."""
+    # Imported here: few processes need the names of others' settings.
+    from api.settings import ApiSettings
+    from worker.settings import WorkerSettings
+
+    classes = (LauncherSettings, ApiSettings, WorkerSettings)
+    return frozenset(name for settings in classes for name in settings.model_fields)
 
 
 class LauncherSettings(EnvironmentSettings):

@@ -29,8 +29,8 @@ Say = Callable[[str], None]
 
 
 def wanted_device(environ: Mapping[str, str]) -> str:
-    """Returns the setting PENSTOCK_DEVICE, under its earlier name too, as it is; else auto."""
-    return environ.get("PENSTOCK_DEVICE") or environ.get("DEVICE") or "auto"
+    """Returns the value of PENSTOCK_DEVICE; auto if it is not set."""
+    return environ.get("PENSTOCK_DEVICE") or "auto"
 
 
 def index_words(

@@ -36,7 +36,6 @@ from shared.cuda_devices import (
     visible_devices,
 )
 from shared.environment import PREFIX, value_of, variable_of
-from shared.setting_names import SETTING_NAMES
 from shared.settings import SettingsError, SharedSettings, load_settings
 
 MAX_WORKERS = 64
@@ -57,10 +56,11 @@ class WorkerSpec:
     own: Mapping[str, str] = field(default_factory=dict)  # variables beside the launcher's own
 
     def variable(self, name: str) -> str:
-        """Returns a setting, or another variable of the worker's environment; "" where it has
-        none."""
-        if name not in SETTING_NAMES:
-            return self.own.get(name, os.environ.get(name, ""))
+        """Returns a variable of the worker's environment; "" if it is not set."""
+        return self.own.get(name, os.environ.get(name, ""))
+
+    def setting(self, name: str) -> str:
+        """Returns the value of a setting in the worker's environment; "" if it is not set."""
         return self.own.get(variable_of(name), value_of(name, os.environ))
 
     def with_settings(self, values: Mapping[str, str]) -> WorkerSpec:
@@ -71,13 +71,13 @@ class WorkerSpec:
     def with_defaults(self, values: Mapping[str, str]) -> WorkerSpec:
         """Returns it with the `values` of settings that it has not."""
         return self.with_settings(
-            {name: value for name, value in values.items() if not self.variable(name)}
+            {name: value for name, value in values.items() if not self.setting(name)}
         )
 
     @property
     def engine(self) -> str:
         """Returns the worker's ENGINE."""
-        return self.variable("ENGINE") or "penstock"
+        return self.setting("ENGINE") or "penstock"
 
 
 def worker_specs(settings: LauncherSettings) -> list[WorkerSpec]:
@@ -102,7 +102,7 @@ def _with_own_ports(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     taken: Counter[str] = Counter()
     found = []
     for spec in specs:
-        port = spec.variable("METRICS_PORT")
+        port = spec.setting("METRICS_PORT")
         if port.isdecimal():
             spec = spec.with_settings({"METRICS_PORT": str(int(port) + taken[port])})
             taken[port] += 1
@@ -118,7 +118,7 @@ def _sharing_cores(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     if len(specs) == 1:
         return list(specs)
     given = [
-        spec.variable("NUM_THREADS") or spec.variable("OMP_NUM_THREADS").split(",")[0]
+        spec.setting("NUM_THREADS") or spec.variable("OMP_NUM_THREADS").split(",")[0]
         for spec in specs
     ]
     num_open = given.count("")
@@ -149,7 +149,7 @@ def _with_own_devices(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     found = []
     for spec, devices in zip(specs, given, strict=True):
         if devices == _ALL:
-            ranks = spec.variable("TENSOR_PARALLEL_SIZE")
+            ranks = spec.setting("TENSOR_PARALLEL_SIZE")
             num_ranks = int(ranks) if ranks.isdecimal() else 1
             own, left = left[:num_ranks], left[num_ranks:]
             if len(own) < num_ranks:
@@ -177,7 +177,7 @@ def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     sharing = [sum(_overlap(one, other) for other in all_devices) for one in all_devices]
     return [
         spec
-        if num_sharing == 1 or any(spec.variable(name) for name in _SIZES_KV_CACHE)
+        if num_sharing == 1 or any(spec.setting(name) for name in _SIZES_KV_CACHE)
         else spec.with_defaults({"MEMORY_SHARE": f"{1 / num_sharing:.4g}"})
         for spec, num_sharing in zip(specs, sharing, strict=True)
     ]
@@ -186,10 +186,10 @@ def _sharing_memory(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
 def _devices(spec: WorkerSpec) -> frozenset[str]:
     """Returns what the worker takes: {"cpu"}, the names of the CUDA devices that it alone is to
     see, or {"all"} where any will do. Raises SettingsError for a number without a device."""
-    device = spec.variable("DEVICE") or "auto"
+    device = spec.setting("DEVICE") or "auto"
     own = visible_devices(spec.own)
     visible = visible_devices(os.environ) if own is None else own
-    if device == "cpu" or spec.variable("RUNNER") == "echo":
+    if device == "cpu" or spec.setting("RUNNER") == "echo":
         return frozenset({"cpu"})
     if device_type(device) == "auto" and (visible == [] or not has_nvidia_driver()):
         return frozenset({"cpu"})
@@ -307,8 +307,8 @@ def _further(where: str, env: object, known: Sequence[str]) -> dict[str, str]:
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise SettingsError(f"{where}: env must be a table of strings.")
     for name, value in env.items():
-        # As the worker reads its environment.
-        setting = name.lower().removeprefix(PREFIX.lower())
+        is_ours = name.upper().startswith(PREFIX)
+        setting = name.lower().removeprefix(PREFIX.lower()) if is_ours else ""
         if not name or "=" in name or "\0" in name:
             raise SettingsError(f"{where}: env: {name!r} is no name of a variable.")
         if "\0" in value:

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from shared.keys import Keys
 from shared.messages import Job
 from shared.transport.failures import translated
-from shared.transport.ports.jobs import DeadLetter, Requeued
+from shared.transport.ports.dead_letters import DeadLetter, Requeued
 from shared.transport.scripts import Scripts
 from shared.transport.wire import decode_job
 

@@ -84,3 +84,27 @@ def test_every_module_imports_without_side_effects_on_the_file_system(tmp_path: 
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == ""
+
+
+def test_a_frontend_imports_every_part_on_demand_before_it_serves() -> None:
+    """The first request that needs a part does not hold the event loop for its import."""
+    code = (
+        "import sys; from api.main import create_app; from api.settings import ApiSettings\n"
+        "from api.on_demand import PARTS\n"
+        "late = set(PARTS.values()) - set(sys.modules); create_app(ApiSettings(redis_url='redis://127.0.0.1:1'))\n"
+        "print(len(late), sorted(set(PARTS.values()) - set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=180
+    )
+    assert ended.returncode == 0, ended.stderr
+    num_late, missing = ended.stdout.strip().split(" ", 1)
+    assert int(num_late) > 0, "nothing is left to load"
+    assert missing == "[]", ended.stderr
+
+
+def test_one_module_of_the_api_imports_by_name() -> None:
+    """What `importlib` loads is in no import closure: `make stats` knows the parts of this one."""
+    files = (REPOSITORY / "api").rglob("*.py")
+    named = [path.name for path in files if "import_module" in path.read_text()]
+    assert named == ["on_demand.py"]

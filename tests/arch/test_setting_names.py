@@ -1,5 +1,4 @@
-"""Whoever reads this repository or the output of its programs meets settings by the names that they
-have: with the prefix. The earlier ones are read still, and warned of."""
+"""Pages, deployments and the output of the programs name settings as they are set: with the prefix."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.launcher.settings import setting_names
 from shared.environment import PREFIX, name_warnings
-from shared.setting_names import SETTING_NAMES
 from tests.support.table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,6 +27,7 @@ MEANT = {
     "shared/environment.py": ("SERVICE_(HOST|PORT)",),
 }
 
+SETTINGS = {name.upper() for name in setting_names()}
 OF_AN_EXERCISE = {"PENSTOCK_REVERSE_SKIP"}  # that docs/EXTENDING.md adds
 
 
@@ -36,8 +36,8 @@ ARGUMENT = re.compile(r"\b(up|worker|serve|run) \[?MODEL\b")
 
 
 def unprefixed(text: str) -> list[str]:
-    """Returns the settings that a text names by their earlier names."""
-    return [name for name in NAME.findall(ARGUMENT.sub("", text)) if name in SETTING_NAMES]
+    """Returns the settings that a text names without the prefix."""
+    return [name for name in NAME.findall(ARGUMENT.sub("", text)) if name in SETTINGS]
 
 
 def is_meant(path: str, text: str) -> bool:
@@ -66,8 +66,8 @@ SOURCES = listed("api/*.py", "worker/*.py", "shared/*.py", "penstock/*.py")
 
 
 @table("path", DEPLOYED)
-def test_what_is_deployed_sets_no_earlier_name(path: str) -> None:
-    """Each would be a warning in a container's log at every start."""
+def test_deployments_set_no_name_without_the_prefix(path: str) -> None:
+    """No process would read it."""
     assert unprefixed((REPOSITORY / path).read_text()) == []
 
 
@@ -82,7 +82,7 @@ def test_names_with_the_prefix_are_those_of_settings(path: str) -> None:
     """What the programs would warn of is no name that anybody should copy."""
     text = (REPOSITORY / path).read_text()
     for name in set(re.findall(rf"\b{PREFIX}[A-Z0-9_]*[A-Z0-9]\b", text)) - OF_AN_EXERCISE:
-        assert name_warnings({name: "1"}) == [], name
+        assert name_warnings({name: "1"}, SETTINGS) == [], name
 
 
 @table("path", SOURCES)

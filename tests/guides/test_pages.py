@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from penstock.launcher.settings import setting_names
 from shared.environment import PREFIX
-from shared.setting_names import SETTING_NAMES
 from tests.support.sentences import error_codes, start_sentences
 from tests.support.table import table
 
@@ -17,6 +17,7 @@ TROUBLES = REPOSITORY / "docs/guides/troubleshooting.md"
 CODE = re.compile(r"`([a-z]+(?:_[a-z]+)*)`")
 SENTENCE_CHARS = 24
 OF_THE_COMMAND = {"URL", "KEY"}
+SETTINGS = {name.upper() for name in setting_names()}
 
 
 def codes_of_the_page() -> set[str]:
@@ -52,13 +53,13 @@ def is_in(part: str, page: str) -> bool:
 def test_every_setting_of_a_guide_exists(guide: Path) -> None:
     named = re.findall(rf"\b{PREFIX}([A-Z][A-Z_]*[A-Z])\b", guide.read_text())
     assert named
-    assert sorted(set(named) - SETTING_NAMES - OF_THE_COMMAND) == []
+    assert sorted(set(named) - SETTINGS - OF_THE_COMMAND) == []
 
 
 @table("guide", GUIDES)
 def test_a_guide_writes_settings_with_their_prefix(guide: Path) -> None:
     bare = re.findall(r"`([A-Z][A-Z_]+)(?:=[^`]*)?`", guide.read_text())
-    assert sorted(SETTING_NAMES & set(bare)) == []
+    assert sorted(SETTINGS & set(bare)) == []
 
 
 def test_guides_are_linked_from_readme_and_architecture() -> None:

@@ -10,13 +10,13 @@ import torch
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.model.config.model_config import ModelConfig
-from worker.model.cpu.input_sizes import measure_inputs
-from worker.model.cpu.tiers import TierRequest, choose_tier
+from worker.model.cpu.tiers import choose_tier
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.parallel.group import Placement
 from worker.model.sampling.base import PreviousSample
 from worker.model.step.forward_batch import ForwardBatch
+from worker.model.tier import TierRequest
 from worker.model.weights.loader import Checkpoint
 
 _BLOCK_SIZE = 16
@@ -28,6 +28,7 @@ def forced_logits(
     *,
     tier: str,
     quantization: str = "none",
+    attention: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
     chunk: int = 1 << 30,
 ) -> list[torch.Tensor]:
@@ -39,15 +40,17 @@ def forced_logits(
     config = ModelConfig.from_directory(path)
     cpu = torch.device("cpu")
     longest = max(map(len, texts))
-    model = CausalLM(config, longest, Placement(cpu, dtype))
-    Checkpoint(path, model.config).load(model)
     request = TierRequest(
-        config=config, dtype=dtype, block_size=_BLOCK_SIZE, quantization=quantization
+        config=config,
+        dtype=dtype,
+        block_size=_BLOCK_SIZE,
+        quantization=quantization,
+        attention=attention,
     )
     chosen = choose_tier(tier, request)
-    if quantization == "int8":
-        measure_inputs(model, config)
-    model.use(chosen.ops)
+    model = CausalLM(config, longest, Placement(cpu, dtype), chosen.ops)
+    Checkpoint(path, model.config).load(model)
+    chosen.finish(model, config)
     width = -(-longest // _BLOCK_SIZE)
     pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)
     stack = chosen.stack(model, pool)

@@ -13,9 +13,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from penstock.launcher.settings import setting_names
 from shared.environment import PREFIX, value_of
 from shared.process import die_with_parent, dying_with_this_process
-from shared.setting_names import SETTING_NAMES
 from tests.support import fork_server
 from tests.support.document_check import CHECKED
 from tests.support.fork_server import Start
@@ -87,7 +87,7 @@ def _is_as_in_server(env: Mapping[str, str], servers: Mapping[str, str]) -> bool
     not do not count: what leaves them out gives settings alone."""
     return all(
         servers.get(name) == value
-        or name.removeprefix(PREFIX) in SETTING_NAMES
+        or name.removeprefix(PREFIX).lower() in setting_names()
         or name in READ_LATE
         or name.startswith("PYTEST_")
         for name, value in env.items()

@@ -17,7 +17,8 @@ from api.generation.parameters import parameter_types
 from api.generation.tools import ToolUse
 from api.generation.validation import parse_request
 from api.output_parsers.events import OutputEvent, ToolArguments, ToolCall
-from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking, merged
+from api.output_parsers.format_parser import merged
+from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
 from shared.messages import Grammar
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from penstock.launcher.settings import setting_names
 from shared.environment import variable_of
 from shared.process import dying_with_this_process
-from shared.setting_names import SETTING_NAMES
 from tests.support import document_check
 from tests.support.forked import ForkedPopen
 
@@ -64,12 +64,13 @@ class Launched:
         self._popen = ForkedPopen if is_forked else subprocess.Popen
         self._ready_timeout_s = ready_timeout_s
         given = {
-            variable_of(name) if name in SETTING_NAMES else name: value
+            variable_of(name) if name.lower() in setting_names() else name: value
             for name, value in (env or {}).items()
         }
-        redis_url = ("REDIS_URL", variable_of("redis_url"))
+        inherited = dict(os.environ)
+        inherited.pop(variable_of("redis_url"), None)
         self._env = {
-            **{name: value for name, value in os.environ.items() if name not in redis_url},
+            **inherited,
             "PYTHONPATH": str(REPOSITORY),
             **document_check.environment(),
             "OMP_NUM_THREADS": "1",

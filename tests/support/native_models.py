@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
+from worker.model.layers.fp8 import Fp8Layout, Fp8Method
+from worker.model.layers.linear_method import LinearMethod
 from worker.model.layers.ops import Ops
 from worker.model.parallel.group import ALONE, Placement, RankGroup
 from worker.model.weights.loader import Checkpoint, fill_with_noise
@@ -71,13 +74,13 @@ def new_model(
     device: torch.device = CPU,
     dtype: torch.dtype = torch.bfloat16,
 ) -> CausalLM:
-    model = CausalLM(ModelConfig.from_dict(shape), MAX_LEN, Placement(device, dtype))
+    model = CausalLM(ModelConfig.from_dict(shape), MAX_LEN, Placement(device, dtype), ops)
     fill_with_noise(model)
     noise = torch.Generator().manual_seed(2)
     for _, place in model.named_tensors():
         if place.columns is None:  # norms of 1 and biases of 0 would show no mistake
             place.data.add_((torch.randn(place.data.shape, generator=noise) * 0.2).to(device))
-    model.use(ops)
+    model.finish()
     return model
 
 
@@ -87,12 +90,15 @@ def model_in_fp8(
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
     group: RankGroup = ALONE,
+    ops: Ops | None = None,
+    method: Callable[[Fp8Layout], LinearMethod] = Fp8Method,
 ) -> CausalLM:
     """A checkpoint's model whose weights stay in FP8, as on CUDA."""
     config = ModelConfig.from_directory(path)
     checkpoint = Checkpoint(path, config)
     placement = Placement(device, dtype, group)
-    model = CausalLM(config, MAX_LEN, placement, checkpoint.fp8_layouts())
+    stored = {name: method(layout) for name, layout in checkpoint.fp8_layouts.items()}
+    model = CausalLM(config, MAX_LEN, placement, ops, stored)
     checkpoint.load(model)
     return model
 

@@ -109,8 +109,8 @@ def main(connection: Connection, store_fd: int, peer_fd: int, memory_fd: int) ->
         decoder = StepDecoder()
         forward = RankForward(
             part.built.model,
-            part.stack,
-            block_size=part.block_size,
+            part.kv_cache.stack,
+            block_size=part.kv_cache.block_size,
             shares_tokens=part.lookahead > 0,
         )
         while (step := connection.recv_bytes()) != NO_MORE:

@@ -37,10 +37,10 @@ from worker.engine.errors import (
 )
 from worker.engine.launched import LaunchedStep
 from worker.engine.measures import EngineCounts, StepMeasures
+from worker.engine.outputs import failed_output, grown_output, stopped_output, times_of
 from worker.engine.pacer import ChunkPacer
 from worker.engine.plan import PlannedSequence, Schedule
 from worker.engine.ports import ModelRunner, StepResult
-from worker.engine.prompt_scores import score_outputs
 from worker.engine.recovery import (
     MAX_FAILED_STEPS,
     StepRecovery,
@@ -48,16 +48,7 @@ from worker.engine.recovery import (
     self_test,
     valid_tokens,
 )
-from worker.engine.request import (
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-    check_request,
-    failed_output,
-    grown_output,
-    stopped_output,
-    times_of,
-)
+from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.stop import StopMatch
@@ -278,7 +269,7 @@ class Engine:
         token_ids = valid_tokens(schedule.decoding, result, self._runner.vocab_size)
         looked_at = schedule.chunks if token_ids is not None else schedule.planned
         outputs = self._fail_sequences(looked_at, result)
-        outputs += score_outputs(schedule.chunks, result)
+        outputs += schedule.score_outputs(result)
         grown = self._scheduler.commit(schedule, result.token_ids)
         self._counts.committed(schedule, len(grown))
         outputs += self._grow(schedule, grown, token_ids, result)

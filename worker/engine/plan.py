@@ -11,9 +11,13 @@ from collections.abc import Sequence as View
 from functools import cached_property
 from typing import NamedTuple
 
+from shared.messages import PromptLogprob
 from worker.engine.batch import DecodeRun, DecodeStep, ScheduledBatch
 from worker.engine.block_manager import BlockManager
-from worker.engine.request import EngineOutput, plain_outputs
+from worker.engine.errors import IntegrityError
+from worker.engine.outputs import plain_outputs
+from worker.engine.ports import StepResult
+from worker.engine.request import EngineOutput
 from worker.engine.sequence import Sequence, SequenceStatus
 
 
@@ -34,6 +38,21 @@ class PlannedSequence(NamedTuple):
     @property
     def is_decode(self) -> bool:
         return self.num_tokens == 1 and self.samples
+
+    def new_scores(self, result: StepResult) -> tuple[PromptLogprob, ...]:
+        """Returns what a step that is not committed yet adds to the log probabilities of a prompt.
+
+        The token at position p is scored by the logits of position p - 1. A prompt that lost its
+        blocks is computed again; what it gives twice is dropped here. Raises IntegrityError when
+        some are missing before the new ones.
+        """
+        sequence = self.sequence
+        num_known = sequence.num_scored_tokens - self.scores.start
+        if sequence.is_finished or num_known >= len(self.scores):
+            return ()
+        if num_known < 0:
+            raise IntegrityError("a prompt's log probabilities have a gap")
+        return tuple(result.prompt_logprobs[sequence.seq_id][num_known:])
 
 
 class Decoding:
@@ -237,6 +256,13 @@ class Schedule:
             return decodes
         chunks = (i.sequence for i in self.chunks if i.samples)
         return (*decodes, *(s for s in chunks if s.params.grammar is not None))
+
+    def score_outputs(self, result: StepResult) -> Iterator[EngineOutput]:
+        """Yields the new log probabilities of prompts. Scores are taken at the commit of the step
+        that computed them, like tokens: a step that failed gave none."""
+        for item in self.chunks:
+            if scores := item.new_scores(result):
+                yield EngineOutput(item.sequence.request_id, (), prompt_logprobs=scores)
 
     def commit(self, token_ids: Mapping[int, int], blocks: BlockManager) -> list[Sequence]:
         """Takes the step's tokens in; returns the sequences that grew, in batch order.

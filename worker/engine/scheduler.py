@@ -35,7 +35,6 @@ from worker.engine.batch import DecodeStep, ScheduledBatch, ScheduledSequence
 from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
 from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule
-from worker.engine.prompt_scores import scores_of
 from worker.engine.queue import SequenceQueue, make_policy
 from worker.engine.seats import SeatShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
@@ -345,7 +344,7 @@ class Scheduler:
         if samples and end - start == 1:
             draft.decoding.append(sequence)
             return
-        scores = scores_of(sequence, start, end)
+        scores = sequence.scores_between(start, end)
         draft.chunks.append(
             PlannedSequence(sequence, start, end - start, samples, sequence.num_preemptions, scores)
         )

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from shared.messages import SamplingParams
 from worker.engine.block_hash import BlockHash
+from worker.engine.request import EngineRequest
 from worker.engine.stop import StopMatch, find_stop
-
-if TYPE_CHECKING:
-    from worker.engine.request import EngineRequest
 
 
 class SequenceStatus(StrEnum):
@@ -179,6 +176,13 @@ class Sequence:
         if self.num_scored_tokens < self.num_prompt_tokens:
             return self.num_scored_tokens - 1
         return self.num_tokens - 1
+
+    def scores_between(self, start: int, end: int) -> range:
+        """Returns the prompt positions whose log probabilities computing [start, end) gives."""
+        positions = range(
+            max(start + 1, self.num_scored_tokens), min(end + 1, self.num_prompt_tokens)
+        )
+        return positions or range(0)
 
     @property
     def is_complete_in_flight(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+Multiply = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
 Activation = Literal["silu", "gelu_tanh"]  # of a gate
 FP8 = torch.float8_e4m3fn
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -18,28 +19,24 @@ from worker.engine_options import (
     EngineOptions,
     ModelImpl,
 )
-from worker.model.device import choose_device, choose_dtype
+from worker.model.device import choose_device
 from worker.model.errors import ModelError, UnsupportedModel
-from worker.model.kv_cache import KVCachePool
 from worker.model.native import NativeSource
-from worker.model.parallel.group import ALONE, Placement, RankGroup
-from worker.model.parallel.joining import rank_device
-from worker.model.parallel.plan import rank_options
+from worker.model.parallel.group import ALONE, RankGroup
+from worker.model.parallel.plan import rank_part
 from worker.model.served import (
     BuiltStack,
-    CapturingStack,
     ModelSource,
     OtherRanks,
     Progress,
     ServedConfig,
 )
-from worker.model.step.kv_sizing import choose_num_blocks, num_batched_tokens
+from worker.model.step.kv_sizing import KVCache, allocate_kv_cache, num_batched_tokens
 from worker.model.step.runner import TorchModelRunner
 from worker.model.step.warm_up import warm_up
 
 if TYPE_CHECKING:
     from shared.text.tokenizer import FastTokenizer
-    from worker.model.base import DecoderStack
     from worker.model.parallel.processes import RankProcesses
     from worker.model.sampling.grammar_masks import GrammarMasks
 
@@ -47,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 # Longest step that computes prompts while streams wait for it; see worker.engine.pacer.
 _STEP_TARGET_MS = 180
+_TRANSFORMERS = "worker.engines.transformers.source"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +84,12 @@ def build_model(
         part = load_part(options, source, device, ALONE, report)
         return complete(options, source, part, text, None, report)
     source.check_divisible(options.tensor_parallel_size)
-    # Here and not above: it starts processes, which a model in one process does not need.
+    # Not above: it starts processes, which a model in one process does not need.
     from worker.model.parallel.ranks import start_ranks
 
-    ranks = start_ranks(options, device, processes, on_rank_end)
+    ranks = start_ranks(options, device, processes, on_rank_end, report)
     try:
-        report("starting ranks", 0.0)
-        group = ranks.join(rank_device(device, 0))
-        report("starting ranks", 1.0)
-        part = load_part(options, source, device, group, ranks.watched(report))
+        part = load_part(options, source, device, ranks.group, ranks.report)
         ranks.loaded()
         return complete(options, source, part, text, ranks, report)
     except Exception as error:
@@ -107,10 +102,8 @@ class LoadedPart:
     """A rank's part of a model, over its KV cache."""
 
     built: BuiltStack
-    stack: DecoderStack
+    kv_cache: KVCache
     longest: int  # prompt and output tokens of a sequence
-    num_blocks: int
-    block_size: int
     lookahead: int
     num_threads: int
 
@@ -122,37 +115,25 @@ def load_part(
     group: RankGroup,
     report: Progress,
 ) -> LoadedPart:
-    """Loads what this rank has of the model, sizes and allocates its KV cache.
+    """Loads this rank's part of the model, sizes and allocates its KV cache.
 
     All ranks call it together. Raises ModelError.
     """
-    options = rank_options(options, group, device)
+    options, placement = rank_part(options, source.config.dtype, device, group)
     num_threads = options.num_threads or default_threads()
     torch.set_num_threads(num_threads)
     longest = _longest(options, source.config)
-    dtype = choose_dtype(options.dtype, source.config.dtype, device)
-    block_size = options.block_size or (32 if device.type == "cuda" else 16)
-    built = source.load(
-        options,
-        Placement(device, dtype, group),
-        longest,
-        block_size,
-        report,
-    )
+    is_cuda = device.type == "cuda"
+    block_size = options.block_size or (32 if is_cuda else 16)
+    built = source.load(options, placement, longest, block_size, report)
     if built.has_own_threads:
-        torch.set_num_threads(1)  # what is left to torch in a step is little, and its threads spin
-    report("allocating KV cache", 0.0)
-    num_blocks = group.least(choose_num_blocks(options, built, block_size, longest), device)
-    pool = KVCachePool(built.keeps, num_blocks, block_size, device=device, dtype=built.kv_dtype)
-    report("allocating KV cache", 1.0)
+        torch.set_num_threads(1)  # torch has little left to do in a step, and its threads spin
     lookahead = options.lookahead
     return LoadedPart(
         built=built,
-        stack=built.stack(pool),
+        kv_cache=allocate_kv_cache(options, built, block_size, longest, report),
         longest=longest,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        lookahead=(1 if device.type == "cuda" else 0) if lookahead is None else lookahead,
+        lookahead=int(is_cuda) if lookahead is None else lookahead,
         num_threads=num_threads,
     )
 
@@ -166,13 +147,13 @@ def complete(
     report: Progress,
 ) -> BuiltModel:
     """Returns the model with its runner, after a first step. `ranks` have its other parts."""
-    config, model = source.config, part.built.model
+    config, model, kv_cache = source.config, part.built.model, part.kv_cache
     device = model.placement.device
     grammar_masks = _grammar_masks(text, config, device) if options.structured_output else None
     runner = TorchModelRunner(
         model,
-        part.stack,
-        block_size=part.block_size,
+        kv_cache.stack,
+        block_size=kv_cache.block_size,
         max_num_seqs=options.max_num_seqs,
         grammar_masks=grammar_masks,
         sampler_threads=part.num_threads if part.built.has_own_threads else 1,
@@ -180,18 +161,16 @@ def complete(
         shares_tokens=ranks is not None and part.lookahead > 0,
     )
     engine_config = options.engine_config(
-        num_blocks=part.num_blocks,
-        block_size=part.block_size,
-        max_model_len=min(part.longest, part.num_blocks * part.block_size),
+        num_blocks=kv_cache.num_blocks,
+        block_size=kv_cache.block_size,
+        max_model_len=min(part.longest, kv_cache.num_blocks * kv_cache.block_size),
         default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
         default_num_batched_tokens=num_batched_tokens(options, device),
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
-    warm_up(runner, engine_config, device, lambda share: report("warming up", share))
-    if isinstance(part.stack, CapturingStack):
-        part.stack.capture(lambda share: report("capturing CUDA graphs", share))
+    warm_up(runner, engine_config, device, report)
     built = BuiltModel(
         runner=runner,
         engine_config=engine_config,
@@ -216,38 +195,38 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         except UnsupportedModel as error:
             if implementation == "native":
                 raise UnsupportedModel(
-                    f"{error}; PENSTOCK_MODEL_IMPL=auto leaves it to transformers, "
-                    "PENSTOCK_ENGINE=vllm may serve it"
+                    f"{error}; set PENSTOCK_MODEL_IMPL=auto to serve it through transformers, "
+                    "or try PENSTOCK_ENGINE=vllm"
                 ) from error
             not_native = error
     try:
-        # Here and not above: it takes seconds, and native families do not need it.
-        from worker.engines.transformers.source import TransformersSource
+        # By name, when it is needed: importing transformers takes seconds, and it stands above.
+        source = importlib.import_module(_TRANSFORMERS).TransformersSource
     except ImportError as error:
         raise UnsupportedModel(
             f"model_impl 'transformers' needs the package transformers: {error}"
             if implementation == "transformers"
-            else f"{not_native}; transformers may have it, but cannot be imported: {error}"
+            else f"{not_native}; transformers may support it, but cannot be imported: {error}"
         ) from error
     if implementation == "auto":
-        logger.info("no native family (%s): transformers computes the model", not_native)
-    return TransformersSource(directory)
+        logger.info("serving the model through transformers: %s", not_native)
+    return cast(ModelSource, source(directory))
 
 
 def _log_ready(
     built: BuiltModel, options: EngineOptions, implementation: str, tier: str, device: torch.device
 ) -> None:
     logger.info(
-        "model ready: implementation=%s device=%s dtype=%s tier=%s quantization=%s parameters=%d "
-        "kv_capacity_tokens=%d structured_output=%s",
-        implementation,
+        "model ready on %s: %d parameters in %s, quantization %s, %s implementation, tier %s; "
+        "the KV cache holds %d tokens, structured output is %s",
         device,
-        built.dtype,
-        tier,
-        options.quantization,
         built.num_parameters,
+        built.dtype,
+        options.quantization,
+        implementation,
+        tier,
         built.engine_config.capacity_tokens,
-        built.engine_config.structured_output,
+        "on" if built.engine_config.structured_output else "off",
     )
 
 
@@ -257,8 +236,8 @@ def _longest(options: EngineOptions, config: ServedConfig) -> int:
         return config.context_length
     if options.max_model_len > config.context_length:
         raise ModelError(
-            f"max_model_len {options.max_model_len} is more than the model's "
-            f"{config.context_length} positions: PENSTOCK_MAX_MODEL_LEN may be at most that"
+            f"max_model_len {options.max_model_len} exceeds the model's context of "
+            f"{config.context_length} tokens: lower PENSTOCK_MAX_MODEL_LEN"
         )
     return options.max_model_len
 
@@ -279,12 +258,16 @@ def _text(directory: Path) -> _Text | None:
         from shared.text.base import TextInvalid
         from shared.text.checkpoint_text import load_tokenizer_and_eos
     except ImportError as error:
-        logger.warning("no tokenizer: %s", error)
+        logger.warning(
+            "structured output is off, because the tokenizer cannot be loaded: %s", error
+        )
         return None
     try:
         tokenizer, eos_token_ids = load_tokenizer_and_eos(directory)
     except TextInvalid as error:
-        logger.warning("no tokenizer: %s", error)
+        logger.warning(
+            "structured output is off, because the tokenizer cannot be loaded: %s", error
+        )
         return None
     return _Text(tokenizer, frozenset(eos_token_ids))
 
@@ -300,11 +283,11 @@ def _grammar_masks(
         from shared.text.grammar_compiler import GrammarCompiler
         from worker.model.sampling.grammar_masks import GrammarMasks
     except ImportError as error:
-        logger.warning("no structured output: %s", error)
+        logger.warning("structured output is off: %s", error)
         return None
     try:
         compiler = GrammarCompiler(text.tokenizer, config.vocab_size, sorted(config.eos_token_ids))
         return GrammarMasks(compiler, config.eos_token_ids, device)
     except (TextInvalid, GrammarInvalid) as error:
-        logger.warning("no structured output: %s", error)
+        logger.warning("structured output is off: %s", error)
         return None

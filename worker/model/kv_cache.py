@@ -67,7 +67,7 @@ def blocks_that_fit(memory_bytes: int, config: KeepsKV, block_size: int, dtype: 
     size = block_bytes(config, block_size, dtype)
     if (num_blocks := memory_bytes // size) < 1:
         raise KVCacheTooSmall(
-            f"{memory_bytes / 2**20:.1f} MiB for the KV cache hold no block of "
+            f"{memory_bytes / 2**20:.1f} MiB for the KV cache cannot hold one block of "
             f"{size / 2**20:.1f} MiB ({block_size} tokens)"
         )
     return num_blocks

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from shared.backoff import Backoff
 from shared.transport.ports.queue import CrashCause
 from worker.engine.measures import Counts, StepMeasures
-from worker.running_jobs import RunningJobs
 from worker.runtime.compilers import is_compiling
 from worker.runtime.interpreter import EngineNotLoaded
 from worker.runtime.link import EngineDied, EngineLink
@@ -48,14 +47,15 @@ class EngineSupervisor:
     def __init__(
         self,
         configure: Configure,
-        jobs: RunningJobs,
+        has_work: Callable[[], bool],
         *,
         load_timeout_s: float,
         stall_limit_s: float,
         max_restarts: int,
     ) -> None:
+        """`has_work` returns whether the engine has anything to compute: else it may be silent."""
         self._configure = configure
-        self._jobs = jobs
+        self._has_work = has_work
         self._load_timeout_s = load_timeout_s
         self._stall_limit_s = stall_limit_s
         self._max_restarts = max_restarts
@@ -195,7 +195,7 @@ class EngineSupervisor:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             link = self._link
-            if link is None or self._paused or self._jobs.num_in_engine == 0:
+            if link is None or self._paused or not self._has_work():
                 self._quiet_s = 0.0
                 continue
             if link.num_received != num_seen:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict
 
 import msgspec
 
-from api.generation.choices import ChoiceEnd, ChoiceReader, ReaderOptions
+from api.generation.choices import ChoiceEnd, ChoiceReader, PlacedLogprob, ReaderOptions
 from api.generation.formatter import ChunkFormatter, ResponseContext
-from api.generation.logprobs import (
-    ChatEntryForm,
-    ChatLogprobs,
-    PlacedLogprob,
-    PromptLogprobs,
-    chat_logprobs,
+from api.on_demand import load_part
+from api.output_parsers.events import (
+    NewParser,
+    OutputEvent,
+    PlainParser,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolCall,
 )
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import NewParser, PlainParser
 from shared.messages import Finished, FinishReason
 from shared.text.base import Tokenizer
 
 TOOL_CALLS = "tool_calls"  # the finish reason of a choice that made calls
+
+
+class ChatLogprobs(TypedDict):
+    """`choices[].logprobs`."""
+
+    content: Sequence[msgspec.Raw]
+    refusal: None
 
 
 class ChatFormatter(ChunkFormatter[msgspec.Raw]):
@@ -39,13 +47,16 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
         new_parser: NewParser = PlainParser,
         *,
         counts_reasoning: bool = False,
-        prompt_logprobs: PromptLogprobs | None = None,
+        prompt_logprobs: Callable[[], Iterable[Any]] | None = None,
     ) -> None:
+        form = None
+        if context.num_logprobs is not None:
+            form = load_part("logprobs").ChatEntryForm(tokenizer)
         options = ReaderOptions(
             num_choices=context.num_choices,
             new_parser=new_parser,
             tokenizer=tokenizer,
-            form=None if context.num_logprobs is None else ChatEntryForm(tokenizer),
+            form=form,
             has_token_ids=context.prompt_token_ids is not None,
             counts_reasoning=counts_reasoning,
         )
@@ -89,7 +100,7 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
         return [item.entry for item in placed]
 
     def logprobs(self, entries: Sequence[msgspec.Raw]) -> ChatLogprobs | None:
-        return chat_logprobs(entries)
+        return {"content": entries, "refusal": None} if entries else None
 
     def finish_reason(self, end: ChoiceEnd) -> str | None:
         """Returns the finish reason; of a choice that was cut off, its length, also in a call."""
@@ -99,7 +110,7 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
     def body(self, end: Finished) -> Any:
         body = super().body(end)
         if self._prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._prompt_logprobs.payload()
+            body["prompt_logprobs"] = self._prompt_logprobs()
         return body
 
 

@@ -7,24 +7,22 @@ from dataclasses import replace
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest, ChatToolChoice, FunctionDefinition
 from api.generation.formatter import ResponseContext, Timing
-from api.generation.grammars import requested_grammar
 from api.generation.ignored_parameters import report_ignored
-from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.messages import template_messages
 from api.generation.models import GenerationService, ServedModel
-from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
+from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt, requested_grammar
 from api.generation.protocol import job_lane, served_tier
+from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
-    ResponseSize,
     check_prompt_logprobs,
-    prompt_logprobs_bytes,
     renamed_parameters,
     sampling_params,
 )
 from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job, now_s
+from api.on_demand import load_part
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 
 
@@ -88,9 +86,11 @@ async def prepare_chat(
         service_tier=served_tier(chat),
         timing=timing if chat.return_metrics else None,
     )
-    scored, shown = scored_prompt(job), None
-    if scored is not None:
-        shown = PromptLogprobs(scored, chat.prompt_logprobs or 0, model.text.tokenizer)
+    scored, shown = None, None
+    if chat.prompt_logprobs is not None:
+        logprobs = load_part("logprobs")
+        scored = logprobs.scored_prompt(job)
+        shown = logprobs.PromptLogprobs(scored, chat.prompt_logprobs, model.text.tokenizer).payload
     formatter = ChatFormatter(
         context,
         model.text.tokenizer,

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.generation.choices import ChoiceReader, ReaderOptions
+from api.generation.choices import ChoiceReader, PlacedLogprob, ReaderOptions
 from api.generation.formatter import ChunkFormatter, ResponseContext
 from api.generation.logprobs import (
     CompletionEntry,
     CompletionEntryForm,
     CompletionLogprobs,
     EchoedLogprobs,
-    PlacedLogprob,
     PromptLogprobs,
     ScoredPrompt,
     completion_logprobs,

@@ -8,22 +8,24 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.dialects.completions.protocol import CompletionRequest
 from api.errors import unsupported
 from api.generation.formatter import ResponseContext, Timing
-from api.generation.grammars import checked_grammar
 from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
-from api.generation.prompt import EncodedPrompt, encoded_prompts, is_short_prompt
+from api.generation.prompt import checked_grammar
 from api.generation.protocol import job_lane, served_tier
-from api.generation.sampling import (
+from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
-    ContextBudget,
     ResponseSize,
-    check_prompt_logprobs,
     prompt_logprobs_bytes,
+)
+from api.generation.sampling import (
+    ContextBudget,
+    check_prompt_logprobs,
     renamed_parameters,
     sampling_params,
 )
+from api.generation.text_prompts import EncodedPrompt, encoded_prompts, is_short_prompt
 from api.http.caller import Caller
 from api.http.sse import json_bytes
 from api.jobs.new_job import Prepared, new_job, now_s, sibling

@@ -7,18 +7,17 @@ from api.dialects.generate.protocol import GenerateRequest
 from api.generation.formatter import Timing
 from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.models import GenerationService
-from api.generation.prompt import is_short_prompt, prompt_token_ids
+from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
-    ResponseSize,
     check_prompt_logprobs,
-    prompt_logprobs_bytes,
     renamed_parameters,
     resolved_seed,
     stop_strings,
     stop_token_ids,
     with_defaults,
 )
+from api.generation.text_prompts import is_short_prompt, prompt_token_ids
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job
 from shared.messages import SamplingParams

@@ -13,8 +13,15 @@ from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, ReaderO
 from api.generation.formatter import Formatter
 from api.http.json_response import anthropic_body
 from api.http.sse import Framing, typed_event, typed_event_pieces
-from api.output_parsers.events import OutputEvent, Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.parser import NewParser, PlainParser
+from api.output_parsers.events import (
+    NewParser,
+    OutputEvent,
+    PlainParser,
+    Reasoning,
+    Text,
+    ToolArguments,
+    ToolCall,
+)
 from shared.messages import Finished, FinishReason, Usage
 from shared.text.base import Tokenizer
 

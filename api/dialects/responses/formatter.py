@@ -110,7 +110,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
         url, number = f"GET /v1/responses/{self._id}?stream=true", self._last_number(last_sent)
         if number >= 0:
             url += f"&starting_after={number}"
-        return f"{url} goes on from here."
+        return f"{url} continues from here."
 
     def _last_number(self, last_sent: Any) -> int:
         """Returns the number of the last event that the reader has; -1 before the first."""

@@ -36,17 +36,13 @@ from api.dialects.responses.tools import (
     tools_of,
 )
 from api.errors import unsupported
-from api.generation.grammars import (
-    RequestedGrammar,
-    check_grammar,
-    object_output,
-    schema_output,
-)
+from api.generation.grammars import check_grammar, object_output, schema_output
 from api.generation.ignored_parameters import report_ignored
 from api.generation.models import GenerationService, ServedModel
-from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt
+from api.generation.prompt import ChatInput, PreparedPrompt, RequestedGrammar, prepare_prompt
 from api.generation.protocol import job_lane
-from api.generation.sampling import ContextBudget, ResponseSize, renamed_parameters, sampling_params
+from api.generation.response_size import ResponseSize
+from api.generation.sampling import ContextBudget, renamed_parameters, sampling_params
 from api.generation.tools import Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.new_job import new_job, now_s

@@ -43,10 +43,10 @@ from api.http.response_headers import set_durability_header, set_rate_limit_head
 from api.http.sse import TYPED
 from api.http.time_slices import SlicesDep
 from api.http.traces import span_in, trace_generation
+from api.jobs.attached_job import AttachedJob
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
-from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
 from shared.messages import InvalidParameter, Job, OnDisconnect
 

@@ -1,4 +1,4 @@
-"""The ports of a frontend for jobs: the store, confirmations of durability, and dead letters.
+"""The ports of a frontend for jobs: the store, and confirmations of durability.
 
 The semantics of all ports (atomicity, fencing, what is durable) are docs/WIRE.md's. Both sides type
 against these Protocols; only the two `main` modules choose an implementation.
@@ -107,6 +107,8 @@ class Submission:
 # How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). A
 # job that was last seen alive within this time may be put back.
 TOMBSTONE_MS = 600_000
+MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then a job may have ended unseen
+PATIENCE_S = 3.0  # for the worker that runs a lost job: it puts it back together with its log
 
 
 class Restored(StrEnum):
@@ -357,53 +359,4 @@ class DurabilityChecks(Protocol):
         """Waits once until the records of these of one kind ("job" or "batch"), and all that was
         written before, are as durable as that. Returns False when that was not in time
         (`timeout_s`, at most 10), or a record is missing."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """One job's dead letter, without its request. Times are milliseconds of the Redis clock."""
-
-    job_id: str
-    model: str
-    tenant: str
-    kind: str
-    reason: str  # an ErrorCode's value
-    crashes: int  # deaths of workers or engines that it is blamed for
-    num_tokens: int  # that it had given
-    died_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Requeued:
-    """A dead letter that was replaced by a new job, `job_id`."""
-
-    tenant: str
-    job_id: str
-
-
-class DeadLetters(Protocol):
-    """Keeps jobs that killed workers or engines; `JobStore.requeue` runs one again.
-
-    Bounds (lua/lib/dead_letter.lua): 1000 dead letters, 64 MiB of requests, seven days. The oldest
-    are dropped first. Every call may raise TransportError.
-    """
-
-    async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
-        """Returns dead letters, newest first; of all tenants where `tenant` is None."""
-        ...
-
-    async def get(self, job_id: str) -> DeadLetter | Requeued | None:
-        """Returns a dead letter, or what replaced it; None: there is none."""
-        ...
-
-    async def request(self, job_id: str) -> Job | None:
-        """Returns the job as submitted; None: no dead letter, or its request was too large to keep.
-
-        Raises PayloadInvalid for one that cannot be read.
-        """
-        ...
-
-    async def drop(self, job_id: str) -> bool:
-        """Deletes the dead letter. False: there is none."""
         ...

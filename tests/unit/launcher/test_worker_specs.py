@@ -275,13 +275,13 @@ def test_what_one_engine_alone_has_reaches_the_tables_of_this_engine(
     text = '[[models]]\n[[models]]\nengine = "vllm"\nvllm_args = {enforce_eager = true}'
     own, vllm = specs_of(tmp_path, text)
     assert (own.engine, vllm.engine) == ("penstock", "vllm")
-    assert {name: own.variable(name) for name in given} == {
+    assert {name: own.setting(name) for name in given} == {
         "ENGINE_PYTHON": "",  # its worker would refuse the launcher's
         "VLLM_SAMPLER": "",
         "CPU_TIER": "packed",
         "LOOKAHEAD": "1",
     }
-    assert {name: vllm.variable(name) for name in given} == {
+    assert {name: vllm.setting(name) for name in given} == {
         "ENGINE_PYTHON": "/opt/vllm/bin/python",
         "VLLM_SAMPLER": "vllm",
         "CPU_TIER": "",
@@ -297,7 +297,7 @@ def test_the_engine_of_the_environment_counts_too(
     monkeypatch.setenv("ENGINE", "vllm")
     monkeypatch.setenv("VLLM_SAMPLER", "vllm")
     own, vllm = specs_of(tmp_path, '[[models]]\nengine = "penstock"\n[[models]]')
-    assert (own.variable("VLLM_SAMPLER"), vllm.variable("VLLM_SAMPLER")) == ("", "vllm")
+    assert (own.setting("VLLM_SAMPLER"), vllm.setting("VLLM_SAMPLER")) == ("", "vllm")
 
 
 @pytest.mark.parametrize(

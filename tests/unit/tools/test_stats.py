@@ -8,7 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tools.stats import closure, closure_rows, imported_modules, read_modules, room_rows, shape_rows
+from tools import stats
+from tools.stats import (
+    Module,
+    ReadingPath,
+    closure,
+    closure_rows,
+    imported_modules,
+    path_rows,
+    path_table,
+    read_modules,
+    room_rows,
+    shape_rows,
+    too_long,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 FILES = {
     "api/__init__.py": '"""The web side."""\n',
@@ -98,3 +113,60 @@ def test_it_prints_markdown_tables_of_another_checkout(root: Path) -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     assert "| `api` | 4 | 21 | 0 | 0 |\n" in printed
     assert [line for line in printed.splitlines() if line and not line.startswith("|")] == []
+
+
+PATHS = (
+    ReadingPath("in", ("api.chat.routes",), until=("api.chat.reply",), max_files=2, max_lines=99),
+    ReadingPath("out", ("api.chat.reply",), until=(), max_files=9, max_lines=3),
+)
+PATH_FILES = {
+    "api/chat/routes.py": "import api.chat.reply\nimport shared.messages\n",
+    "api/chat/reply.py": "import shared.messages\nimport shared.keys\n\n\n",
+    "shared/messages.py": "\n",
+    "shared/keys.py": "\n",
+    "shared/grammar.py": "import shared.keys\n\n",
+    "api/on_demand.py": 'PARTS = {"grammar": "shared.grammar"}\n',
+}
+
+
+@pytest.fixture
+def chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Module]:
+    for name, text in PATH_FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(stats, "CHAT_PATHS", PATHS)
+    return read_modules(tmp_path)
+
+
+def test_a_reading_path_ends_where_the_other_begins(chat: dict[str, Module]) -> None:
+    assert PATHS[0].modules(chat) == {"api.chat.routes", "shared.messages"}
+    assert PATHS[1].modules(chat) == {"api.chat.reply", "shared.messages", "shared.keys"}
+
+
+def test_a_part_on_demand_is_counted_with_what_it_adds_to_both_paths(
+    chat: dict[str, Module],
+) -> None:
+    assert list(path_rows(chat)) == [
+        ("in", 2, 3),
+        ("out", 3, 6),
+        ("both", 4, 8),
+        ("on demand: `shared.grammar`", 1, 2),
+    ]
+
+
+def test_a_reading_path_over_its_limits_is_named_with_both(chat: dict[str, Module]) -> None:
+    assert too_long(chat) == [
+        "the reading path 'out' has 3 files and 6 lines; its limits are 9 and 3"
+    ]
+
+
+def test_the_table_of_a_page_has_lines_rounded_up_to_hundreds(chat: dict[str, Module]) -> None:
+    assert "| both | 4 | 100 |\n" in path_table(chat)
+
+
+def test_the_limits_hold_here() -> None:
+    """`make lint` checks the same."""
+    command = [sys.executable, "-m", "tools.stats", "--check"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from shared.logs import LogFormat, LogLevel
-from shared.transport.ports.queue import Delivery
-from tests.unit.worker.fakes import make_job, until
+from tests.unit.worker.fakes import until
 from worker.engine_options import EngineOptions
-from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime import supervisor as supervisor_module
 from worker.runtime.compilers import compiler_caches, is_compiling
 from worker.runtime.interpreter import environment_of
@@ -70,13 +68,9 @@ async def watched(monkeypatch: pytest.MonkeyPatch, pid: int, limit_s: float) -> 
     monkeypatch.setattr(supervisor_module, "WATCH_INTERVAL_S", 0.01)
     monkeypatch.setattr(supervisor_module, "COMPILE_LOOK_S", 0.02)
     monkeypatch.setattr(supervisor_module, "COMPILE_LIMIT_S", limit_s)
-    jobs = RunningJobs(4)
-    running = RunningJob.of(Delivery(make_job(), 1))
-    jobs.add(running)
-    jobs.enter_engine(running.choices[0])
     configure = Configure(EngineOptions(checkpoint="/m"), LogLevel.INFO, LogFormat.TEXT)
     supervisor = EngineSupervisor(
-        configure, jobs, load_timeout_s=5, stall_limit_s=0.1, max_restarts=0
+        configure, lambda: True, load_timeout_s=5, stall_limit_s=0.1, max_restarts=0
     )
     link = SilentLink(pid)
     own: Any = supervisor

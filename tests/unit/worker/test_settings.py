@@ -15,8 +15,7 @@ from shared.settings import SettingsError, load_settings
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.support.tiny_hub import tiny_hub
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
-from worker.engine_options import EngineOptions
-from worker.intake import max_waiting
+from worker.engine_options import EngineOptions, max_waiting
 from worker.settings import (
     DEMO_CHECKPOINT,
     DEMO_MODEL_NAME,

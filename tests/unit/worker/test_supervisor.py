@@ -16,7 +16,7 @@ from tests.unit.worker.runner_bench import Bench
 from tests.unit.worker.test_admission_estimator import ready
 from worker.engine.request import EngineOutput
 from worker.engine_options import EngineOptions
-from worker.running_jobs import RunningJob, RunningJobs, request_id_of
+from worker.running_jobs import RunningJob, request_id_of
 from worker.runtime import supervisor as supervisor_module
 from worker.runtime.link import EngineDied
 from worker.runtime.messages import Configure, EngineReady, StepOutputs
@@ -66,7 +66,7 @@ class Starts:
 def supervisor(max_restarts: int) -> EngineSupervisor:
     return EngineSupervisor(
         CONFIGURE,
-        RunningJobs(4),
+        lambda: False,
         load_timeout_s=5,
         stall_limit_s=60,
         max_restarts=max_restarts,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from worker.engines.transformers.products import agree, replace_module, rows_of, tried_rows
-from worker.model.base import Activation
-from worker.model.layers.ops import Multiply, Ops, TorchOps, for_inputs
+from worker.model.base import Activation, Multiply
+from worker.model.layers.ops import Ops, TorchOps, for_inputs
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
 _SUMMED = 32  # tokens at a time, whose experts' results stay in the cache of a core

@@ -21,9 +21,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig
 from worker.engines.transformers.masks import MaskShape
 from worker.engines.transformers.products import LinearCall, groups_of, replace_linears
-from worker.model.base import KVLayer, LayerScores, Reach
+from worker.model.base import KVLayer, LayerScores, Multiply, Reach
 from worker.model.errors import UnsupportedModel
-from worker.model.layers.ops import Multiply, TorchOps
+from worker.model.layers.ops import TorchOps
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from worker.model.layers.ops import Multiply, Norm, Ops, for_inputs
+from worker.model.base import Multiply
+from worker.model.layers.ops import Norm, Ops, for_inputs
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
 # Of a row's result, by its dtype: a few roundings of each number.

@@ -29,13 +29,14 @@ from worker.engines.transformers.products import input_sizes, replace_linears, r
 from worker.engines.transformers.sharding import check_plan, rank_calls
 from worker.engines.transformers.shortening import shorten
 from worker.model.base import DecoderStack
-from worker.model.cpu.tiers import Products, TierRequest, choose_products
+from worker.model.cpu.tiers import Products, choose_products
 from worker.model.cuda.tier import uses_kernels
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import TorchOps
 from worker.model.parallel.group import Placement
 from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
+from worker.model.tier import TierRequest
 
 _FEW = 256  # rows of a matrix so small that one thread does: routers
 

@@ -63,6 +63,6 @@ def _check_weights(directory: Path) -> None:
     others = [path.name for kind in _OTHER_WEIGHTS for path in sorted(directory.glob(kind))]
     if others:
         raise CheckpointError(
-            f"{directory} has no *.safetensors, and {others[0]} is not read: convert the weights "
-            "to safetensors"
+            f"{directory} has no *.safetensors, and {others[0]} is not supported: "
+            "convert the weights to safetensors"
         )

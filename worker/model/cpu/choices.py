@@ -89,13 +89,15 @@ class ProductChoices:
         path: Path | None,
         *,
         copies: WeightCopies,
-        free_bytes: int,
+        free_bytes: Callable[[], int],
     ) -> None:
-        """`path` of the file, which need not exist; None: nothing is kept."""
+        """`path` of the file, which need not exist; None: nothing is kept. `free_bytes` is asked
+        once, before the first copy: by then the weights are loaded."""
         self._measure = measure
         self._path = path
         self._copies = copies
-        self._free_bytes = free_bytes
+        self._ask_free_bytes = free_bytes
+        self._free_bytes: int | None = None
         self._times: dict[str, Times] = _read(path) if path is not None else {}
         self._measured: set[str] = set()  # here, not read from the file
         self._logged: set[ProductShape] = set()
@@ -128,6 +130,8 @@ class ProductChoices:
 
     def _may_copy(self, num_bytes: int) -> bool:
         if self._copies == "auto":
+            if self._free_bytes is None:
+                self._free_bytes = self._ask_free_bytes()
             if num_bytes > self._free_bytes:
                 return False
             self._free_bytes -= num_bytes
@@ -159,14 +163,14 @@ def _read(path: Path) -> dict[str, Times]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        logger.warning("%s is measured again: %s", path, error)
+        logger.warning("cannot read the measured times in %s, measuring again: %s", path, error)
         return {}
 
 
 def _seconds(kept: list[float]) -> tuple[float, ...]:
     seconds = tuple(float(value) for value in kept)
     if len(seconds) != len(ROWS) or min(seconds) <= 0:
-        raise ValueError(f"not the seconds of {len(ROWS)} products: {kept}")
+        raise ValueError(f"expected {len(ROWS)} positive numbers of seconds, got {kept}")
     return seconds
 
 
@@ -178,4 +182,4 @@ def _write(path: Path, times: Mapping[str, Times]) -> None:
             json.dump(times, out)
         Path(name).replace(path)
     except OSError as error:
-        logger.warning("what products take is not kept: %s", error)
+        logger.warning("cannot write the measured times, the next start measures again: %s", error)

@@ -256,7 +256,7 @@ def build(flags: tuple[str, ...], compiling: Callable[[float], None] = lambda sh
     handle, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=directory)
     os.close(handle)
     partial = Path(name)
-    logger.info("compiling the CPU kernels for this processor, once: some ten seconds")
+    logger.info("compiling the CPU kernels for this processor (once, about ten seconds)")
     compiling(0.0)
     try:
         _run([compiler, *_FLAGS, *flags, str(SOURCE), "-o", str(partial)])
@@ -264,7 +264,7 @@ def build(flags: tuple[str, ...], compiling: Callable[[float], None] = lambda sh
     finally:
         partial.unlink(missing_ok=True)
     compiling(1.0)
-    logger.info("built the CPU kernels: library=%s flags=%s", library, " ".join(flags))
+    logger.info("compiled the CPU kernels to %s with %s", library, " ".join(flags))
     return library
 
 

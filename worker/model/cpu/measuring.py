@@ -12,13 +12,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.model.base import AttentionMetadata, DecoderStack
+from worker.model.attention.input_sizes import prompts
+from worker.model.base import DecoderStack, Multiply
 from worker.model.cpu.choices import AMX, AVX, ONEDNN, ROWS, ProductShape, Times, choose
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.kv_cache import KVCachePool
-from worker.model.layers.ops import OPERATOR_ERRORS, Multiply, Ops
+from worker.model.layers.ops import OPERATOR_ERRORS, Ops
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +61,15 @@ class ProductMeter:
                 if name != ONEDNN:
                     raise
                 # Torch's operators for packed products are private: they may vanish or change.
-                logger.debug("%s is not used for matrix products: %s", name, error)
+                logger.debug("not using %s for matrix products: %s", name, error)
                 continue
             if (found - expected).norm() <= _TOLERANCE * expected.norm():
                 ways[name] = way
             else:
                 # Not an error: oneDNN rounds otherwise on processors without VNNI.
                 logger.debug(
-                    "%s is not used for matrix products here: its rounding differs from that of "
-                    "the native kernels",
+                    "not using %s for matrix products: its results differ from those of the native "
+                    "kernels on this processor",
                     name,
                 )
         times = _in_turns(ways, x)
@@ -132,29 +133,9 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
             best[id(one)] = min(best[id(one)], time.perf_counter() - begin_s)
     seconds, other_seconds = best[id(stack)], best[id(other)]
     logger.debug(
-        "steps of %d tokens: ms=%.1f other_ms=%.1f", num_rows, 1e3 * seconds, 1e3 * other_seconds
+        "steps of %d tokens take %.1f ms layer by layer, %.1f ms in one call",
+        num_rows,
+        1e3 * seconds,
+        1e3 * other_seconds,
     )
     return seconds * _STEP_QUICKER <= other_seconds
-
-
-def prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
-    """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32.
-
-    Token ids and positions are [tokens], the rows [prompts].
-    """
-    length = min(pool.block_size, num_rows)
-    count = min(pool.num_blocks, num_rows // length)
-    ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)
-    positions = torch.arange(length, dtype=torch.int32).repeat(count)
-    metadata = AttentionMetadata(
-        cu_q=ends,
-        seq_lens=torch.full((count,), length, dtype=torch.int32),
-        block_table=torch.arange(count, dtype=torch.int32)[:, None],
-        slots=torch.arange(count * length, dtype=torch.int32),
-        num_decodes=count if length == 1 else 0,
-        max_query_len=length,
-        num_tokens=count * length,
-        query_lens=(length,) * count,
-        context_lens=(length,) * count,
-    )
-    return torch.zeros_like(positions), positions, metadata, ends[1:] - 1

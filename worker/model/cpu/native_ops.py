@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.base import Activation
+from worker.model.base import Activation, Multiply
 from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
 from worker.model.cpu.library import GATES, NO_GATE, NativeKernels, Scratch, Weight
-from worker.model.cpu.onednn_ops import (
-    OneDnnInt8Ops,
-    PackedOps,
-    balance,
-    quantize_weight,
-    spreading_factors,
-)
+from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.device import HugePages
-from worker.model.layers.ops import HeadNorm, Multiply, Norm
+from worker.model.layers.int8 import balance, quantize_weight, spreading_factors
+from worker.model.layers.ops import HeadNorm, Norm, Ops
 
 _PANEL = (
     32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
@@ -151,7 +147,7 @@ class NativeProduct:
         self._settle()  # a late thread may still read the weight
 
 
-class NativeOps:
+class NativeOps(Ops):
     """Sums are float32 and rounded once, where TorchOps rounds after every operation.
 
     `is_int8`: the products quantize weights at load and activations as they come.
@@ -172,7 +168,7 @@ class NativeOps:
         result has memory of its own, beyond what Ops promises."""
         self._kernels = kernels
         self._keeps_results = keeps_results
-        self._is_int8 = is_int8
+        self._is_int8 = self.measures_inputs = is_int8
         self._input_sizes: Tensor | None = None
         self._choices = choices
         self._choice = Choice(amx_rows)
@@ -184,7 +180,7 @@ class NativeOps:
         self._results: dict[tuple[int, bool], Workspace | FreshRows] = {}
         self._normed: dict[int, Workspace | FreshRows] = {}
 
-    def for_inputs(self, sizes: Tensor) -> NativeOps:
+    def for_inputs(self, sizes: Tensor) -> Self:
         ops = copy.copy(self)
         ops._input_sizes = sizes
         return ops

@@ -18,56 +18,36 @@ from pathlib import Path
 import torch
 
 from worker.cache import cache_directory
-from worker.engine_options import CpuTier, Quantization, WeightCopies
-from worker.model.attention.sdpa import SdpaAttention
+from worker.engine_options import CpuTier, EngineOptions
 from worker.model.base import DecoderStack
-from worker.model.config.model_config import ModelConfig
 from worker.model.cpu import native_ops
 from worker.model.cpu.choices import ProductChoices, choices_path
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for
 from worker.model.cpu.measuring import ProductMeter, is_quicker
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeAttention, NativeStack
-from worker.model.cpu.onednn_ops import Int8Ops, OneDnnInt8Ops, PackedOps
+from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
 from worker.model.device import available_host_bytes
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer, StackByRows
-from worker.model.layers.ops import OPERATOR_ERRORS, Ops, TorchOps
+from worker.model.layers.ops import OPERATOR_ERRORS, Ops
+from worker.model.parallel.group import Placement
+from worker.model.tier import REFERENCE_OPS, Tier, TierRequest, layer_by_layer, reference_tier
 
 logger = logging.getLogger(__name__)
 
 _COPIES_SHARE = 0.25  # of the memory that is free before the weights are packed
 
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """`ops` for the model's layers, and what computes all of them over a pool.
-
-    `stack` is for a model that uses the `ops`. `has_own_threads`: torch computes next to nothing of
-    a step, so its own threads would only stand in the way.
-    """
-
-    name: str
-    ops: Ops
-    stack: Callable[[CausalLM, KVCachePool], DecoderStack]
-    has_own_threads: bool = False
+# By quantization: the operations of the packed tier. The native tier has all of these, too.
+PACKED_OPS: dict[str, Callable[[], Ops]] = {"none": PackedOps, "int8": OneDnnInt8Ops}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierRequest:
-    """What the model needs of a tier; without a `config`, its products alone."""
-
-    config: ModelConfig | None
-    dtype: torch.dtype
-    block_size: int
-    quantization: Quantization = "none"
-    kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`
-    num_threads: int = 1
-    num_ranks: int = 1  # among which the layers are divided; they add up after products
-    weight_copies: WeightCopies = "auto"  # the native tier's
-    memory_share: float = 1.0  # of the free memory; the rest is other workers'
-    compiling: Callable[[float], None] = lambda share: None  # as kernels are compiled
+def tier_of(
+    options: EngineOptions, request: TierRequest, placement: Placement, max_model_len: int
+) -> Tier:
+    """Returns the CPU's tier by `options.cpu_tier`. Raises ModelError."""
+    return choose_tier(options.cpu_tier, request)
 
 
 def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
@@ -78,21 +58,15 @@ def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
         try:
             return packed_tier(request) if wanted == "packed" else native_tier(request)
         except TierUnavailable as error:
-            raise ModelError(f"cpu_tier {wanted!r} cannot be had: {error}") from error
+            raise ModelError(f"cpu_tier {wanted!r} is unavailable: {error}") from error
     if request.dtype is not torch.bfloat16 and request.quantization == "none":
         return reference_tier(request)  # packing pays where torch would reorder at every call
     for name, make in (("native", native_tier), ("packed", packed_tier)):
         try:
             return make(request)
         except TierUnavailable as error:
-            logger.info("CPU tier %s is not used: %s", name, error)
+            logger.info("CPU tier %s is unavailable: %s", name, error)
     return reference_tier(request)
-
-
-def reference_tier(request: TierRequest) -> Tier:
-    """Returns the tier of torch's own operators, which is always there."""
-    ops = Int8Ops() if request.quantization == "int8" else TorchOps()
-    return Tier("reference", ops, _layer_by_layer)
 
 
 def packed_tier(request: TierRequest) -> Tier:
@@ -100,18 +74,26 @@ def packed_tier(request: TierRequest) -> Tier:
 
     Raises TierUnavailable where torch's private operators are not what they were.
     """
-    is_int8 = request.quantization == "int8"
-    ops = OneDnnInt8Ops() if is_int8 else PackedOps()
+    return Tier("packed", _packed_ops(request), layer_by_layer(request))
+
+
+def _packed_ops(request: TierRequest) -> Ops:
+    """Returns oneDNN's operations. Raises TierUnavailable."""
+    if request.quantization not in PACKED_OPS:
+        raise TierUnavailable(f"it has no products for quantization {request.quantization!r}")
+    ops = PACKED_OPS[request.quantization]()
     _check(ops, request)
-    return Tier("packed", ops, _layer_by_layer)
+    return ops
 
 
 def native_tier(request: TierRequest) -> Tier:
     """Returns the tier of the compiled kernels, built if need be. Raises TierUnavailable."""
     if request.block_size != ATTENTION_BLOCK:
-        raise TierUnavailable(f"block_size is {request.block_size}, not {ATTENTION_BLOCK}")
+        raise TierUnavailable(
+            f"block_size is {request.block_size}, its kernels need {ATTENTION_BLOCK}"
+        )
     if request.kv_dtype not in (None, request.dtype):
-        raise TierUnavailable("kv_cache_dtype is fp8, the kernels attend over bfloat16")
+        raise TierUnavailable("its attention kernels read bfloat16, kv_cache_dtype is fp8")
     assert request.config is not None, "a stack is of a configuration"
     if reason := native_ops.unavailable_reason(request.config):
         raise TierUnavailable(reason)
@@ -119,7 +101,9 @@ def native_tier(request: TierRequest) -> Tier:
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         if request.num_ranks > 1:
-            logger.info("the native tier computes layer by layer: ranks add up within each layer")
+            logger.info(
+                "the native tier computes layer by layer, because ranks sum within each layer"
+            )
             attention = NativeAttention(pool, kernels, model.config.layer_scores)
             return LayerByLayer(model, attention)
         whole = NativeStack(model, pool, kernels)
@@ -139,6 +123,8 @@ def _native_ops(
     request: TierRequest, *, keeps_results: bool = False
 ) -> tuple[NativeKernels, NativeOps]:
     """Returns the compiled kernels and the operations over them. Raises TierUnavailable."""
+    if request.quantization not in PACKED_OPS:
+        raise TierUnavailable(f"it has no products for quantization {request.quantization!r}")
     if request.dtype is not torch.bfloat16:
         raise TierUnavailable(f"the kernels compute in bfloat16, the model is {request.dtype}")
     library = build_for(cpu_features(), request.compiling)
@@ -168,8 +154,7 @@ class Products:
 def choose_products(wanted: CpuTier, request: TierRequest) -> Products:
     """Returns those of the tier `wanted`, or of the fastest, as `choose_tier` does. Raises
     ModelError where they are unavailable."""
-    is_int8 = request.quantization == "int8"
-    is_plain = request.dtype is not torch.bfloat16 and not is_int8
+    is_plain = request.dtype is not torch.bfloat16 and request.quantization == "none"
     names = ("native", "packed") if wanted == "auto" and not is_plain else (wanted,)
     for name in names:
         try:
@@ -177,14 +162,12 @@ def choose_products(wanted: CpuTier, request: TierRequest) -> Products:
                 kernels, ops = _native_ops(request, keeps_results=True)
                 return Products(name, ops, kernels)
             if name == "packed":
-                packed = OneDnnInt8Ops() if is_int8 else PackedOps()
-                _check(packed, request)
-                return Products(name, packed)
+                return Products(name, _packed_ops(request))
         except TierUnavailable as error:
             if wanted != "auto":
-                raise ModelError(f"cpu_tier {wanted!r} cannot be had: {error}") from error
-            logger.info("CPU tier %s is not used: %s", name, error)
-    return Products("reference", Int8Ops() if is_int8 else TorchOps())
+                raise ModelError(f"cpu_tier {wanted!r} is unavailable: {error}") from error
+            logger.info("CPU tier %s is unavailable: %s", name, error)
+    return Products("reference", REFERENCE_OPS[request.quantization]())
 
 
 def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> ProductChoices | None:
@@ -207,19 +190,15 @@ def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> Prod
         ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
         None if directory is None else choices_path(directory, machine),
         copies=request.weight_copies,
-        free_bytes=int(available_host_bytes() * request.memory_share * _COPIES_SHARE),
+        free_bytes=lambda: int(available_host_bytes() * request.memory_share * _COPIES_SHARE),
     )
-
-
-def _layer_by_layer(model: CausalLM, pool: KVCachePool) -> DecoderStack:
-    return LayerByLayer(model, SdpaAttention(pool, model.config.layer_scores))
 
 
 def _check(ops: Ops, request: TierRequest) -> None:
     """Raises TierUnavailable for a tier whose products are wrong: better slow than wrong."""
-    like = Int8Ops() if request.quantization == "int8" else TorchOps()
+    like = REFERENCE_OPS[request.quantization]()
     if reason := unavailable_reason(ops, like, request.dtype):
-        raise TierUnavailable(f"its products fail the check at load: {reason}")
+        raise TierUnavailable(f"its matrix products are wrong on this machine: {reason}")
 
 
 _SAMPLE = (3, 64, 48)  # rows, in, out: odd enough to notice a wrong layout

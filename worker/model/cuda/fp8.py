@@ -10,10 +10,20 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.base import FP8
+from worker.model.base import FP8, Multiply
 from worker.model.cuda.kernels.fp8 import block_product_kernel, quantize_kernel
-from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK, Fp8Weight
-from worker.model.layers.ops import OPERATOR_ERRORS, Multiply, TorchOps
+from worker.model.cuda.layers import gate
+from worker.model.layers import fp8
+from worker.model.layers.fp8 import (
+    BLOCK,
+    LARGEST,
+    LEAST_PEAK,
+    Fp8Method,
+    Fp8Weight,
+    Fp8Weights,
+)
+from worker.model.layers.linear_method import LinearShape, LinearWeights
+from worker.model.layers.ops import OPERATOR_ERRORS
 
 _PLACES_A_PROGRAM = 1024  # of a row, in groups of BLOCK
 _FEW_ROWS = 64
@@ -80,8 +90,21 @@ def multiply_in_blocks(
     return out
 
 
+class CudaFp8Method(Fp8Method):
+    """Fp8Method by these products; a gate is a kernel of its own."""
+
+    def product(
+        self, shape: LinearShape, weights: LinearWeights, input_sizes: Tensor | None = None
+    ) -> Multiply:
+        assert isinstance(weights, Fp8Weights), "they were created by Fp8Method"
+        multiply = fp8_linear(weights.weight, weights.bias)
+        activation = shape.activation
+        return multiply if activation is None else lambda x: gate(multiply(x), activation)
+
+
 def fp8_linear(weight: Fp8Weight, bias: Tensor | None) -> Multiply:
-    """Does what Fp8Ops.fp8_linear does. The weight's sizes divide by 16, with blocks by BLOCK."""
+    """Does what the twin of this name does. The weight's sizes divide by 16, with blocks by
+    BLOCK."""
     transposed, by_row = weight.values.t(), weight.scales[None]
 
     def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
@@ -120,7 +143,7 @@ def unavailable_reason(device: torch.device) -> str | None:
     for shape in ((size_out,), (size_out // BLOCK, size_in // BLOCK)):
         scales = (torch.rand(shape, generator=generator) + 0.5).to(device)
         weight = Fp8Weight(values, scales)
-        expected = TorchOps().fp8_linear(weight, None)(x).float()
+        expected = fp8.fp8_linear(weight, None)(x).float()
         try:
             error = (fp8_linear(weight, None)(x).float() - expected).norm() / expected.norm()
         except OPERATOR_ERRORS as failure:

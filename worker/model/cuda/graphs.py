@@ -118,7 +118,7 @@ class StepGraphs:
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
         logger.info(
-            "captured CUDA graphs: decodes=%d mixed=%d seconds=%.1f mib=%.0f",
+            "captured %d CUDA graphs of decode steps and %d of mixed steps in %.1f s, %.0f MiB",
             len(self._best),
             len(self._steps) - len(self._best),
             time.monotonic() - begin_s,
@@ -149,8 +149,8 @@ class StepGraphs:
                 break  # smaller ones would take their own memory as well
         if len(self._steps) < len(shapes):
             logger.warning(
-                "memory is too small for all CUDA graphs: captured %d of %d shapes, up to %d "
-                "tokens; other steps are launched kernel by kernel",
+                "GPU memory ran out while capturing CUDA graphs: captured %d of %d shapes, up to "
+                "%d tokens; other steps launch their kernels one by one, which is slower",
                 len(self._steps),
                 len(shapes),
                 max((shape.tokens for shape in self._steps), default=0),
@@ -201,7 +201,9 @@ class StepGraphs:
             if shape.tokens <= MAX_ROWS and self._stack.has_gemv:
                 ways = (step, capture(partial(self._run_gemv, shape)))
                 chosen = capture.fastest(ways)
-                logger.debug("a step of %d tokens is replayed in way %d", shape.tokens, chosen)
+                logger.debug(
+                    "replaying CUDA graph for %d tokens (variant %d)", shape.tokens, chosen
+                )
                 step = ways[chosen]
             self._best[shape] = capture(partial(self._run_best, shape))
         self._steps[shape] = step

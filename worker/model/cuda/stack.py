@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.model.base import Activation, AttentionMetadata
+from worker.model.base import Activation, AttentionMetadata, Multiply
 from worker.model.cuda.attention import TritonAttention
-from worker.model.cuda.fp8 import fp8_linear
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
-from worker.model.cuda.layers import add_norm, gate, rotate_and_store
+from worker.model.cuda.layers import add_norm, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
-from worker.model.layers.fp8 import Fp8Weight
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import HeadNorm, Multiply, Norm, TorchOps
+from worker.model.layers.ops import HeadNorm, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -31,15 +29,6 @@ class CudaOps(TorchOps):
         self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
     ) -> Multiply:
         return GatedProduct(Product(weight, bias), activation)
-
-    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
-        return fp8_linear(weight, bias)
-
-    def gated_fp8_linear(
-        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
-    ) -> Multiply:
-        multiply = fp8_linear(weight, bias)
-        return lambda x: gate(multiply(x), activation)
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None

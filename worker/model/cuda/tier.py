@@ -12,11 +12,11 @@ import torch
 
 from worker.engine_options import CUDA_BATCHED_TOKENS, EngineOptions
 from worker.model.base import DecoderStack
-from worker.model.cpu.tiers import Tier, TierRequest, reference_tier
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.parallel.group import Placement
+from worker.model.tier import ATTENTION_BACKENDS, Tier, TierRequest, reference_tier
 
 logger = logging.getLogger(__name__)
 
@@ -25,18 +25,24 @@ _LEAST_CAPABILITY = (8, 0)  # before it there is no bfloat16, and the kernels sp
 _FP8_CAPABILITY = (8, 9)
 
 
-def cuda_tier(
-    options: EngineOptions, request: TierRequest, placement: Placement, max_blocks: int
+def tier_of(
+    options: EngineOptions, request: TierRequest, placement: Placement, max_model_len: int
 ) -> Tier:
-    """Returns the tier that `options` want, or the fastest. `max_blocks` are those of the longest
-    sequence. Raises ModelError where the one wanted cannot run here."""
+    """Returns the tier that `options` request, or the fastest. Raises ModelError where the
+    requested one cannot run here."""
+    for name, value, neutral in (
+        ("cpu_tier", options.cpu_tier, "auto"),
+        ("quantization", options.quantization, "none"),
+    ):
+        if value != neutral:
+            raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
     if not uses_kernels(options, placement.device):
         return reference_tier(request)
     capability = torch.cuda.get_device_capability(placement.device)
     if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
         raise ModelError(
             f"kv_cache_dtype {options.kv_cache_dtype!r}: Triton has FP8 from compute capability "
-            f"8.9 on, {torch.cuda.get_device_name(placement.device)} has "
+            f"8.9 on; {torch.cuda.get_device_name(placement.device)} has "
             f"{'.'.join(map(str, capability))}; PENSTOCK_ATTENTION_BACKEND=sdpa keeps it in FP8"
         )
     # Here and not above: they need Triton.
@@ -51,25 +57,30 @@ def cuda_tier(
             whole,
             max_num_seqs=options.max_num_seqs,
             max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
-            max_blocks=max_blocks,
+            max_blocks=-(-max_model_len // request.block_size),
             device=placement.device,
             logits=model.logits,
         )
 
-    return Tier("triton", CudaOps(), stack)
+    stored = request.config.fp8 if request.config is not None else None
+    if stored is None or not keeps_fp8(options, placement):
+        return Tier("triton", CudaOps(), stack)
+    from worker.model.cuda.fp8 import CudaFp8Method
+
+    return Tier("triton", CudaOps(), stack, CudaFp8Method)
 
 
 def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
     """Returns whether this project's kernels attend on a CUDA device. Raises ModelError where they
     are wanted and cannot run."""
-    if options.attention_backend == "sdpa":
+    if options.attention_backend in ATTENTION_BACKENDS:
         return False
     reason = _unavailable_reason(device)
     if reason is None:
         return True
     if options.attention_backend == "triton":
-        raise ModelError(f"attention_backend 'triton' cannot be had: {reason}")
-    logger.warning("torch's operators compute the attention, which is slow: %s", reason)
+        raise ModelError(f"attention_backend 'triton' is unavailable: {reason}")
+    logger.warning("attention falls back to torch's operators, which are slow: %s", reason)
     return False
 
 
@@ -88,7 +99,9 @@ def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
 
         reason = fp8.unavailable_reason(device)
     if reason:
-        logger.warning("FP8 weights become %s, twice their size: %s", placement.dtype, reason)
+        logger.warning(
+            "FP8 weights are loaded as %s and take twice the memory: %s", placement.dtype, reason
+        )
     return reason is None
 
 

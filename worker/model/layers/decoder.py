@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from worker.model.base import AttentionBackend, AttentionMetadata, DecoderStack, Share
 from worker.model.config.model_config import ModelConfig
-from worker.model.layers.fp8 import Fp8Layout
-from worker.model.layers.linear import Embedding, GatedLinear, Linear, Place, RMSNorm, TiedHead
+from worker.model.layers.linear import Embedding, Linear, RMSNorm, TiedHead
+from worker.model.layers.linear_method import LinearMethod, LinearMethods, Place
 from worker.model.layers.ops import HeadNorm, Norm, Ops, Rotation, Step, TorchOps
 from worker.model.layers.rotary import RotaryEmbedding
 from worker.model.parallel.group import Placement
@@ -79,7 +79,7 @@ class GatedMLP(nn.Module):
         hidden, bias = Share.all_of(config.hidden_size), config.mlp_bias
         inner = placement.group.features(config.intermediate_size)
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up = GatedLinear(
+        self.gate_up = Linear(
             hidden, parts, bias=bias, activation=config.activation, placement=placement
         )
         self.down = Linear(inner, {"down_proj": hidden}, bias=bias, placement=placement)
@@ -161,9 +161,11 @@ class CausalLM(nn.Module):
         config: ModelConfig,
         max_model_len: int,
         placement: Placement,
-        fp8: Mapping[str, Fp8Layout] | None = None,
+        ops: Ops | None = None,
+        stored: Mapping[str, LinearMethod] | None = None,
     ) -> None:
-        """`fp8` has the checkpoint's names of weights that stay in FP8."""
+        """`ops` compute the layers from `finish` on; None: TorchOps. `stored` has the methods of
+        weights that are kept as the checkpoint has them, by its names."""
         super().__init__()
         self.config = config
         self.placement = placement
@@ -187,19 +189,23 @@ class CausalLM(nn.Module):
             self.local_rope = RotaryEmbedding(
                 config.local_rope, config.head_dim, max_model_len, placement=placement
             )
+        self.methods = LinearMethods(ops or TorchOps(), stored or {})
         for path, module in self.named_modules():
             if isinstance(module, Linear):
-                names = [f"{_prefix(path)}{name}.weight" for name in module.parts]
-                module.allocate([(fp8 or {}).get(name) for name in names])
+                names = [f"{_prefix(path)}{name}.weight" for name in module.shape.parts]
+                module.create(self.methods.choose(names, module.shape))
         self._num_parameters = sum(math.prod(p.whole_shape) for _, p in self.named_tensors())
+        self._finished_ops = ops or TorchOps()
         self._ops: Ops = TorchOps()
 
-    def use(self, ops: Ops) -> None:
-        """Computes with `ops` from now on. Once, after loading: the ops take the weights over."""
+    def finish(self) -> None:
+        """Computes with the ops and the methods from now on: the weights are loaded, and theirs."""
         for module in self.modules():
-            if isinstance(module, Linear | TiedHead):
-                module.use(ops)
-        self._ops = ops
+            if isinstance(module, Linear):
+                module.finish()
+            elif isinstance(module, TiedHead):
+                module.finish(self.methods.dense)
+        self._ops = self._finished_ops
 
     def forward(self, token_ids: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
         """Returns final hidden states [num_tokens, hidden] of `token_ids` and `positions`

@@ -1,104 +1,68 @@
-"""Modules that own parameters: Linear, Embedding, TiedHead, RMSNorm; Placement of their memory."""
+"""Modules that own parameters: Linear, Embedding, TiedHead, RMSNorm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.model.base import FP8, Activation, Share
-from worker.model.layers.fp8 import BLOCK, Fp8Layout, Fp8Weight
-from worker.model.layers.ops import Fp8Ops, Multiply, Norm, Ops, TorchOps, for_inputs
+from worker.model.base import Activation, Multiply, Share
+from worker.model.layers.linear_method import (
+    DenseMethod,
+    LinearMethod,
+    LinearShape,
+    LinearWeights,
+    Place,
+)
+from worker.model.layers.ops import Norm
 from worker.model.parallel.group import ALONE, Placement
-
-_FP8_WIDTH = 16  # rows and columns that FP8 products come in
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor of the checkpoint goes: `rows` and `columns` of it fill `data`.
-
-    `columns` is None for a tensor of one dimension. `data` is [rows.size, columns.size] or
-    [rows.size]; None where this rank needs nothing of the tensor. Where it is in FP8, its scales
-    and that of its inputs go to `scales` and `input_scale`, as in an Fp8Weight.
-    """
-
-    data: Tensor | None
-    rows: Share
-    columns: Share | None = None
-    scales: Tensor | None = None
-    input_scale: Tensor | None = None
-
-    @property
-    def whole_shape(self) -> tuple[int, ...]:
-        """The tensor's shape in the checkpoint."""
-        rows = self.rows.whole
-        return (rows,) if self.columns is None else (rows, self.columns.whole)
 
 
 class Linear(nn.Module):
-    """`x @ weight.T + bias`; `weight` holds the parts' rows one after the other.
+    """`x @ weight.T + bias`, of the parts one after the other; see LinearShape.
 
-    `parts` maps each checkpoint name ("q_proj") to its output features, in the order in which they
-    come out. Ranks that have shares of the input features add their results up; those with shares
-    of the output features have theirs alone. `allocate` comes first. Once `use` has been called,
-    the weight is the ops' and may have another form: `weight` and `bias` are None and
-    `named_tensors` is over.
+    Ranks that have shares of the input features add their results up; those with shares of the
+    output features have theirs alone. `create` comes first. After `finish` the weights are the
+    method's and may have another form: `named_tensors` is over.
     """
 
     def __init__(
-        self, in_features: Share, parts: Mapping[str, Share], *, bias: bool, placement: Placement
+        self,
+        in_features: Share,
+        parts: Mapping[str, Share],
+        *,
+        bias: bool,
+        placement: Placement,
+        activation: Activation | None = None,
     ) -> None:
+        """With an `activation` the two parts are gate and up: activation(gate(x)) * up(x)."""
         super().__init__()
-        self.parts = dict(parts)
-        self.in_features = in_features
         self._placement = placement
         self._group = placement.group if not in_features.is_all else ALONE
-        self._has_bias = bias
-        self.weight: nn.Parameter | None = None
-        self.bias: nn.Parameter | None = None
-        self._fp8: Fp8Weight | None = None
+        self.shape = LinearShape(
+            in_features=in_features,
+            parts=dict(parts),
+            has_bias=bias,
+            adds_bias=bias and self._group.rank == 0,
+            activation=activation,
+        )
         self.input_sizes: Tensor | None = None  # root mean squares [in], where they are known
+        self._method: LinearMethod
+        self._weights: LinearWeights | None = None
         self._multiply: Multiply
 
-    def allocate(self, layouts: Sequence[Fp8Layout | None] = ()) -> None:
-        """Makes room for the weight, as the parts are stored; without `layouts` in plain numbers.
+    def create(self, method: LinearMethod) -> None:
+        """Makes room for the weights, as `method` stores them."""
+        self._method = method
+        self._weights = method.create(self.shape, self._placement)
+        self._multiply = method.reference(self.shape, self._weights)
 
-        Parts of several kinds are one weight in the model's dtype, and so are blocks that its rows
-        or this rank's share cut.
-        """
-        place = self._placement.parameter
-        rows, columns = sum(part.size for part in self.parts.values()), self.in_features.size
-        layout = layouts[0] if len(set(layouts)) == 1 else None
-        if layout is None or not self._divides(layout):
-            self.weight = place(rows, columns)
-        else:
-            self.weight = place(rows, columns, dtype=FP8)
-            by = (rows // BLOCK, columns // BLOCK) if layout.in_blocks else (rows,)
-            self._fp8 = Fp8Weight(
-                self.weight.data,
-                place(*by, dtype=torch.float32).data,
-                place(1, dtype=torch.float32).data.zero_() if layout.has_input_scale else None,
-            )
-        if self._has_bias and self._group.rank == 0:  # else it would be added once by each rank
-            self.bias = place(rows)
-        self._multiply = self._multiplier(TorchOps())
-
-    def _divides(self, layout: Fp8Layout) -> bool:
-        """Returns whether FP8 products can be had of this rank's part of the weight."""
-        rows, columns = sum(part.size for part in self.parts.values()), self.in_features
-        if not layout.in_blocks:
-            return not (rows % _FP8_WIDTH or columns.size % _FP8_WIDTH)
-        shares = (*self.parts.values(), columns)
-        return not any(share.start % BLOCK or share.size % BLOCK for share in shares)
-
-    def use(self, ops: Ops) -> None:
-        """Computes with `ops` from now on."""
-        self._multiply = self._multiplier(for_inputs(ops, self.input_sizes))
-        self.weight = self.bias = self._fp8 = None
+    def finish(self) -> None:
+        """Computes the method's product from now on; the weights are loaded."""
+        weights, self._weights = self._loading(), None
+        self._multiply = self._method.product(self.shape, weights, self.input_sizes)
 
     @property
     def product(self) -> Multiply:
@@ -110,61 +74,12 @@ class Linear(nn.Module):
         return self._group.sum(self._multiply(x))
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Place]]:
-        """Yields checkpoint names with the rows of the fused parameters that they fill."""
-        start = 0
-        assert self.weight is not None, "the weight has been given to the ops"
-        for name, part in self.parts.items():
-            rows = slice(start, start + part.size)
-            scales = input_scale = None
-            if (fp8 := self._fp8) is not None:
-                input_scale = fp8.input_scale
-                in_blocks = slice(rows.start // BLOCK, rows.stop // BLOCK)
-                scales = fp8.scales[in_blocks if fp8.in_blocks else rows]
-            data = self.weight.data[rows]
-            place = Place(data, part, self.in_features, scales, input_scale)
-            yield f"{prefix}{name}.weight", place
-            if self._has_bias:
-                bias = self.bias.data[rows] if self.bias is not None else None
-                yield f"{prefix}{name}.bias", Place(bias, part)
-            start += part.size
+        """Yields checkpoint names with the memory that they fill."""
+        return self._loading().shards(self.shape, prefix)
 
-    def _multiplier(self, ops: Ops) -> Multiply:
-        weight, bias = self._parameters_given_away()
-        if isinstance(weight, Fp8Weight):
-            return _fp8(ops).fp8_linear(weight, bias)
-        return ops.linear(weight, bias)
-
-    def _parameters_given_away(self) -> tuple[Tensor | Fp8Weight, Tensor | None]:
-        """Returns the weight [out, in] and the bias [out]."""
-        assert self.weight is not None, "the weight has been given to the ops"
-        return self._fp8 or self.weight, self.bias
-
-
-def _fp8(ops: Ops) -> Fp8Ops:
-    assert isinstance(ops, Fp8Ops), "weights stay in FP8 where the tier multiplies by them"
-    return ops
-
-
-class GatedLinear(Linear):
-    """Two parts of equal size, gate and up: activation(gate(x)) * up(x)."""
-
-    def __init__(
-        self,
-        in_features: Share,
-        parts: Mapping[str, Share],
-        *,
-        bias: bool,
-        activation: Activation,
-        placement: Placement,
-    ) -> None:
-        super().__init__(in_features, parts, bias=bias, placement=placement)
-        self._activation: Activation = activation
-
-    def _multiplier(self, ops: Ops) -> Multiply:
-        weight, bias = self._parameters_given_away()
-        if isinstance(weight, Fp8Weight):
-            return _fp8(ops).gated_fp8_linear(weight, bias, self._activation)
-        return ops.gated_linear(weight, bias, self._activation)
+    def _loading(self) -> LinearWeights:
+        assert self._weights is not None, "the weights have been given to the method"
+        return self._weights
 
 
 class Embedding(nn.Module):
@@ -215,9 +130,11 @@ class TiedHead(nn.Module):
         self.input_sizes: Tensor | None = None  # as a Linear's
         self._multiply: Multiply = self._dense
 
-    def use(self, ops: Ops) -> None:
-        """Computes with `ops` from now on; the embedding keeps its own copy for lookups."""
-        self._multiply = for_inputs(ops, self.input_sizes).linear(self._embedding.weight, None)
+    def finish(self, method: DenseMethod) -> None:
+        """Computes by `method` from now on; the embedding keeps its own copy for lookups."""
+        if self.input_sizes is not None:
+            method = method.for_inputs(self.input_sizes)
+        self._multiply = method.linear(self._embedding.weight, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps [rows, hidden] to [rows, vocab]."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.base import Activation, AttentionBackend
-from worker.model.layers import fp8
-from worker.model.layers.fp8 import Fp8Weight
-
-Multiply = Callable[[Tensor], Tensor]
+from worker.model.base import AttentionBackend, Multiply
+from worker.model.layers.linear_method import DenseMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +35,17 @@ class HeadNorm:
 OPERATOR_ERRORS = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 
-class Ops(Protocol):
-    """One step of a layer each. Inputs are contiguous, in the model's dtype, on its device.
+class Ops(DenseMethod):
+    """The operations of a layer: products of dense weights, and what stands between them.
+
+    Inputs are contiguous, in the model's dtype, on its device.
 
     An op may write into its first argument and may return memory of its own that its next call
     with as many tokens overwrites: results are used before the same op is called again, and the
     argument is given up.
     """
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
-        """Returns a function [rows, in] -> [rows, out]; weight is [out, in], bias [out].
-
-        Takes the weight over: after this its owner lets go of it.
-        """
-        ...
-
-    def gated_linear(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
-    ) -> Multiply:
-        """Returns a function [rows, in] -> [rows, out / 2]: activation(gate) * up.
-
-        weight is [out, in], its first half gate; bias [out].
-        """
-        ...
-
+    @abstractmethod
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -70,8 +53,8 @@ class Ops(Protocol):
 
         `delta_norm`: by which delta is normalised before it is added.
         """
-        ...
 
+    @abstractmethod
     def rotate(
         self,
         qkv: Tensor,
@@ -86,61 +69,18 @@ class Ops(Protocol):
         q and k are normalised per head where there is a norm, then rotated; cos and sin are
         [tokens, 1, head_dim / 2]. The results may be strided views.
         """
-        ...
-
-
-@runtime_checkable
-class Fp8Ops(Ops, Protocol):
-    """Ops that also multiply by weights as FP8 checkpoints have them."""
-
-    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
-        """Returns a function [rows, in] -> [rows, out] which rounds its input to FP8; bias [out]
-        is in the model's dtype."""
-        ...
-
-    def gated_fp8_linear(
-        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
-    ) -> Multiply:
-        """Returns what `gated_linear` returns, by `fp8_linear`."""
-        ...
-
-
-@runtime_checkable
-class RoundingOps(Ops, Protocol):
-    """Ops that round what they multiply, and lose less where they know how large it is."""
-
-    def for_inputs(self, sizes: Tensor) -> Ops:
-        """Returns the same ops for a product whose inputs have these root mean squares [in]."""
-        ...
 
 
 def for_inputs(ops: Ops, sizes: Tensor | None) -> Ops:
     """Returns `ops` for a product whose inputs have these root mean squares [in], if known."""
-    return ops.for_inputs(sizes) if sizes is not None and isinstance(ops, RoundingOps) else ops
+    return ops if sizes is None else ops.for_inputs(sizes)
 
 
-class TorchOps:
+class TorchOps(Ops):
     """Rounds where transformers rounds: after every operation."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         return lambda x: functional.linear(x, weight, bias)
-
-    def gated_linear(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
-    ) -> Multiply:
-        return gated(self.linear(weight, bias), activation)
-
-    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Multiply:
-        def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
-            rounded = fp8.quantize_rows(x, weight.group, weight.input_scale)
-            return fp8.multiply(*rounded, weight, bias).to(x.dtype)
-
-        return multiply
-
-    def gated_fp8_linear(
-        self, weight: Fp8Weight, bias: Tensor | None, activation: Activation = "silu"
-    ) -> Multiply:
-        return gated(self.fp8_linear(weight, bias), activation)
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
@@ -167,19 +107,6 @@ class TorchOps:
         first, second = rotated.chunk(2, dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return rotated[:, :num_heads], rotated[:, num_heads:], heads[:, num_rotated:]
-
-
-def gated(multiply: Multiply, activation: Activation) -> Multiply:
-    """Returns a function [rows, in] -> [rows, out / 2]: activation(gate) * up of `multiply`'s
-    result."""
-
-    def multiply_gated(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out / 2]
-        gate, up = multiply(x).chunk(2, dim=-1)
-        if activation == "silu":
-            return functional.silu(gate) * up
-        return functional.gelu(gate, approximate="tanh") * up
-
-    return multiply_gated
 
 
 def normalize(x: Tensor, norm: Norm) -> Tensor:

@@ -107,6 +107,8 @@ class Placement:
     dtype: torch.dtype
     group: RankGroup = ALONE
 
-    def parameter(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
-        data = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        return nn.Parameter(data, requires_grad=False)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def parameter(self, *shape: int) -> nn.Parameter:
+        return nn.Parameter(self.empty(*shape), requires_grad=False)

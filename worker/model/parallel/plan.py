@@ -8,8 +8,9 @@ import torch
 
 from worker.engine_options import EngineOptions
 from worker.model.config.model_config import ModelConfig
+from worker.model.device import choose_dtype
 from worker.model.errors import UnsupportedModel
-from worker.model.parallel.group import RankGroup
+from worker.model.parallel.group import Placement, RankGroup
 from worker.model.parallel.processes import rank_threads
 
 
@@ -23,7 +24,15 @@ def rank_config(config: ModelConfig, group: RankGroup) -> ModelConfig:
     )
 
 
-def rank_options(options: EngineOptions, group: RankGroup, device: torch.device) -> EngineOptions:
+def rank_part(
+    options: EngineOptions, stored_dtype: str, device: torch.device, group: RankGroup
+) -> tuple[EngineOptions, Placement]:
+    """Returns the options of one rank, and where its parameters are."""
+    dtype = choose_dtype(options.dtype, stored_dtype, device)
+    return _rank_options(options, group, device), Placement(device, dtype, group)
+
+
+def _rank_options(options: EngineOptions, group: RankGroup, device: torch.device) -> EngineOptions:
     """Returns the options of one rank: its part of the engine's threads, at least one, and of its
     memory. CUDA devices have memory of their own."""
     if group.size == 1:
@@ -46,7 +55,7 @@ def check_divisible(config: ModelConfig, size: int) -> None:
     raise UnsupportedModel(
         f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} does not divide the model: config.json has "
         f"num_attention_heads {config.num_heads}, num_key_value_heads {config.num_kv_heads} and "
-        f"intermediate_size {config.intermediate_size}; {', '.join(possible)} would"
+        f"intermediate_size {config.intermediate_size}; possible sizes: {', '.join(possible)}"
     )
 
 

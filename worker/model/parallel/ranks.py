@@ -28,8 +28,8 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.errors import EngineFailed
 from worker.engine_options import EngineOptions
 from worker.model.errors import ModelError
-from worker.model.parallel.group import RankGroup
-from worker.model.parallel.joining import check_machine, join
+from worker.model.parallel.group import ALONE
+from worker.model.parallel.joining import check_machine, join, rank_device
 from worker.model.parallel.messages import (
     FromRank,
     RankFailed,
@@ -64,11 +64,14 @@ class Ranks:
         options: EngineOptions,
         processes: RankProcesses,
         on_end: Callable[[str], None] | None,
+        report: Progress,
     ) -> None:
-        """Has the processes load. `on_end` gets a sentence when a rank has ended, in any thread,
-        and is to end this process: NCCL waits for ever. Without it the next step raises RanksLost.
-        """
+        """Starts loading in the processes. `on_end` gets a sentence when a rank has ended, in any
+        thread, and must end this process: NCCL waits forever. Without it the next step raises
+        RanksLost. `report` becomes the attribute, with a `check` before each call."""
         self._on_end = on_end
+        self.group = ALONE  # until `join`
+        self.report = self._watched(report)
         self._encoder = StepEncoder()
         self._changed = threading.Condition()
         self._failure: RankFailed | None = None
@@ -86,12 +89,13 @@ class Ranks:
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
-    def join(self, device: torch.device) -> RankGroup:
+    def join(self, device: torch.device) -> None:
         """Joins the group as rank 0, when all others are about to. Raises as `check` does."""
+        device = rank_device(device, 0)
         self._wait_for(RankStarted)
         there = self._processes
         size = 1 + len(self._ranks)
-        return join(0, size, there.store_fd, device, there.peers, there.memory_fd)
+        self.group = join(0, size, there.store_fd, device, there.peers, there.memory_fd)
 
     def loaded(self) -> None:
         """Waits until all ranks have loaded their parts. Raises as `check` does."""
@@ -105,7 +109,7 @@ class Ranks:
         if failure is not None:
             raise (ModelError if failure.by_settings else RanksLost)(failure.message)
 
-    def watched(self, report: Progress) -> Progress:
+    def _watched(self, report: Progress) -> Progress:
         """Returns `report` with a `check` before each call."""
 
         def checked(stage: str, share: float) -> None:
@@ -235,13 +239,23 @@ def start_ranks(
     device: torch.device,
     processes: RankProcesses | None,
     on_end: Callable[[str], None] | None,
+    report: Progress,
 ) -> Ranks:
-    """Has ranks 1 and up of `options` load, in new processes where none are given.
+    """Starts loading ranks 1 and up of `options`, in new processes where none are given, and joins
+    their group.
 
-    Raises ModelError where this machine cannot run them.
+    Raises ModelError where this machine cannot run them, or one of them cannot load its part.
     """
     check_machine(options, device)
     # Before the parts are made of it: a rank's own environment has its part alone.
     num_threads = options.num_threads or default_threads()
     options = replace(options, num_threads=num_threads)
-    return Ranks(options, processes or RankProcesses(options), on_end)
+    ranks = Ranks(options, processes or RankProcesses(options), on_end, report)
+    report("starting ranks", 0.0)
+    try:
+        ranks.join(device)
+    except Exception as error:
+        ranks.explain(error)
+        raise
+    report("starting ranks", 1.0)
+    return ranks

@@ -93,7 +93,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         link.send(RankFailed(str(error), by_settings=not may_pass(error)))
         return EXIT_NOT_LOADED
     except Exception as error:
-        log.error("a tensor-parallel rank failed to load its weights", exc_info=True)
+        log.error("rank %d could not load its part of the model", start.rank, exc_info=True)
         sentence = f"rank {start.rank}: {type(error).__name__}: {error}"
         link.send(RankFailed(sentence, by_settings=False))
         return EXIT_NOT_LOADED
@@ -102,8 +102,8 @@ def _serve(start: StartRank, link: RankSocket) -> int:
     decoder = StepDecoder()
     forward = RankForward(
         part.built.model,
-        part.stack,
-        block_size=part.block_size,
+        part.kv_cache.stack,
+        block_size=part.kv_cache.block_size,
         shares_tokens=part.lookahead > 0,
     )
     while True:

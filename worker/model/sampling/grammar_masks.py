@@ -197,7 +197,7 @@ class GrammarMasks:
             self._hold_back_ends(mask, rows[i])
         for i, why in failed.items():
             log.warning(
-                "the grammar of a request failed", extra={"seq_id": rows[i].seq_id, "reason": why}
+                "a request failed in its grammar", extra={"seq_id": rows[i].seq_id, "reason": why}
             )
             failed[i] = f"{ErrorCode.GRAMMAR_FAILED.value}: {why}"
         return indices, masks, failed

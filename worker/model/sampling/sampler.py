@@ -384,8 +384,8 @@ def find_kernels(
         from worker.model.sampling.cuda_kernels import SamplingKernels
     except ImportError as error:
         log.warning(
-            "Triton cannot be imported, so tokens are drawn by torch's operators, which takes "
-            "milliseconds in each step of many rows: %s",
+            "sampling falls back to torch's operators, which cost milliseconds per step, because "
+            "Triton cannot be imported: %s",
             error,
         )
         return None

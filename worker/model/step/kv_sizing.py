@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from worker.engine.batch import ScheduledBatch
@@ -10,7 +12,7 @@ from worker.model.base import DecoderStack
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
-from worker.model.served import BuiltStack, CapturingStack
+from worker.model.served import BuiltStack, CapturingStack, Progress
 from worker.model.step.rank_forward import RankForward
 from worker.model.step.runner import TorchModelRunner
 from worker.model.step.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
@@ -25,6 +27,31 @@ def num_batched_tokens(options: EngineOptions, device: torch.device) -> int:
     """Returns the token budget of a step: the option, or the device's default."""
     default = CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS
     return options.max_num_batched_tokens or default
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """A rank's layers over their KV cache."""
+
+    stack: DecoderStack
+    num_blocks: int
+    block_size: int
+
+
+def allocate_kv_cache(
+    options: EngineOptions, built: BuiltStack, block_size: int, longest: int, report: Progress
+) -> KVCache:
+    """Sizes the KV cache, allocates it and gives it to the layers. All ranks call it together, and
+    get as many blocks as the one with the least memory. Raises KVCacheTooSmall."""
+    report("allocating KV cache", 0.0)
+    place = built.model.placement
+    own = choose_num_blocks(options, built, block_size, longest)
+    num_blocks = place.group.least(own, place.device)
+    pool = KVCachePool(
+        built.keeps, num_blocks, block_size, device=place.device, dtype=built.kv_dtype
+    )
+    report("allocating KV cache", 1.0)
+    return KVCache(built.stack(pool), num_blocks, block_size)
 
 
 def choose_num_blocks(
@@ -48,9 +75,9 @@ def choose_num_blocks(
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
     if options.max_model_len is not None and num_blocks < per_sequence:
         raise KVCacheTooSmall(
-            f"the KV cache has {num_blocks * block_size} token places, "
+            f"the KV cache holds {num_blocks * block_size} tokens, "
             f"max_model_len is {options.max_model_len}; "
-            "PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS gives it more"
+            "raise PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS"
         )
     return num_blocks
 

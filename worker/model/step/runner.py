@@ -22,7 +22,7 @@ from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
 from worker.model.sampling.row import RowThreads, SamplingRow
 from worker.model.sampling.rows import SamplingRows
 from worker.model.sampling.sampler import Sampled, Sampler
-from worker.model.served import CapturingStack, OtherRanks, ServedModel
+from worker.model.served import CapturingStack, OtherRanks, Report, ServedModel
 from worker.model.step.forward_batch import ForwardBatch, KeptBatch
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class TorchModelRunner:
         what else a step raised.
         """
         return self._reset_on_failure(lambda: self._launch(batch))
+
+    def capture(self, report: Report) -> None:
+        """Captures the stack's steps, where it replays them. Raises what a step raises."""
+        if self._captured is not None:
+            self._captured.capture(report)
 
     def _reset_on_failure(self, compute: Callable[[], T]) -> T:
         """Returns what a part of a step returns; raises as `launch` does."""

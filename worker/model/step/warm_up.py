@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
-from worker.model.served import Report
+from worker.model.served import Progress
 from worker.model.step.runner import TorchModelRunner
 
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
@@ -35,10 +37,11 @@ _CUDA_PARAMS = (
 
 
 def warm_up(
-    runner: TorchModelRunner, config: EngineConfig, device: torch.device, report: Report
+    runner: TorchModelRunner, config: EngineConfig, device: torch.device, report: Progress
 ) -> None:
-    """Runs the steps before which no job is taken. `report` gets the share that is done."""
-    report(0.0)
+    """Runs the first steps, and captures CUDA graphs where the stack has them, so that no job waits
+    for a compiler."""
+    report("warming up", 0.0)
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
     if device.type != "cuda":
         num_tokens = min(num_tokens, _CPU_TOKENS)
@@ -47,7 +50,8 @@ def warm_up(
         run_prefill(runner, config.block_size, min(num_tokens, _CUDA_TOKENS))
         for params in _CUDA_PARAMS:
             run_prefill(runner, config.block_size, 1, params)
-    report(1.0)
+    report("warming up", 1.0)
+    runner.capture(partial(report, "capturing CUDA graphs"))
 
 
 def run_prefill(

@@ -84,15 +84,17 @@ class StoredWeights:
         if format is None:
             for name in sorted(in_fp8):
                 raise UnsupportedModel(
-                    f"{self.weights[name].path.name}: tensor {name!r} is stored as {FP8_TYPE}, of "
-                    "which config.json has no quantization_config"
+                    f"{self.weights[name].path.name}: tensor {name!r} is stored as {FP8_TYPE}, but "
+                    "config.json has no quantization_config"
                 )
             return
         if not in_fp8:
-            raise CheckpointError("config.json tells of FP8 weights, of which the files have none")
+            raise CheckpointError("config.json declares FP8 weights, but the checkpoint holds none")
         for name in sorted(in_fp8 ^ self.scales.keys()):
             tensor = self.weights.get(name) or self.scales[name]
-            what = "has no weight_scale" if name in in_fp8 else "is not in FP8, but has a scale"
+            what = (
+                "has no weight_scale" if name in in_fp8 else "has a scale, but is not stored in FP8"
+            )
             raise CheckpointError(f"{tensor.path.name}: tensor {name!r} {what}")
         for name in sorted(in_fp8):
             self._each(name, format)
@@ -134,5 +136,5 @@ class StoredWeights:
         path = self.scales[name].path
         raise CheckpointError(
             f"{path.name}: the scales of {name!r}, {list(shape)}, have shape {list(stored)}, which "
-            "config.json does not tell"
+            "quantization_config in config.json does not declare"
         )

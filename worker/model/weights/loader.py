@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from worker.engine_options import LoadFormat
 from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Layout
-from worker.model.layers.linear import Place
+from worker.model.layers.linear_method import Place
 from worker.model.weights.fp8_scales import StoredScales, StoredWeights
 from worker.model.weights.reader import copier_for, pieces_of, read_pieces
 from worker.model.weights.safetensors_files import StoredTensor, stored_tensors
@@ -49,10 +50,8 @@ class Checkpoint:
             if name and not _DERIVED.search(name) and not is_tied:
                 tensors[name] = tensor
         self._stored = StoredWeights.of(tensors, config.fp8)
-
-    def fp8_layouts(self) -> dict[str, Fp8Layout]:
-        """Returns the layouts of the weights that may stay in FP8, by name."""
-        return {} if self._format is None else self._stored.layouts(self._format)
+        # Of the weights that may stay in FP8, by name.
+        self.fp8_layouts = self._stored.layouts(config.fp8) if config.fp8 is not None else {}
 
     def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
         """Fills every parameter of the model.
@@ -74,7 +73,7 @@ class Checkpoint:
         ]
         took = read_pieces(pieces, copier_for(model.placement.device), on_progress)
         logger.info(
-            "weights read: gigabytes=%.2f seconds=%.2f gigabytes_per_s=%.2f reading_seconds=%.2f",
+            "read %.2f GB of weights in %.2f s (%.2f GB/s, %.2f s of it waiting for files)",
             took.num_bytes / 1e9,
             took.seconds,
             took.num_bytes / 1e9 / took.seconds,
@@ -116,6 +115,23 @@ class Checkpoint:
                 # Fused parts have the same inputs; the largest scale holds those of each.
                 place.input_scale.clamp_(min=scales.input_scale.item())
         return found
+
+
+class DummyWeights:
+    """Random numbers in the form of a checkpoint's weights, without its files."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.fp8_layouts = noise_layouts(config)
+
+    def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
+        fill_with_noise(model)
+
+
+def open_weights(
+    directory: Path, config: ModelConfig, load_format: LoadFormat
+) -> Checkpoint | DummyWeights:
+    """Returns the weights of a directory, or dummy ones. Raises as Checkpoint does."""
+    return DummyWeights(config) if load_format == "dummy" else Checkpoint(directory, config)
 
 
 def _name_in_language_part(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.model.layers.linear import Place
+from worker.model.layers.linear_method import Place
 from worker.model.weights.fp8_scales import StoredScales
 from worker.model.weights.safetensors_files import DTYPES, StoredTensor
 

@@ -22,9 +22,10 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.cpu import library as compiler
 from worker.model.cpu import tiers
 from worker.model.cpu.library import build, cpu_flags
-from worker.model.cpu.tiers import TierRequest, choose_tier, cpu_features
+from worker.model.cpu.tiers import choose_tier, cpu_features
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.layers.ops import TorchOps
+from worker.model.tier import TierRequest
 
 BF16 = torch.bfloat16
 VARIANTS = {
@@ -144,7 +145,7 @@ def test_auto_falls_back_with_a_reason_in_the_log(
     with caplog.at_level(logging.INFO):
         assert choose_tier("auto", request(path)).name == "packed"
     assert "no C++ compiler" in caplog.text
-    with pytest.raises(ModelError, match="cpu_tier 'native' cannot be had: there is no C\\+\\+"):
+    with pytest.raises(ModelError, match="cpu_tier 'native' is unavailable: there is no C\\+\\+"):
         choose_tier("native", request(path))
 
 
@@ -161,7 +162,7 @@ def test_a_tier_that_answers_wrongly_is_not_used(
 
     path = make_checkpoint(tmp_path, "qwen3")
     for ops, reason in ((Wrong, "products are off by"), (Gone, "no such operator")):
-        monkeypatch.setattr(tiers, "PackedOps", ops)
+        monkeypatch.setitem(tiers.PACKED_OPS, "none", ops)
         with pytest.raises(ModelError, match=reason):
             choose_tier("packed", request(path))
 

@@ -35,8 +35,7 @@ from worker.model.build import build_model
 from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM, LayerByLayer
-from worker.model.layers.fp8 import Fp8Layout
-from worker.model.layers.ops import TorchOps
+from worker.model.layers.fp8 import Fp8Layout, Fp8Method
 from worker.model.parallel.group import Placement, RankGroup
 from worker.model.weights.loader import Checkpoint, fill_with_noise, noise_layouts
 
@@ -166,7 +165,7 @@ def test_products_over_fp8_differ_from_the_twins_by_the_rounding_of_inputs(
     found = []
     for model in (plain, model_in_fp8(quantised)):
         pool = new_pool(config, dtype=torch.float32)
-        model.use(TorchOps())
+        model.finish()
         stack = LayerByLayer(model, SdpaAttention(pool, config.layer_scores))
         found.append(run_step(stack, [(0, 1), (0, 21)]))
     error = (found[1] - found[0]).norm() / found[0].norm()
@@ -178,10 +177,11 @@ def test_dummy_weights_are_in_fp8_where_the_checkpoints_would_be(tmp_path: Path)
     quantised, _ = make_quantised(tmp_path, FP8_FORMATS["fp8-blocks"])
     config = ModelConfig.from_directory(quantised)
     layouts = noise_layouts(config)
-    assert layouts == Checkpoint(quantised, config).fp8_layouts()
+    assert layouts == Checkpoint(quantised, config).fp8_layouts
     assert set(layouts.values()) == {Fp8Layout(in_blocks=True)}
     assert noise_layouts(replace(config, fp8=None)) == {}
-    model = CausalLM(config, 32, Placement(CPU, torch.float32), layouts)
+    stored = {name: Fp8Method(layout) for name, layout in layouts.items()}
+    model = CausalLM(config, 32, Placement(CPU, torch.float32), stored=stored)
     fill_with_noise(model)
     for name, place in model.named_tensors():
         if name in layouts:

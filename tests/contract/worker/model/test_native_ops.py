@@ -9,14 +9,8 @@ from tests.support.cpu_kernels import kernels, variants
 from tests.support.table import table
 from worker.model.base import Activation
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.onednn_ops import (
-    Int8Ops,
-    OneDnnInt8Ops,
-    PackedOps,
-    quantize_rows,
-    quantize_weight,
-    spread,
-)
+from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
+from worker.model.layers.int8 import Int8Ops, quantize_rows, quantize_weight, spread
 from worker.model.layers.ops import HeadNorm, Norm, Ops, TorchOps
 
 BF16 = torch.bfloat16

@@ -226,7 +226,7 @@ def test_a_stream_that_its_frontend_ends_names_where_to_resume(
     *heard, error = [*events, *(event.to_dict() for event in received)]
     assert (error["type"], error["code"]) == ("error", "frontend_draining")
     assert error["sequence_number"] == heard[-1]["sequence_number"]
-    where = f"?stream=true&starting_after={error['sequence_number']} goes on from here."
+    where = f"?stream=true&starting_after={error['sequence_number']} continues from here."
     assert f"GET /v1/responses/{first.response.id}{where}" in error["message"]
     service.script.stop_after = None
     rest = raw_events(other_url, first.response.id, error["sequence_number"])
@@ -245,7 +245,7 @@ def test_a_tail_that_ends_early_claims_nothing_back(
     service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
     (error,) = [event.to_dict() for event in received]
     assert (error["type"], error["sequence_number"]) == ("error", 20)
-    assert "starting_after=20 goes on" in error["message"]
+    assert "starting_after=20 continues" in error["message"]
     client.responses.cancel(begun.id)
 
 

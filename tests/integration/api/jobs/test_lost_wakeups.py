@@ -76,7 +76,7 @@ def admission_over(transport: RedisTransport) -> Admission:
     durable = DurableAccept(store, Durability.NONE, 1, 5.0)
     limits = AdmissionLimits(max_queued_jobs=0)  # a job that was accepted is not asked again
     return Admission(
-        store, lambda _: limits, DisconnectTracker(store), AcceptedJobs(store), durable
+        store, lambda _: limits, DisconnectTracker(store).cancel, AcceptedJobs(store).add, durable
     )
 
 

@@ -116,7 +116,7 @@ def text_of(payloads: Sequence[Any]) -> str:
 
 
 def resume_point_of(error: Any) -> ResumePoint:
-    found = re.search(r"'Last-Event-ID: ([^']+)' goes on", error["error"]["message"])
+    found = re.search(r"'Last-Event-ID: ([^']+)' continues", error["error"]["message"])
     assert found is not None
     return ResumePoint.parse(found[1])
 
@@ -261,9 +261,9 @@ async def test_a_response_goes_on_behind_its_last_event_that_was_written(
         assert numbers == list(range(len(output)))
         assert error["sequence_number"] == max(0, len(output) - 1)
         if output:
-            assert f"&starting_after={len(output) - 1} goes on from here" in error["message"]
+            assert f"&starting_after={len(output) - 1} continues from here" in error["message"]
         else:
-            assert "?stream=true goes on from here" in error["message"]
+            assert "?stream=true continues from here" in error["message"]
 
 
 @pytest.mark.usefixtures("small_pieces")

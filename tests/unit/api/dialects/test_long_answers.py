@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.generation.formatter import ResponseContext
-from api.generation.sampling import COMPLETION_ENTRY_BYTES, ResponseSize
+from api.generation.response_size import COMPLETION_ENTRY_BYTES, ResponseSize
 from api.http.json_response import send_json
 from api.http.sse import (
     PLAIN,

@@ -120,7 +120,7 @@ async def cut_answers(
         frontend = frontend_over(events)
         made = answer(new_formatter(num_choices), num_choices, interval, frontend)
         *result, error = payloads_of(await written(made, frontend, cut_at))
-        point = re.search(r"'Last-Event-ID: ([^']+)' goes on", json.dumps(error))
+        point = re.search(r"'Last-Event-ID: ([^']+)' continues", json.dumps(error))
         assert point is not None
         found.append((result, ResumePoint.parse(point[1])))
     return found

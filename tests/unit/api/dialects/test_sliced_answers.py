@@ -18,9 +18,9 @@ from api.http import sse
 from api.http.open_requests import OpenRequests
 from api.http.shares import Pot
 from api.http.time_slices import PIECE_BYTES, TimeSlices
+from api.jobs.attached_job import AttachedJob
 from api.jobs.reader_position import ResumePoint
 from api.jobs.sent_events import SentEvents
-from api.jobs.sources import AttachedJob
 from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
 from api.jobs.tail import tail_response
 from shared.messages import (
@@ -244,7 +244,7 @@ async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_w
     name, place = b"id: ", b"'Last-Event-ID: %s'"
     if is_response:
         response = response_tail(frontend)
-        name, place = b'"sequence_number":', b"&starting_after=%s goes"
+        name, place = b'"sequence_number":', b"&starting_after=%s continues"
     await response({"type": "http", "path": "/generate", "state": {}}, receive, send)
     *written, farewell = bodies
     ids = re.findall(name + rb"([0-9-]+)", b"".join(written))

@@ -19,8 +19,8 @@ from api.generation.models import ServedModel
 from api.generation.prompt import TOOL_SCHEMAS, PreparedPrompt, prepare_prompt
 from api.generation.tools import MAX_TOOLS
 from api.generation.validation import parse_request
-from api.output_parsers.events import ToolCall
-from api.output_parsers.parser import PlainParser, Thinking, thinking_after
+from api.output_parsers.events import PlainParser, ToolCall
+from api.output_parsers.parser import Thinking, thinking_after
 from shared.messages import MAX_GRAMMAR_CHARS, GrammarKind, InvalidParameter
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.text_model import load_text

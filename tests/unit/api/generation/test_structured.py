@@ -11,12 +11,9 @@ import pytest
 
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
-from api.generation.grammars import (
-    RequestedGrammar,
-    check_grammar,
-    requested_grammar,
-)
+from api.generation.grammars import check_grammar
 from api.generation.models import ServedModel
+from api.generation.prompt import RequestedGrammar, requested_grammar
 from api.generation.validation import parse_request
 from shared.messages import GrammarKind, InvalidParameter
 from shared.text.checkpoint_text import card_from_checkpoint

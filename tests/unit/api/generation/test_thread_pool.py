@@ -19,7 +19,8 @@ from api.generation.thread_pool import (
     client_gone,
     request_bytes,
 )
-from api.http.shares import Accounts, Payer, payer
+from api.http.accounts import Accounts
+from api.http.shares import Payer, payer
 from shared.cpu_time import add_cpu_s
 
 
@@ -283,7 +284,7 @@ async def test_the_processor_time_of_failed_and_of_delegated_work_is_charged_to_
     None
 ):
     accounts = Accounts()
-    pool = TextPool(threads=1, max_waiting_bytes=2**20, accounts=accounts)
+    pool = TextPool(threads=1, max_waiting_bytes=2**20, charge=accounts.charge)
 
     def fails() -> None:
         _use_cpu(0.02)

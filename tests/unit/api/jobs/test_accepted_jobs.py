@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from api.jobs import accepted_jobs
-from api.jobs.accepted_jobs import DURABLE_S, MAX_BLIND_S, PAGE, PATIENCE_S, AcceptedJobs
+from api.jobs.accepted_jobs import DURABLE_S, PAGE, AcceptedJobs
 from shared.keys import new_job_id
 from shared.messages import Durability, Idempotency, Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import QueueFull, Restored
+from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, QueueFull, Restored
 
 
 class Store:

@@ -91,7 +91,7 @@ def admission(store: Store) -> tuple[Admission, DisconnectTracker]:
     limits = AdmissionLimits()
     accepted = AcceptedJobs(store)  # type: ignore[arg-type]
     durable = DurableAccept(store, Durability.NONE, 1, 5.0)  # type: ignore[arg-type]
-    admission = Admission(store, lambda tenant: limits, disconnects, accepted, durable)  # type: ignore[arg-type]
+    admission = Admission(store, lambda tenant: limits, disconnects.cancel, accepted.add, durable)  # type: ignore[arg-type]
     return admission, disconnects
 
 

@@ -14,24 +14,16 @@ from hypothesis import strategies as st
 from api.output_parsers import literals, reading
 from api.output_parsers.events import (
     OutputEvent,
-    Reading,
+    OutputParser,
     Reasoning,
-    Source,
     Text,
     ToolArguments,
     ToolCall,
 )
+from api.output_parsers.format_parser import SLICE_CHARS, FormatParser, family_of, merged
 from api.output_parsers.formats import reasoning_first
-from api.output_parsers.parser import (
-    CALL_PARSERS,
-    SLICE_CHARS,
-    FormatParser,
-    OutputParser,
-    OutputParserFactory,
-    ParserConfig,
-    Thinking,
-    merged,
-)
+from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
+from api.output_parsers.reading import Reading, Source
 from api.output_parsers.tool_calls import CallableTools
 from shared.text.tool_formats import UNTYPED_FORMATS, ReasoningFormat, ToolFormat, markers
 from tests.support.examples import examples
@@ -778,7 +770,7 @@ def test_little_is_looked_at_again_however_long_a_call_goes_on(
         sources.append(source)
         if form is not ToolFormat.OPENAI:
             yield from reasoning_first(source, thoughts, is_open=False)
-        yield from CALL_PARSERS[form](source, CallableTools(NAMES, str, TYPES))
+        yield from family_of(form).read(source, CallableTools(NAMES, str, TYPES))
 
     for begun in sorted(BEGUN[form]):
         to = FormatParser(read_begun)

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from api.output_parsers.events import (
     OutputEvent,
-    Reading,
+    OutputParser,
+    PlainParser,
     Reasoning,
-    Source,
     Text,
     ToolArguments,
     ToolCall,
 )
+from api.output_parsers.format_parser import FormatParser, merged
 from api.output_parsers.formats import hermes_calls, llama3_json_calls, plain_text, reasoning_first
-from api.output_parsers.parser import FormatParser, OutputParser, PlainParser, merged
+from api.output_parsers.reading import Reading, Source
 from api.output_parsers.tool_calls import CallableTools
 from tests.support.examples import examples
 

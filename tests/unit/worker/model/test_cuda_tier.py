@@ -10,11 +10,11 @@ import torch
 pytest.importorskip("triton")
 
 from worker.engine_options import EngineOptions
-from worker.model.cpu.tiers import TierRequest
 from worker.model.cuda import fp8
-from worker.model.cuda.tier import cuda_tier, keeps_fp8
+from worker.model.cuda.tier import keeps_fp8, tier_of
 from worker.model.errors import ModelError
 from worker.model.parallel.group import Placement
+from worker.model.tier import TierRequest
 
 ADA, HOPPER, AMPERE = (8, 9), (9, 0), (8, 0)
 
@@ -65,6 +65,6 @@ def test_a_kv_cache_in_fp8_needs_a_device_whose_kernels_have_it(
     request = TierRequest(config=None, dtype=torch.bfloat16, block_size=32)
     placement = Placement(device_of(AMPERE, monkeypatch), torch.bfloat16)
     with pytest.raises(ModelError, match=r"from compute capability 8\.9 on, a card has 8\.0"):
-        cuda_tier(options, request, placement, 4)
+        tier_of(options, request, placement, 128)
     placement = Placement(device_of(ADA, monkeypatch), torch.bfloat16)
-    assert cuda_tier(options, request, placement, 4).name == "triton"
+    assert tier_of(options, request, placement, 128).name == "triton"

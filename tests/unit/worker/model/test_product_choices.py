@@ -65,7 +65,7 @@ def test_a_shape_is_measured_once_on_a_machine(tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     for _ in range(2):
         meter = Meter({AVX: (1.0, 4.0), AMX: (0.5, 2.0)})
-        choices = ProductChoices(meter, path, copies="on", free_bytes=0)
+        choices = ProductChoices(meter, path, copies="on", free_bytes=lambda: 0)
         for _layer in range(3):
             assert choices.of(SHAPE, NUM_BYTES) == Choice(amx_rows=64)
         choices.of(ProductShape(3072, 1024, False), NUM_BYTES)
@@ -79,7 +79,7 @@ def test_what_speaks_for_a_copy_is_measured_again_and_the_best_times_count(tmp_p
     found = []
     for times in (COPY_PAYS, {AVX: (0.5, 2.0), ONEDNN: (0.6, 2.4)}, COPY_PAYS):
         meter = Meter(times)
-        choices = ProductChoices(meter, path, copies="on", free_bytes=0)
+        choices = ProductChoices(meter, path, copies="on", free_bytes=lambda: 0)
         found.append([choices.of(SHAPE, NUM_BYTES) for _layer in range(2)])
         found[-1].append(len(meter.shapes))
     assert found == [
@@ -105,30 +105,30 @@ def test_a_file_that_cannot_be_read_is_measured_anew(kept: bytes, tmp_path: Path
     path = tmp_path / "products.json"
     path.write_bytes(kept)
     meter = Meter(COPY_PAYS)
-    assert ProductChoices(meter, path, copies="on", free_bytes=0).of(SHAPE, NUM_BYTES) == Choice(
-        copy_rows=64
-    )
+    assert ProductChoices(meter, path, copies="on", free_bytes=lambda: 0).of(
+        SHAPE, NUM_BYTES
+    ) == Choice(copy_rows=64)
     assert meter.shapes == [SHAPE]
     assert json.loads(path.read_text())[SHAPE.name][AVX] == [1.0, 4.0]
 
 
 def test_a_place_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "products.json"
-    choices = ProductChoices(Meter(COPY_PAYS), path, copies="on", free_bytes=0)
+    choices = ProductChoices(Meter(COPY_PAYS), path, copies="on", free_bytes=lambda: 0)
     assert choices.of(SHAPE, NUM_BYTES) == Choice(copy_rows=64)
 
 
 def test_small_weights_are_not_worth_measuring() -> None:
     meter = Meter(COPY_PAYS)
-    choices = ProductChoices(meter, None, copies="on", free_bytes=0)
+    choices = ProductChoices(meter, None, copies="on", free_bytes=lambda: 0)
     assert choices.of(ProductShape(1024, 192, True), 2 * 1024 * 192) == Choice()
     assert meter.shapes == []
 
 
 def test_copies_are_held_as_far_as_the_memory_allows() -> None:
-    auto = ProductChoices(Meter(COPY_PAYS), None, copies="auto", free_bytes=2 * NUM_BYTES)
+    auto = ProductChoices(Meter(COPY_PAYS), None, copies="auto", free_bytes=lambda: 2 * NUM_BYTES)
     assert [auto.of(SHAPE, NUM_BYTES).copy_rows for _ in range(3)] == [64, 64, 0]
-    always = ProductChoices(Meter(COPY_PAYS), None, copies="on", free_bytes=0)
+    always = ProductChoices(Meter(COPY_PAYS), None, copies="on", free_bytes=lambda: 0)
     assert always.of(SHAPE, NUM_BYTES).copy_rows == 64
     never = ProductChoices(
         Meter(COPY_PAYS | {AMX: (0.8, 3.0)}), None, copies="off", free_bytes=10**9

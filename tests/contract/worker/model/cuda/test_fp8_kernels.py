@@ -17,13 +17,14 @@ if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.base import FP8, Activation
+from worker.model.base import FP8, Activation, Share
 from worker.model.cuda import fp8 as kernels
+from worker.model.cuda.fp8 import CudaFp8Method
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers import fp8 as twins
 from worker.model.layers.decoder import LayerByLayer
-from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Weight
-from worker.model.layers.ops import Fp8Ops, TorchOps
+from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Layout, Fp8Method, Fp8Weight, Fp8Weights
+from worker.model.layers.linear_method import LinearShape
 
 pytestmark = pytest.mark.triton
 
@@ -93,15 +94,19 @@ def test_linear_layers_equal_the_twins(kind: str, activation: Activation) -> Non
     weight = weight_of(256, 256, kind)
     bias = numbers(256, seed=3).bfloat16()
     x = numbers(7, 256).bfloat16()
-    ops, like = CudaOps(), TorchOps()
-    assert isinstance(ops, Fp8Ops)
-    for seen, expected in (
-        (ops.fp8_linear(weight, bias)(x), like.fp8_linear(weight, bias)(x)),
-        (
-            ops.gated_fp8_linear(weight, bias, activation)(x),
-            like.gated_fp8_linear(weight, bias, activation)(x),
-        ),
-    ):
+    layout = Fp8Layout(weight.in_blocks)
+    for gate in (None, activation):
+        sizes = [Share.all_of(256)] if gate is None else [Share.all_of(128)] * 2
+        shape = LinearShape(
+            in_features=Share.all_of(256),
+            parts=dict(zip("ab", sizes, strict=False)),
+            has_bias=True,
+            adds_bias=True,
+            activation=gate,
+        )
+        weights = Fp8Weights(weight, bias)
+        seen = CudaFp8Method(layout).product(shape, weights)(x)
+        expected = Fp8Method(layout).product(shape, weights)(x)
         assert seen.dtype == torch.bfloat16
         error = (seen.float() - expected.float()).norm() / expected.float().norm()
         assert error < 0.02, "a few roundings to bfloat16"
@@ -114,9 +119,10 @@ def test_a_stack_over_fp8_weights_says_what_torchs_operators_say(name: str, tmp_
     device = torch_device()
     dtype, tolerance = (torch.bfloat16, 0.25) if device.type == "cuda" else (torch.float32, 0.05)
     path, _ = make_quantised(tmp_path, FP8_FORMATS[name])
-    twin, model = (model_in_fp8(path, device=device, dtype=dtype) for _ in range(2))
-    twin.use(TorchOps())
-    model.use(CudaOps())
+    twin = model_in_fp8(path, device=device, dtype=dtype)
+    model = model_in_fp8(path, device=device, dtype=dtype, ops=CudaOps(), method=CudaFp8Method)
+    twin.finish()
+    model.finish()
     pools = [new_pool(model.config, device=device, dtype=dtype) for _ in range(2)]
     by_layers = LayerByLayer(twin, SdpaAttention(pools[0], model.config.layer_scores))
     stack = CudaStack(model, pools[1])

@@ -171,8 +171,8 @@ class LaunchedAhead:
 def new_engine(checkpoint: Path, stack: Stack, uses_kernels: bool) -> tuple[Engine, Launches]:
     config = ModelConfig.from_directory(checkpoint)
     with FakeCuda():
-        model = CausalLM(config, MAX_LEN, Placement(CUDA, torch.bfloat16))
-        model.use(CudaOps())
+        model = CausalLM(config, MAX_LEN, Placement(CUDA, torch.bfloat16), CudaOps())
+        model.finish()
         pool = KVCachePool(config, NUM_BLOCKS, BLOCK_SIZE, device=CUDA, dtype=torch.bfloat16)
         compiler = GrammarCompiler(
             load_tokenizer(checkpoint), config.vocab_size, sorted(config.eos_token_ids)

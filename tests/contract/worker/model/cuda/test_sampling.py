@@ -306,7 +306,7 @@ def test_rows_keep_to_their_grammars_masks() -> None:
 def test_rows_drawn_apart_are_those_drawn_together_and_plans_are_uploaded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from worker.model.cuda import sampling
+    from worker.model.sampling import cuda_kernels as sampling
 
     params = [replace(PLAIN, seed=i, **change) for i, change in enumerate(STRUCTURED)]
     device, rows = torch_device(), rows_of(params)
@@ -351,7 +351,7 @@ def test_draws_come_from_the_exact_distribution(changes: dict[str, Any]) -> None
 def test_a_plan_is_uploaded_once_and_a_step_sends_one_array(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from worker.model.cuda import sampling
+    from worker.model.sampling import cuda_kernels as sampling
 
     sent: list[Any] = []
     upload = sampling.to_device

@@ -17,7 +17,8 @@ from worker.model.base import FP8, Activation
 from worker.model.cuda.layers import add_norm, gate
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers.decoder import LayerByLayer
-from worker.model.layers.ops import Norm, TorchOps, gated
+from worker.model.layers.linear_method import activated
+from worker.model.layers.ops import Norm, TorchOps
 
 pytestmark = pytest.mark.triton
 # (tokens before this step, tokens of this step) of each sequence; decodes first, as in a batch.
@@ -84,6 +85,6 @@ def test_a_gate_equals_its_twin(dtype: torch.dtype, activation: Activation) -> N
     both = (torch.randn(3, 2 * 1100, generator=torch.Generator().manual_seed(2)) * 4).to(
         torch_device(), dtype
     )
-    expected = gated(lambda x: x, activation)(both)
+    expected = activated(lambda x: x, activation)(both)
     tolerance = DTYPES[dtype]
     torch.testing.assert_close(gate(both, activation), expected, rtol=tolerance, atol=tolerance)

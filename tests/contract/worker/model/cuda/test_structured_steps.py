@@ -29,6 +29,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
+from worker.model.layers.ops import TorchOps
 from worker.model.parallel.group import Placement
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.sampler import Sampler
@@ -70,12 +71,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_over(path: Path, stack: str, *, lookahead: int, kernels: bool) -> Engine:
     """An engine that has to preempt. `stack` is "torch", "triton" or "graphs"."""
     config = ModelConfig.from_directory(path)
-    model = CausalLM(config, 128, Placement(CPU, torch.float32))
+    ops = TorchOps() if stack == "torch" else CudaOps()
+    model = CausalLM(config, 128, Placement(CPU, torch.float32), ops)
     Checkpoint(path, model.config).load(model)
+    model.finish()
     pool = KVCachePool(config, NUM_BLOCKS, BLOCK_SIZE, device=CPU, dtype=torch.float32)
     layers: Any = LayerByLayer(model, SdpaAttention(pool, config.layer_scores))
     if stack != "torch":
-        model.use(CudaOps())
         layers = CudaStack(model, pool)
     if stack == "graphs":
         layers = new_graphs(

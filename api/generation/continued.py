@@ -1,4 +1,4 @@
-"""A conversation through the model's chat template, whole or up to where its last text ends."""
+"""Prompts that end within the assistant's own turn, whose text the answer continues."""
 
 from __future__ import annotations
 
@@ -6,59 +6,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.generation.history import history
 from api.generation.models import ServedModel
+from api.generation.prompt import chat_text
 from api.output_parsers.parser import Thinking
 from shared.messages import InvalidParameter
 from shared.text.special_text import MarkedText
-from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat, tool_format_of
-
-NO_TOOLS = "This model's chat template has no tools in a format that is known here."
-NO_CALLS = "This model calls tools in a format that is not known here: it cannot be made to."
-NO_TOOLS_CODE = "tools_not_supported"
-NO_TEMPLATE = (
-    "This model has no chat template: it serves completions, or chat once its worker is given a "
-    "template with PENSTOCK_CHAT_TEMPLATE."
-)
-NO_TEMPLATE_CODE = "chat_not_supported"
-
-
-def chat_text(
-    model: ServedModel,
-    messages: Sequence[Mapping[str, Any]],
-    extra: Mapping[str, Any],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    template_name: str = "",
-) -> MarkedText:
-    """Returns the conversation through the model's template, special tokens in its messages marked.
-    Raises InvalidParameter.
-
-    Calls of tools in it are refused where the model is not known to have any: its template would
-    leave them out.
-    """
-    template = model.text.chat_template
-    if template is None:
-        raise InvalidParameter("messages", NO_TEMPLATE, NO_TEMPLATE_CODE)
-    if model.card.tool_format is None:
-        for index, message in enumerate(messages):
-            if "tool_calls" in message:
-                raise InvalidParameter(f"messages.{index}.tool_calls", NO_TOOLS, NO_TOOLS_CODE)
-    mark = ""
-    if model.text.special_texts is not None:
-        messages, mark = model.text.special_texts.marked(messages)
-    text = template.render(
-        history(messages, tool_format_of(model.card.tool_format)),
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        extra=extra,
-        name=template_name,
-    )
-    return MarkedText(text, mark)
-
-
-# Prompts that end within the assistant's own turn, whose text the answer continues.
+from shared.text.tool_formats import REASONING_MARKERS, ReasoningFormat
 
 
 def continued_text(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from worker.model.attention.sdpa import SdpaAttention
+from worker.model.base import AttentionMetadata
 from worker.model.config.model_config import ModelConfig
-from worker.model.cpu.measuring import prompts
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.linear import Linear, TiedHead
@@ -50,3 +50,26 @@ def measure_inputs(model: CausalLM, config: ModelConfig) -> None:
 def _note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     assert isinstance(module, Linear | TiedHead)
     module.input_sizes = inputs[0].float().square().mean(dim=0).sqrt()
+
+
+def prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+    """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32.
+
+    Token ids and positions are [tokens], the rows [prompts].
+    """
+    length = min(pool.block_size, num_rows)
+    count = min(pool.num_blocks, num_rows // length)
+    ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)
+    positions = torch.arange(length, dtype=torch.int32).repeat(count)
+    metadata = AttentionMetadata(
+        cu_q=ends,
+        seq_lens=torch.full((count,), length, dtype=torch.int32),
+        block_table=torch.arange(count, dtype=torch.int32)[:, None],
+        slots=torch.arange(count * length, dtype=torch.int32),
+        num_decodes=count if length == 1 else 0,
+        max_query_len=length,
+        num_tokens=count * length,
+        query_lens=(length,) * count,
+        context_lens=(length,) * count,
+    )
+    return torch.zeros_like(positions), positions, metadata, ends[1:] - 1
