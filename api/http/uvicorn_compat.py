@@ -1,9 +1,9 @@
 """uvicorn's protocols with bounds on what one client can hold up.
 
-uvicorn bounds neither the size of a head nor its time, keeps trailers without end, waits without limit
-for a client that stopped reading, loses the body of a request that offers an upgrade to HTTP/2, and
-sends chunks to HTTP/1.0: docs/adr/0035 has a row for each. Responses that HttpProtocol makes do not
-pass the application's middleware.
+uvicorn bounds neither the size of a head nor its time, keeps trailers without end, waits without
+limit for a client that stopped reading, loses the body of a request that offers an upgrade to
+HTTP/2, and sends chunks to HTTP/1.0: docs/adr/0035 has a row for each. Responses that HttpProtocol
+makes do not pass the application's middleware.
 
 This module alone overrides and uses what is no public interface of uvicorn; USES names all of it.
 """
