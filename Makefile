@@ -164,10 +164,11 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages (docs/CLI.md, docs/CONFIG.md, docs/METRICS.md)
+docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES in docs/)
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_promises.py
 	@$(BIN)/python docs/generate_paths.py
 
 .PHONY: lock

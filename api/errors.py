@@ -145,7 +145,7 @@ def image_not_supported(param: str) -> InvalidParameter:
 
 
 def input_not_supported(param: str, kind: str) -> InvalidParameter:
-    """Returns the error of content that is not text. Clients look for its words, and then leave the
+    """Returns the error of content that is not text. Clients look for this text, and then leave the
     content out."""
     message = f"Could not process {kind} at '{param}': this model does not support {kind} input."
     return InvalidParameter(param, message, f"{kind.lower()}_not_supported")
@@ -163,7 +163,7 @@ class _Kind(NamedTuple):
 
 
 _INVALID = "invalid_request_error"
-# Of a job that failed; `should_retry` where nothing of it has been delivered.
+# A failed job; `should_retry` applies if nothing of it has been delivered.
 _JOB_KINDS: dict[str, _Kind] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Kind(400, _INVALID, False),
     ErrorCode.KV_CAPACITY_EXCEEDED: _Kind(400, _INVALID, False),
@@ -194,13 +194,15 @@ def job_not_found(name: str) -> ClientError:
 
 def dead_letter_not_found(name: str) -> ClientError:
     """Returns the error of a dead letter that the caller does not see."""
-    message = f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': there was none, or it is gone."
+    message = (
+        f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': it never existed, or has expired."
+    )
     return ClientError(message, status=404, code="dead_letter_not_found", param="id")
 
 
 def idempotency_key_reuse() -> ClientError:
     """Returns the error of a key that was used for another request: 400, the SDKs retry a 409."""
-    message = "This idempotency key was used for another request: a key stands for one request."
+    message = "This idempotency key was already used for a different request. Use a new key."
     code, param = "idempotency_key_reuse", "Idempotency-Key"
     return ClientError(message, code=code, param=param, should_retry=False)
 
@@ -232,7 +234,7 @@ def operator_required(message: str) -> ApiError:
 
 def key_revoked() -> ApiError:
     """Returns the error of an open request whose key no longer allows it (`KeyRing.allows`)."""
-    return invalid_api_key("The API key is no longer valid for what it has opened.")
+    return invalid_api_key("The API key is no longer valid for this request.")
 
 
 def unavailable(
@@ -256,7 +258,7 @@ def overloaded(
     allowances: Sequence[Allowance] = (),
     code: str = "server_overloaded",
 ) -> UnavailableError:
-    """Returns the error of a deployment that has more work than it accepts."""
+    """Returns the error of a deployment that is at capacity."""
     return UnavailableError(
         503,
         message,
@@ -288,7 +290,7 @@ def is_refusal(error: ApiError) -> bool:
 def store_unreachable(error: TransportError) -> UnavailableError:
     """Returns an error that does not name the reason, which is in the log."""
     del error
-    return unavailable("The job store cannot be reached now. Try again soon.")
+    return unavailable("The job store is unavailable. Try again soon.")
 
 
 # scope of a QueueFull -> (code, message): limits of one tenant
@@ -303,12 +305,12 @@ _TENANT_LIMITS = {
     ),
     "tenant_store": (
         "tenant_share_exceeded",
-        "Your share of the job store is used: too much is kept of your requests, stored responses, "
+        "Your share of the job store is used up by your requests, stored responses, "
         "batches and files. Delete what you no longer need, or wait until it expires.",
     ),
-    "tenant_jobs": ("concurrency_limit_exceeded", "Too many of your requests run at once."),
-    "requests_per_minute": ("rate_limit_exceeded", "Too many requests in a minute."),
-    "tokens_per_minute": ("rate_limit_exceeded", "Too many tokens in a minute."),
+    "tenant_jobs": ("concurrency_limit_exceeded", "Too many of your requests are running at once."),
+    "requests_per_minute": ("rate_limit_exceeded", "Too many requests per minute."),
+    "tokens_per_minute": ("rate_limit_exceeded", "Too many tokens per minute."),
 }
 
 
@@ -336,11 +338,9 @@ def queue_full(error: QueueFull) -> UnavailableError:
         return overloaded(message, error.retry_after_s, error.allowances, code="store_full")
     why = "Too many requests are waiting."
     if error.scope == "deadline":
-        why = "So many requests are waiting that this one would not be served before its deadline."
+        why = "Too many requests are waiting: this one would miss its deadline."
     if error.scope == "queue_timeout":
-        why = (
-            "So many requests are waiting that none would begin this one within its queue timeout."
-        )
+        why = "Too many requests are waiting: this one would exceed its queue timeout."
     return overloaded(f"{why} Try again later.", error.retry_after_s, error.allowances)
 
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 ATTACH_S = 2.0  # from one attach of a reader to its next
 KEYS_S = 2.0
-REPORT_S = 2.0  # of this frontend, to whoever looks at the deployment
+REPORT_S = 2.0  # between reports of this frontend to the dashboard
 FILES_S = 10.0
 KEEP_S = 60.0
 MAX_ROUND_S = 10.0  # then a round counts as failed
@@ -97,7 +97,7 @@ class Housekeeping:
         if not is_in_time and last_s is not None:
             self._has_lapsed = True
             since_s = round(self._heartbeat_s - last_s, 2)
-            log.warning("the frontend's lease had expired", extra={"since_last_beat_s": since_s})
+            log.warning("the frontend's lease expired", extra={"since_last_beat_s": since_s})
 
     async def _reap(self) -> None:
         """Reaps once this frontend's own lease runs and its readers have attached."""

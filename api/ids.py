@@ -40,7 +40,7 @@ def item_id(prefix: str, job_id: str, index: int, *, is_input: bool = False) -> 
 
 
 def parse_item_id(text: str) -> str | None:
-    """Returns the id of the job whose response has the item; None for what is no item's id."""
+    """Returns the id of the job whose response has the item; None for another kind of id."""
     match = _ITEM_ID.fullmatch(text)
     return match[1] if match and is_job_id(match[1]) else None
 

@@ -1,9 +1,9 @@
-"""`python -m api.keys`: makes an API key; prints it once, and the line that is kept of it.
+"""Makes an API key; prints it once, and its line for the keys file.
 
     python -m api.keys --tenant acme --name laptop --requests-per-minute 60 >> keys.txt
 
-The key itself goes to stderr, so that what is redirected into the file of API_KEYS_FILE never
-holds it.
+The key itself goes to stderr, so that stdout, redirected into the file of API_KEYS_FILE,
+never contains it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Makes an API key: the key on stderr, its line for PENSTOCK_API_KEYS_FILE on "
         "stdout.",
     )
-    parser.add_argument("--tenant", default="default", help="whose jobs its jobs are")
-    parser.add_argument("--name", default="", help="what it is called in logs")
+    parser.add_argument("--tenant", default="default", help="the tenant that owns the key's jobs")
+    parser.add_argument("--name", default="", help="its name in logs")
     parser.add_argument("--operator", action="store_true", help="sees the jobs of all tenants")
     for limit in LIMITS:
-        parser.add_argument(f"--{limit.replace('_', '-')}", metavar="N", help="of the tenant")
+        parser.add_argument(f"--{limit.replace('_', '-')}", metavar="N", help="limit of the tenant")
     args = parser.parse_args(arguments)
     key = new_key()
     limits = {limit: getattr(args, limit) for limit in LIMITS}

@@ -216,8 +216,8 @@ async def _check(
     )
     held = RateLimitedOutageLog(
         log,
-        failing="durable jobs are refused: Redis does not confirm writes",
-        recovered="durable jobs are accepted again",
+        failing="Redis does not confirm writes as required; rejecting durable jobs",
+        recovered="Redis confirms writes again; accepting durable jobs",
     )
     while True:
         try:
@@ -235,9 +235,10 @@ async def _check(
             return
         except UnsafeServer as error:
             log.critical(
-                "Redis is refused: its configuration is unsafe", extra={"detail": str(error)}
+                "the configuration of Redis is unsafe; rejecting all requests",
+                extra={"detail": str(error)},
             )
-            open_requests.close(f"The job store is refused: {error}")
+            open_requests.close(f"The job store's configuration is unsafe: {error}")
             return
         except TransportError as error:
             outage.failed(url=transport.url, reason=str(error))

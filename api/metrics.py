@@ -1,8 +1,8 @@
-"""Metrics of a frontend: the tables of what it exposes, and its counters.
+"""Metrics of a frontend: the tables of exposed metrics, and its counters.
 
-GET /metrics has what this process saw, so that frontends can be added up. GET /metrics/deployment
-has the values of the whole deployment, which are the same at every frontend: scrape one of them,
-for example through the load balancer.
+GET /metrics has the counts of this process, so that frontends can be added up.
+GET /metrics/deployment has the values of the whole deployment, which are the same at every
+frontend: scrape one of them, for example through the load balancer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ METRICS = MetricTable(
             "penstock:requests_total",
             "counter",
             ("kind", "outcome"),
-            "Generations by how they ended.",
+            "Generations, by outcome.",
         ),
         MetricRow(
             "penstock:batch_rows_total",
             "counter",
             ("outcome",),
-            "Rows of batches: completed, failed.",
+            "Batch rows, by outcome: completed or failed.",
         ),
         MetricRow(
             "penstock:http_responses_total",
@@ -40,38 +40,36 @@ METRICS = MetricTable(
             "penstock:time_to_first_token_seconds",
             "histogram",
             _OF_REQUESTS,
-            "Submit to first token.",
+            "Time from submit to the first token.",
             True,
         ),
         MetricRow(
             "penstock:inter_token_latency_seconds",
             "histogram",
             _OF_REQUESTS,
-            "Between deltas of a job.",
+            "Time between deltas of a job.",
             True,
         ),
         MetricRow(
             "penstock:e2e_request_latency_seconds",
             "histogram",
             _OF_REQUESTS,
-            "Submit to last token.",
+            "Time from submit to the last token.",
             True,
         ),
         MetricRow(
             "penstock:response_prompt_tokens_total",
             "counter",
             ("model_name",),
-            "Prompt tokens of jobs that ended here.",
+            "Prompt tokens of jobs that ended at this frontend.",
         ),
         MetricRow(
             "penstock:response_generation_tokens_total",
             "counter",
             ("model_name",),
-            "Tokens that reached readers here.",
+            "Tokens sent to clients by this frontend.",
         ),
-        MetricRow(
-            "penstock:models", "gauge", (), "Models that requests to this frontend can name."
-        ),
+        MetricRow("penstock:models", "gauge", (), "Models that this frontend serves."),
         MetricRow("penstock:streams_open", "gauge", (), "Responses in progress at this frontend."),
         MetricRow(
             "penstock:relay_resyncs_total",
@@ -79,18 +77,20 @@ METRICS = MetricTable(
             (),
             "Confirmed (re)subscriptions and overflows.",
         ),
-        MetricRow("penstock:relay_gaps_total", "counter", (), "Live frames that came too early."),
+        MetricRow(
+            "penstock:relay_gaps_total", "counter", (), "Live frames that arrived ahead of a gap."
+        ),
         MetricRow(
             "penstock:relay_overlaps_total",
             "counter",
             (),
-            "Deltas of which the reader had a part.",
+            "Deltas that overlapped with tokens already sent.",
         ),
         MetricRow(
             "penstock:relay_idle_reads_total",
             "counter",
             (),
-            "Reads of the log after a look at a quiet stream.",
+            "Reads of the log to check an idle stream.",
         ),
         MetricRow(
             "penstock:relay_read_errors_total", "counter", (), "Reads of the log that failed."
@@ -111,25 +111,28 @@ METRICS = MetricTable(
             "penstock:cancels_pending",
             "gauge",
             (),
-            "Cancels that the store has not confirmed yet.",
+            "Cancels that Redis has not confirmed yet.",
         ),
         MetricRow(
             "penstock:pot_used",
             "gauge",
             ("pot",),
-            "What tenants hold of what they share of this frontend: places or bytes.",
+            "Use of a resource that tenants share on this frontend, in slots or bytes.",
         ),
-        MetricRow("penstock:pot_limit", "gauge", ("pot",), "The limit of it for all tenants."),
+        MetricRow(
+            "penstock:pot_limit",
+            "gauge",
+            ("pot",),
+            "Limit of the shared resource, for all tenants.",
+        ),
         MetricRow(
             "penstock:pot_refused_total",
             "counter",
             ("pot",),
-            "Requests refused by it, for the tenant's share (429) or for all (503).",
+            "Requests refused because a tenant's share (429) or the resource (503) was full.",
         ),
-        MetricRow("penstock:redis_latency_seconds", "gauge", (), "Last round trip to the store."),
-        MetricRow(
-            "penstock:redis_up", "gauge", (), "1 when the last look into the store succeeded."
-        ),
+        MetricRow("penstock:redis_latency_seconds", "gauge", (), "Last round trip to Redis."),
+        MetricRow("penstock:redis_up", "gauge", (), "1 if the last read from Redis succeeded."),
     )
 )
 DEPLOYMENT_METRICS = MetricTable(
@@ -138,22 +141,20 @@ DEPLOYMENT_METRICS = MetricTable(
             "penstock:queue_depth",
             "gauge",
             ("model_name",),
-            "Jobs in the queue that no worker has taken, also while none serves the model.",
+            "Jobs waiting in the queue, also while no worker serves the model.",
         ),
         MetricRow(
             "penstock:queue_age_seconds",
             "gauge",
             ("model_name",),
-            "Since the submit of the job in the queue that is due next: the oldest where all have "
-            "one timeout. 0: none waits.",
+            "Age of the next job in the queue: the oldest one if all have the same timeout. 0 if "
+            "the queue is empty.",
         ),
         MetricRow(
             "penstock:queued_prompt_tokens", "gauge", (), "Prompt tokens of the jobs in the queue."
         ),
-        MetricRow("penstock:jobs_running", "gauge", (), "Jobs that a worker has taken."),
-        MetricRow(
-            "penstock:jobs_ended_total", "counter", ("state",), "Jobs by their terminal state."
-        ),
+        MetricRow("penstock:jobs_running", "gauge", (), "Jobs running on a worker."),
+        MetricRow("penstock:jobs_ended_total", "counter", ("state",), "Jobs, by terminal state."),
         MetricRow(
             "penstock:dead_letters",
             "gauge",
@@ -165,21 +166,21 @@ DEPLOYMENT_METRICS = MetricTable(
             "penstock:store_bytes_max",
             "gauge",
             (),
-            "Bytes that Redis may use (maxmemory); 0: it has no limit.",
+            "Bytes that Redis may use (maxmemory); 0 if unlimited.",
         ),
         MetricRow(
             "penstock:tenant_cpu_seconds_total",
             "counter",
             ("tenant",),
-            "Processor seconds of text, of the admission of grammars and of their masks, of the "
-            "16 tenants that used most.",
+            "CPU seconds spent on tokenization, grammars and their masks, for the 16 tenants that "
+            "used most.",
         ),
         MetricRow(
             "penstock:tenant_refused_total",
             "counter",
             ("tenant",),
-            "Requests refused for a limit of the tenant (429) or of all (503), of the 16 tenants "
-            "with most.",
+            "Requests refused for the tenant's limit (429) or the deployment's (503), for the 16 "
+            "tenants with most.",
         ),
         MetricRow(
             "penstock:workers", "gauge", ("status",), "Live workers: ok, draining or stalled."
@@ -188,13 +189,13 @@ DEPLOYMENT_METRICS = MetricTable(
             "penstock:model_workers",
             "gauge",
             ("model_name",),
-            "Live workers that serve a model; 0 for one that none serves now.",
+            "Live workers that serve a model; 0 if no worker serves it now.",
         ),
         MetricRow(
             "penstock:device_failures",
             "gauge",
             (),
-            "Devices' failures, of live workers since their start.",
+            "Device failures of live workers since their start.",
         ),
     )
 )
@@ -222,12 +223,12 @@ class Metrics:
 
     @property
     def exposition(self) -> Exposition:
-        """What this frontend saw."""
+        """The metrics of this frontend."""
         return Exposition(METRICS, self.registry, self._names)
 
     @property
     def deployment_exposition(self) -> Exposition:
-        """What is known of the whole deployment."""
+        """The metrics of the whole deployment."""
         return Exposition(DEPLOYMENT_METRICS, self.deployment_registry, self._names)
 
     def _counter(self, name: str) -> Counter:

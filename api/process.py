@@ -17,7 +17,7 @@ from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl, scheme_of
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
 
-# Of the garbage collector, less often than by default: thousands of open streams are a large heap
+# Collect garbage less often than by default: thousands of open streams are a large heap
 # to walk, and next to nothing in it is a cycle.
 COLLECTIONS = (20_000, 20, 50)
 
@@ -34,7 +34,7 @@ def main() -> int:
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
     gc.set_threshold(*COLLECTIONS)
-    # What is here now stays for good. Looking through all of it at every full collection would stop
+    # The objects loaded so far stay for good. Scanning them at every full collection would stop
     # the event loop for 40 ms and more.
     gc.collect()
     gc.freeze()

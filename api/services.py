@@ -345,7 +345,7 @@ def admission_limits(settings: ApiSettings) -> AdmissionLimits:
 
 
 def _store_share(settings: ApiSettings) -> float | None:
-    """Returns the share of a tenant of the store; None without keys: nobody is there to share."""
+    """Returns the share of a tenant of the store; None without keys, since there are no tenants."""
     has_keys = settings.api_keys or settings.api_keys_file
     return settings.max_queue_share_per_tenant if has_keys else None
 

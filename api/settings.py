@@ -143,7 +143,7 @@ class ApiSettings(SharedSettings):
     keep_models: str = Field(
         default="",
         max_length=8192,
-        description="Models, separated by commas, whose requests are accepted for ever once a "
+        description="Models, separated by commas, whose requests are always accepted once a "
         "worker has announced them: to scale workers from zero.",
     )
     accept_durability: Durability = Field(

@@ -27,7 +27,7 @@ const started = await transport.sendMessages({
   messages: [question],
   abortSignal: undefined,
 });
-await started.cancel(); // the page is closed, the job goes on
+await started.cancel(); // the page is closed, the job continues
 
 const resumed = await transport.reconnectToStream({ chatId: 'c1' });
 if (!resumed) throw new Error('the answer is gone');

@@ -5,7 +5,7 @@
     python examples/background_job.py follow resp_0-...                  # any number of times
     python examples/background_job.py cancel resp_0-...
 
-The job needs nobody: it runs while no process waits for it. Its answer is kept for an hour after
+The job runs while no process waits for it. Its answer is kept for an hour after
 its end (PENSTOCK_RESPONSE_TTL_S of the service). PENSTOCK_URL and PENSTOCK_KEY as in resume.py.
 """
 

@@ -4,7 +4,7 @@
     python examples/many_prompts.py < prompts.txt > answers.jsonl        # a prompt a line
 
 The queue between reader and workers is bounded, so prompts are read as fast as they are answered.
-Where the service says that it has too much (429, 503), the client waits for as long as it says; a
+If the service is overloaded (429, 503), the client waits for as long as its response asks; a
 frontend that dies costs nothing. PENSTOCK_URL and PENSTOCK_KEY as in resume.py.
 """
 
@@ -35,7 +35,7 @@ async def main() -> None:
         for _ in range(AT_ONCE):
             tasks.create_task(answer(client, prompts))
         number = 0
-        while line := await asyncio.to_thread(sys.stdin.readline):  # other prompts go on
+        while line := await asyncio.to_thread(sys.stdin.readline):  # other prompts continue
             if line.strip():
                 await prompts.put((number, line.strip()))
                 number += 1

@@ -1,9 +1,9 @@
-"""A stream that goes on by itself: over a cut connection, a killed frontend, a killed worker.
+"""A stream that resumes by itself after a cut connection, a killed frontend, a killed worker.
 
     pip install penstock
     PENSTOCK_URL=http://127.0.0.1:8000,http://127.0.0.1:8001 python examples/resume.py
 
-Kill a process of the service meanwhile: the text pauses and goes on, each token once. Ctrl-C
+Kill a process of the service meanwhile: the text pauses and resumes, each token once. Ctrl-C
 cancels the job. PENSTOCK_KEY is a key, where the service asks for one.
 """
 

@@ -1,11 +1,11 @@
 /*
- * A stream that goes on by itself: over a cut connection, a killed frontend, a killed worker.
+ * A stream that resumes by itself after a cut connection, a killed frontend, a killed worker.
  *
  *     npm install penstock
  *     PENSTOCK_URL=http://127.0.0.1:8000,http://127.0.0.1:8001 node examples/resume.ts
  *
  * Node 22.18 runs TypeScript as it is. Kill a process of the service meanwhile: the text pauses and
- * goes on, each token once. Ctrl-C cancels the job. PENSTOCK_KEY is a key, where the service asks
+ * resumes, each token once. Ctrl-C cancels the job. PENSTOCK_KEY is a key, where the service asks
  * for one.
  */
 import { Client, PenstockError } from 'penstock';

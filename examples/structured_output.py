@@ -28,7 +28,7 @@ client = OpenAI(
 text = " ".join(sys.argv[1:]) or "The dam at Aare was built in 1952 and is 58 m high."
 answer = client.chat.completions.parse(
     model=client.models.list().data[0].id,
-    messages=[{"role": "user", "content": f"What is said of the dam? {text}"}],
+    messages=[{"role": "user", "content": f"What does this text state about the dam? {text}"}],
     response_format=Dam,
     max_tokens=100,
 )

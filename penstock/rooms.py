@@ -1,4 +1,4 @@
-"""Where the packages `api`, `worker` and `shared` are, and how processes come to import them.
+"""The location of the packages `api`, `worker` and `shared`, and how processes import them.
 
 In a clone they are beside this package. In an installed wheel they are in its folder `packages`,
 so that a site-packages directory gets no package named `api`: only the command and the processes
@@ -24,7 +24,7 @@ def reach_rooms() -> None:
     """Puts the packages on the path of this process and, by the environment, of its children.
 
     They come first, and the current directory is on no child's path: a folder `api` or `shared` of
-    whoever types the command is not ours.
+    the user's terminal is not ours.
     """
     directory = str(rooms_directory())
     if directory not in sys.path:

@@ -12,8 +12,8 @@ _V1_CONTROLLER = "cpu"
 def available_cores(root: Path = Path("/")) -> int:
     """Returns at least 1. A quota of half a core more than n counts as n.
 
-    `root` is where /proc and /sys are looked for. Without them, and without affinity (macOS), it
-    is what the machine has.
+    `root`: the folder of /proc and /sys. Without them, and without affinity (macOS), it is the
+    machine's number of cores.
     """
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
@@ -23,7 +23,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def default_threads() -> int:
-    """Returns what OMP_NUM_THREADS says where it is a number, else `available_cores`."""
+    """Returns OMP_NUM_THREADS if it is a number, else `available_cores`."""
     setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(setting) if setting.isdecimal() and int(setting) > 0 else available_cores()
 

@@ -35,7 +35,7 @@ class TenantSeconds:
             self._seconds[tenant] = self._seconds.get(tenant, 0.0) + seconds
 
     def drain(self) -> dict[str, float]:
-        """Returns what was added since the last call."""
+        """Returns the seconds added since the last call, by tenant."""
         with self._lock:
             seconds, self._seconds = self._seconds, {}
         return seconds

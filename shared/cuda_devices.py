@@ -1,4 +1,4 @@
-"""CUDA devices: what the setting DEVICE says of them, and how many the driver shows.
+"""CUDA devices: the values of the setting DEVICE, and the number that the driver shows.
 
 Standard library only: an installation asks before anything is installed.
 """
@@ -26,12 +26,12 @@ def device_number(setting: str) -> int | None:
 
 
 def device_type(setting: str) -> str:
-    """Returns auto, cpu or cuda: `cuda:1` is cuda, an empty value is auto; others as they are."""
+    """Returns auto, cpu or cuda: `cuda:1` is cuda, an empty value is auto; others unchanged."""
     return "cuda" if device_number(setting) is not None else setting or "auto"
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """Returns the names in CUDA_VISIBLE_DEVICES, numbers or UUIDs; None where it is not set and all
+    """Returns the names in CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set and all
     devices are visible."""
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return None
@@ -45,7 +45,7 @@ def has_nvidia_driver() -> bool:
 
 
 def num_cuda_devices() -> int:
-    """Returns how many CUDA devices the driver shows to this process; 0 where it has no answer."""
+    """Returns how many CUDA devices the driver shows to this process; 0 if it has no answer."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -57,8 +57,8 @@ def num_cuda_devices() -> int:
 
 
 def no_such_device(setting: str, num_devices: int) -> str:
-    """Returns why DEVICE cannot be used where a process sees so many CUDA devices."""
-    there = {0: "no CUDA device is there", 1: "the only CUDA device is cuda:0"}
+    """Returns why DEVICE is unavailable to a process that sees `num_devices` CUDA devices."""
+    there = {0: "there is no CUDA device", 1: "the only CUDA device is cuda:0"}
     last = there.get(num_devices, f"the CUDA devices are cuda:0 to cuda:{num_devices - 1}")
     return f"PENSTOCK_DEVICE={setting}: {last}"
 

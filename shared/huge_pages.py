@@ -46,8 +46,8 @@ def collapse_heap() -> int:
 
 
 def _mappings() -> Iterator[tuple[int, int]]:
-    """Yields begin and end of each private mapping that is memory alone and may be written; nothing
-    where /proc is not mounted."""
+    """Yields start and end of each private, anonymous, writable mapping; nothing if /proc is not
+    mounted."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

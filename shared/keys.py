@@ -40,7 +40,7 @@ class Keys:
         self.workers = f"{prefix}workers"
         self.absent = f"{prefix}absent"  # never written: see Scripts
         self.stat = f"{prefix}stat"
-        self.held = f"{prefix}held"  # tenant -> bytes in the store
+        self.held = f"{prefix}held"  # tenant -> bytes in Redis
         self.cpu = f"{prefix}cpu"  # tenant -> microseconds of processors
         self.refused = f"{prefix}refused"  # tenant -> requests that were refused
         self.pulse = f"{prefix}pulse"

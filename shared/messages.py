@@ -88,7 +88,7 @@ class Durability(StrEnum):
 
     NONE = "none"  # the memory of the server
     FSYNC = "fsync"  # its append-only file is on its disk
-    REPLICAS = "replicas"  # so many replicas have it in their memory
+    REPLICAS = "replicas"  # enough replicas have it in their memory
 
 
 class InvalidParameter(ValueError):
@@ -220,7 +220,7 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One accepted request: what a worker needs to run it, and nothing about HTTP.
+    """One accepted request, as a worker runs it; nothing about HTTP.
 
     `sampling.seed` is a number and `sampling.max_tokens` fits the context: both are resolved at the
     edge, so that every attempt on every worker continues the same stream.
@@ -238,12 +238,12 @@ class Job:
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     client_request_id: str | None = None
     num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them
-    request_record: str = ""  # what its dialect needs to render the response again; opaque
+    request_record: str = ""  # with which its dialect renders the response again; opaque
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
-    idempotency: Idempotency | None = None  # known to the store alone
+    idempotency: Idempotency | None = None  # known only to Redis
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
     prompt_digest: str = ""  # of the ModelCard that the prompt was prepared for; "": any
-    traceparent: str = ""  # W3C Trace Context of what submitted it; "" where there is none
+    traceparent: str = ""  # W3C Trace Context of its submit; "" without one
     tracestate: str = ""
 
     def __post_init__(self) -> None:
@@ -294,8 +294,8 @@ class TokenLogprob(NamedTuple):
 
 
 class PromptLogprob(NamedTuple):
-    """Log probability of a prompt's token behind those before it, as the model has it: no bias and
-    no penalty changes it."""
+    """Log probability of a prompt's token after the tokens before it, from the model's logits:
+    without bias and penalties."""
 
     token_id: int
     logprob: float
@@ -364,8 +364,8 @@ PROMPT_SLICE_TOKENS = 512  # of one PromptSlice: some 200 KiB with twenty altern
 class PromptSlice:
     """Log probabilities of a part of the prompt. Durable; all of them precede the first delta.
 
-    Slice i has those of the tokens from `i * PROMPT_SLICE_TOKENS + 1` on; the first token of a
-    prompt has none.
+    Slice i starts at token `i * PROMPT_SLICE_TOKENS + 1`; the first token of a prompt has no log
+    probability.
     """
 
     index: int  # from 0
@@ -373,7 +373,7 @@ class PromptSlice:
 
 
 def num_slices_of(num_entries: int) -> int:
-    """Returns how many slices so many log probabilities make."""
+    """Returns the number of slices of `num_entries` log probabilities."""
     return -(-num_entries // PROMPT_SLICE_TOKENS)
 
 

@@ -34,7 +34,7 @@ class MetricsNames(StrEnum):
 
 
 class MetricRow(NamedTuple):
-    """One metric. `is_vllms`: vLLM has one of the same meaning, with the same name behind `vllm:`.
+    """One metric. `is_vllms`: vLLM has one of the same meaning and name, with the prefix `vllm:`.
 
     The name of a counter ends in `_total`.
     """
@@ -50,7 +50,7 @@ class MetricTable:
     """All metrics of one part; makes them by their names."""
 
     def __init__(self, rows: Sequence[MetricRow], labels: tuple[str, ...] = ()) -> None:
-        """`labels` are those that every sample has beside its row's own."""
+        """`labels` are those that every sample has besides its row's own."""
         self.rows = rows
         self.labels = labels
         self._by_name = {row.name: row for row in rows}
@@ -88,7 +88,7 @@ class MetricTable:
         self, name: str, bounds: Sequence[float], counts: Sequence[int], total: float
     ) -> Metric:
         """Returns a histogram without labels, of `counts` between `bounds`; the last count lies
-        beyond all of them. `total` is the sum of what was observed."""
+        beyond all of them. `total` is the sum of the observations."""
         row = self._row(name, "histogram")
         family = HistogramMetricFamily(name, row.meaning)
         reached, buckets = 0, []
@@ -149,7 +149,7 @@ class Exposition(Collector):
                 sample.value,
             )
             for sample in family.samples
-            # When a counter began is no figure of its own: it doubles the number of series.
+            # Creation times of counters would double the number of series.
             if not sample.name.endswith("_created")
         ]
         return metric

@@ -38,7 +38,7 @@ def dying_with_this_process(
 
 
 REPORT_FD = "PENSTOCK_REPORT_FD"  # set by a launcher for its children: a pipe to it
-MAX_REPORT_BYTES = 4096  # what a pipe takes at once
+MAX_REPORT_BYTES = 4096  # a pipe takes this at once
 READY = b"\0"  # in no sentence
 
 
@@ -74,7 +74,7 @@ class EarlySignals:
     """Records stop signals from `catch` until an event loop handles them, or until `let_go`.
 
     They are not raised: Python prints and drops a KeyboardInterrupt that is raised inside a
-    callback of an import or a fork, and the launcher would go on.
+    callback of an import or a fork, and the launcher would continue.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ def encode_prompt_logprobs(entries: Sequence[PromptLogprob]) -> bytes:
 
 
 def decode_prompt_logprobs(text: bytes) -> list[PromptLogprob]:
-    """Raises ValueError for what is not a list of entries."""
+    """Decodes entries. Raises ValueError for anything but a list of entries."""
     return [
         PromptLogprob(
             token_id, _number(logprob), rank, tuple((other, _number(value)) for other, value in top)

@@ -10,14 +10,14 @@ CANCEL_AGAIN_S = 0.25
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels `tasks` until every one has ended; never raises what they raise.
+    """Cancels `tasks` until every one has ended; never raises their errors.
 
     Their exceptions are not retrieved here: one that no caller retrieves is logged by asyncio.
 
     For tasks that await no clean-up longer than CANCEL_AGAIN_S: the next cancel would end that.
 
     One cancel may not be enough: up to Python 3.11 `asyncio.wait_for`, which libraries use, loses a
-    cancel that arrives when what it waits for has just finished.
+    cancel that arrives when the awaited object has just finished.
     """
     running = set(tasks)
     while running := {task for task in running if not task.done()}:

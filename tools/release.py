@@ -1,6 +1,6 @@
 """Checks of a release, and its notes.
 
-python -m tools.release check v0.1.0    # tag, pyproject.toml and CHANGELOG.md say one
+python -m tools.release check v0.1.0    # tag, pyproject.toml and CHANGELOG.md have one
 python -m tools.release notes v0.1.0    # the changelog's section of it
 """
 
@@ -47,9 +47,9 @@ def check(tag: str, changelog: str, number: str) -> str:
     if next(iter(found)) != number:
         raise NotReady(f"CHANGELOG.md has newer sections than {number}.")
     if date in ("", "unreleased"):
-        raise NotReady(f"CHANGELOG.md does not say the date of {number}.")
+        raise NotReady(f"CHANGELOG.md has no date for {number}.")
     if not text:
-        raise NotReady(f"CHANGELOG.md says nothing of {number}.")
+        raise NotReady(f"CHANGELOG.md has an empty section {number}.")
     return text
 
 

@@ -3,7 +3,7 @@
     python -m tools.stats --root DIR
 
 Prints markdown tables: files and lines of each room, the two reading paths of a chat, how much code
-each module with routes reaches by its imports, and what is very small or very long. The files are
+each module with routes reaches by its imports, and very small or very long parts. The files are
 parsed, not imported. `--check` compares the reading paths with their limits, as `make lint` does.
 `--table` prints their table alone, for docs/ARCHITECTURE.md.
 """
@@ -69,7 +69,7 @@ CHAT_PATHS = (
         max_lines=6100,
     ),
 )
-ON_DEMAND = "api.on_demand"  # whose PARTS name what is imported when a request needs it
+ON_DEMAND = "api.on_demand"  # whose PARTS name the modules imported when a request needs them
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def path_table(modules: dict[str, Module]) -> str:
 
 
 def shape_rows(root: Path, modules: dict[str, Module]) -> Iterator[tuple[object, ...]]:
-    """Yields what is very small, very long, and how many tests there are."""
+    """Yields very small and very long parts, and the number of tests."""
     product = in_rooms(modules, PRODUCT)
     num_importers = Counter(i for name in product for i in imported_modules(name, product))
     single = [name for name, number in num_importers.items() if number == 1]

@@ -1,4 +1,4 @@
-"""The directory in which a worker keeps what it made once: kernels, measurements, tokenizers."""
+"""The directory of a worker's cached files: kernels, measurements, converted tokenizers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def cache_directory() -> Path | None:
-    """Returns $XDG_CACHE_HOME/penstock or ~/.cache/penstock, else one of the user's own in the
-    temporary directory; None where neither can be had.
+    """Returns $XDG_CACHE_HOME/penstock or ~/.cache/penstock, else a directory of the user's in the
+    temporary directory; None if neither can be created.
 
     Others must not be able to put a library there.
     """

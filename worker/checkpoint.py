@@ -221,10 +221,9 @@ class Checkpoint:
     name: str
 
     def context_length(self) -> int:
-        """Returns the tokens of a sequence that config.json allows; 0 where it does not say.
+        """Returns the tokens of a sequence that config.json allows; 0 if it names no limit.
 
-        Raises TextInvalid for a file that cannot be read; the engine, which is there by then, has
-        read it before.
+        Raises TextInvalid for an unreadable file, which the engine would have refused before.
         """
         context = ContextLength.of(read_json(self.path / "config.json"))
         return 0 if context is None else context.default
@@ -238,7 +237,7 @@ def find_checkpoint(
     """Returns the checkpoint; downloads a hub model, with a progress bar, unless it is cached.
     `owner/name@revision`: that branch, tag or commit of it.
 
-    `on_download` gets the share that is there, in any thread. Raises CheckpointNotFound.
+    `on_download` gets the downloaded share, in any thread. Raises CheckpointNotFound.
     """
     name = served_name(model, served_model_name)
     if sentence := gguf_refusal(model):

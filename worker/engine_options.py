@@ -19,7 +19,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
 Quantization = Literal["none", "int8"]
-KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]  # vLLM's words
+KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]  # vLLM's values
 WeightCopies = Literal["auto", "on", "off"]
 AttentionChoice = Literal["auto", "triton", "sdpa"]
 
@@ -42,7 +42,7 @@ class EngineOptions:
     """Options of one engine; None leaves the choice to the code that builds it.
 
     A field that is also a setting has the setting's name; WorkerSettings describes it. Raises
-    InvalidParameter, a ValueError, naming the option and what it may be.
+    InvalidParameter, a ValueError, naming the option and its allowed values.
     """
 
     checkpoint: str  # directory with a Hugging Face checkpoint
@@ -101,7 +101,7 @@ class EngineOptions:
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
     ) -> EngineConfig:
-        """Returns the engine's bounds: these options, with what the built runner decides."""
+        """Returns the engine's bounds: these options, completed by the built runner."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
         step_target_ms = self.step_target_ms
         if step_target_ms is None:
@@ -158,8 +158,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _requirement_missed(name: str, kind: Any, value: object) -> str | None:
-    """Returns what the option must be when `value` is not: one of its choices, of its type, in its
-    range."""
+    """Returns the requirement that `value` misses (choices, type or range), or None."""
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return None if value in choices else f"be one of {', '.join(choices)}"

@@ -91,7 +91,7 @@ class Heartbeat:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last heartbeat that was confirmed began, or since the start."""
+        """Seconds since the last confirmed heartbeat was sent, or since the start."""
         return time.monotonic() - self._confirmed_s
 
     @property
@@ -101,7 +101,7 @@ class Heartbeat:
 
     @property
     def turn_age_s(self) -> float:
-        """Seconds since the loop last came round, whether or not the store answered; 0 before the
+        """Seconds since the loop's last turn, whether or not Redis answered; 0 before the
         first time."""
         return 0.0 if self._turned_s is None else time.monotonic() - self._turned_s
 
@@ -154,7 +154,7 @@ class Heartbeat:
                 self._outage.failed(error=str(error) or type(error).__name__)
 
     async def _pause(self) -> None:
-        """Sleeps for an interval. Logs when the loop stood still for a good part of a lease."""
+        """Sleeps for an interval. Logs if the loop was blocked for half a lease or more."""
         begin_s = time.monotonic()
         await asyncio.sleep(self._interval_s)
         late_s = time.monotonic() - begin_s - self._interval_s

@@ -1,4 +1,4 @@
-"""The hub's progress bars, which also tell the worker how much of a model is there."""
+"""The hub's progress bars, which also report the downloaded share of a model to the worker."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from shared.messages import MAX_CHOICES
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
-from worker.engine.seats import MIN_GAP
+from worker.engine.running_slots import MIN_GAP
 from worker.engine_options import OVERSUBSCRIBED
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.messages import EngineReady
@@ -58,7 +58,7 @@ class Intake:
         pull_block_ms: int,
         reconcile_interval_s: float,
     ) -> None:
-        """`admit` puts a delivery into the table; `repair` sets the store up again after an outage
+        """`admit` puts a delivery into the table; `repair` sets Redis up again after an outage
         and may raise TransportError.
 
         While the engine is failing, jobs are taken one at a time, and those that were running at
@@ -133,7 +133,7 @@ class Intake:
             await self._take(pulled)
 
     async def _oversubscribe(self) -> None:
-        """Takes jobs of tenants that hold few seats, recovered ones first.
+        """Takes jobs of tenants that hold few running slots, recovered jobs first.
 
         Otherwise a worker whose slots never come free would leave the jobs of a dead worker to
         their deadlines.
@@ -184,7 +184,7 @@ MAX_NOT_BEGUN = 32  # choices that wait here for their first token, while slots 
 
 @dataclass(frozen=True, slots=True)
 class Oversubscription:
-    """Jobs to take although all slots are taken; none of the tenants that would get no seat."""
+    """Number of jobs to take although all slots are taken, and tenants that would get no slot."""
 
     count: int
     leave_out: tuple[str, ...]
@@ -196,14 +196,12 @@ class AdmissionEstimator:
     Called before each pull; `took` reports the deliveries. A free slot is not enough: a job whose
     prompt finds no KV blocks would wait here, while another worker may have them, so at most one
     such job is taken, which keeps the engine busy. A burst is divided among all workers, a few
-    steps' prompts at a time: what waits here for its first token could wait for another worker's
-    step. Nor is a slot always needed: the engine takes seats from tenants and jobs that hold many
-    and gives them to those that hold few (worker/engine/seats.py), if it has their jobs.
+    steps' prompts at a time. A free slot is not always needed either: the engine preempts
+    sequences of tenants and jobs that hold many slots (worker/engine/running_slots.py).
 
-    Blocks are known for jobs that have begun. A job that waits, or whose prefill is under way,
-    counts with the tokens that it needs, so that a worker takes too little rather than too much
-    during a long prefill. The next prompt is assumed to be as long as the last ones were on
-    average.
+    The blocks of jobs with a first token are known. A job that waits, or is in its prefill, counts
+    with the tokens that it needs, so that a worker takes too few rather than too many jobs during
+    a long prefill. The next prompt is assumed to be as long as the last ones on average.
     """
 
     def __init__(self, jobs: RunningJobs, engine: EngineState) -> None:
@@ -232,9 +230,9 @@ class AdmissionEstimator:
         return min(slots, fitting)
 
     def oversubscription(self) -> Oversubscription | None:
-        """Returns what to take while no slot is free; None where nothing would get a seat.
+        """Returns the jobs to take while no slot is free; None if none of them would get a slot.
 
-        Without it one tenant's jobs, waiting or long, would keep all others out.
+        Without it one tenant's long or waiting jobs would keep all others out.
         """
         ready, num_slots = self._engine.ready, self._jobs.max_num_seqs
         if ready is None or self():
@@ -247,17 +245,17 @@ class AdmissionEstimator:
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size
         free_tokens -= sum(map(_tokens, waiting))
         fits = free_tokens >= max(self._usual_tokens, ready.config.block_size)
-        seats, widest = Counter[str](), Counter[str]()
+        slots, widest = Counter[str](), Counter[str]()
         for job in self._jobs:
             held = _num_in_engine(job)
             tenant = job.job.tenant
-            seats[tenant] += held
+            slots[tenant] += held
             widest[tenant] = max(widest[tenant], held)
-        most = max(seats.values(), default=0)
+        most = max(slots.values(), default=0)
         if most < MIN_GAP:
             return None
-        leave_out = [t for t in seats if most - seats[t] < MIN_GAP and widest[t] < MIN_GAP]
-        # Jobs of these that were taken with others behind them wait for a seat, not for a step.
+        leave_out = [t for t in slots if most - slots[t] < MIN_GAP and widest[t] < MIN_GAP]
+        # Waiting jobs of the other tenants get a slot soon, and count as taken already.
         num_soon = sum(job.job.tenant not in leave_out for job in waiting)
         count = (max(1, num_slots // OVERSUBSCRIBED) if fits else 1) - num_soon
         return Oversubscription(count, tuple(leave_out)) if count > 0 else None
@@ -266,7 +264,7 @@ class AdmissionEstimator:
         return [job for job in self._jobs if job.in_engine and job.first_token_s is None]
 
     def took(self, deliveries: Sequence[Delivery]) -> None:
-        """Remembers how long prompts are."""
+        """Updates the average prompt length."""
         for delivery in deliveries:
             length = len(delivery.job.prompt_token_ids)
             if self._usual_tokens == 0.0:

@@ -1,7 +1,7 @@
-"""JobRunner: what becomes of a claimed job, from its delivery to its end.
+"""JobRunner: runs claimed jobs from their delivery to their end.
 
-Nothing here waits: tasks that call it never interleave. Requests leave by the engine's `send`,
-output by the Publisher.
+Nothing here awaits, so tasks that call it never interleave and need no lock or mailbox. A method
+that waits would break this; such work belongs to the Publisher or the service.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ def _engine_request(running: RunningJob, choice: RunningChoice) -> EngineRequest
         tenant=job.tenant,
         job_id=job.job_id,
         priority=job.lane,
-        scores_prompt=running.num_resumed == 0,  # a log that has begun has all of them
+        scores_prompt=running.num_resumed == 0,  # a log with output has them already
     )
 
 

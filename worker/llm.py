@@ -249,8 +249,8 @@ class _Generation:
         self.pieces.append(piece)
 
     def result(self) -> OfflineResult:
-        """Returns what was generated; the request has ended."""
-        assert self.last is not None, "an end is an output"
+        """Returns the generated output; the request has ended."""
+        assert self.last is not None, "a request ends with an output"
         end = self.pieces[-1]
         assert end.finish_reason is not None
         wants_logprobs = self.request.params.logprobs is not None

@@ -1,6 +1,6 @@
-"""Says in the store how far a worker has come that cannot serve yet, for people to look at.
+"""Reports the loading progress of a worker that cannot serve yet to Redis, for people.
 
-Nothing depends on it: where the store is away, the worker goes on, and says so elsewhere.
+Nothing depends on it: if Redis is unavailable, the worker continues and logs that elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOSE_S = 2.0  # for the last report's connection
 log = logging.getLogger(__name__)
 
 
-async def tell_loading(
+async def report_loading(
     deployment: Deployment, worker_id: str, model: str, read: Callable[[], tuple[str, float]]
 ) -> None:
     """Reports, until cancelled, what `read` returns: a stage, and the share of it that is done."""
@@ -32,13 +32,13 @@ async def tell_loading(
         stats: dict[str, str | int] = {"model": model, "stage": stage, "percent": int(100 * share)}
         try:
             await deployment.report(ProcessKind.LOADING, worker_id, stats)
-        except TransportError as error:  # the service says it aloud
-            log.debug("the progress could not be reported", extra={"error": str(error)})
+        except TransportError as error:  # the service logs the outage
+            log.debug("failed to report loading progress", extra={"error": str(error)})
         await asyncio.sleep(INTERVAL_S)
 
 
 class LoadingTransport(Protocol):
-    """What a report of a download needs of a transport."""
+    """The part of a transport that a download report uses."""
 
     @property
     def deployment(self) -> Deployment: ...
@@ -46,7 +46,7 @@ class LoadingTransport(Protocol):
 
 
 class DownloadReport:
-    """Reports a download from a thread of its own, as the download has the main one.
+    """Reports a download from its own thread, as the download blocks the main one.
 
     `with DownloadReport(...) as report:` and call `report(share)`, in any thread. What downloads
     nothing starts no thread. The thread keeps nothing alive: a process can end beside it.
@@ -90,10 +90,10 @@ class DownloadReport:
         try:
             transport = await self._open_transport()
         except UnsupportedUrl as error:  # which the worker ends with, once it has its model
-            log.debug("the download cannot be reported", extra={"error": str(error)})
+            log.debug("failed to report the download", extra={"error": str(error)})
             return
-        telling = asyncio.create_task(
-            tell_loading(
+        reporting = asyncio.create_task(
+            report_loading(
                 transport.deployment,
                 self._worker_id,
                 self._model,
@@ -104,6 +104,6 @@ class DownloadReport:
             while not self._over.is_set():
                 await asyncio.sleep(0.1)
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
             await transport.aclose()

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
-    """Returns the model's files; the store is told of their download."""
+    """Returns the model's files, and reports their download to Redis."""
     name = served_name(settings.model, settings.served_model_name)
     connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
     with DownloadReport(worker_id, name, connect) as report:
@@ -79,7 +79,7 @@ async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str,
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stop)
         log.info(
-            "the worker starts",
+            "starting the worker",
             extra={
                 "model": checkpoint.name,
                 "checkpoint": str(checkpoint.path),

@@ -101,8 +101,8 @@ METRICS = MetricTable(
             "penstock:request_queue_time_seconds",
             "histogram",
             (),
-            "From the submit of a job to its first engine step: in Redis, then in the engine. Of "
-            "a job that another worker had begun, in the engine alone.",
+            "From the submit of a job to its first engine step: in Redis, then in the engine. For "
+            "a resumed job, only in the engine.",
             True,
         ),
         MetricRow(
@@ -148,7 +148,7 @@ METRICS = MetricTable(
             "penstock:migrations_total",
             "counter",
             (),
-            "Jobs taken up that another attempt had begun: after a crash, a drain, a lost lease.",
+            "Jobs resumed from another attempt: after a crash, a drain or a lost lease.",
         ),
         MetricRow(
             "penstock:publish_lag_seconds",
@@ -179,7 +179,7 @@ METRICS = MetricTable(
             "penstock:worker_info",
             "gauge",
             ("version", "engine", "engine_version", "dtype"),
-            "1, with what this worker runs.",
+            "Always 1; the labels name this worker's versions.",
         ),
     ),
     labels=("model_name", "worker"),
@@ -207,7 +207,7 @@ class WorkerMetrics:
         self._migrations = METRICS.counter("penstock:migrations_total", registry)
         self._publish_lag_s = histogram("penstock:publish_lag_seconds", registry, _SECONDS)
         for reason in ("stop", "length", "error"):
-            self._ended.labels(reason)  # a series that begins at 0 shows its first increase
+            self._ended.labels(reason)  # a series that starts at 0 shows its first increase
 
     def job_taken(self, attempt: int) -> None:
         """Counts a delivery."""
@@ -234,7 +234,7 @@ class WorkerMetrics:
         self._publish_lag_s.observe(lag_s)
 
     def read_from(self, collector: Collector) -> None:
-        """Adds what is read from state at each scrape."""
+        """Adds metrics that are read from state at each scrape."""
         self._registry.register(collector)
 
     @property
@@ -243,8 +243,8 @@ class WorkerMetrics:
 
 
 class WorkerStateCollector(Collector):
-    """Reads gauges, and the counters of the engine, at each scrape: in the listener's thread, so
-    what it iterates over must be a copy."""
+    """Reads gauges and the engine's counters at each scrape. It runs in the listener's thread, so
+    it must iterate over copies."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class WorkerStateCollector(Collector):
         yield value("penstock:worker_info", 1, (version("penstock"), *engine))
 
 
-# Of the engine, since its start: an engine that was replaced counts from 0, as a process would.
+# Since the engine's start: a new engine counts from 0, as a new process would.
 _COUNTERS = {
     "penstock:num_preemptions_total": "preemptions",
     "penstock:prompt_tokens_total": "prompt_tokens",
@@ -299,7 +299,7 @@ _STEPS = {
 }
 
 
-# Takes a path. Returns why its probe fails, nothing where it does not, None where it is no probe's.
+# Takes a path. Returns why its probe fails, '' if it succeeds, None if the path is no probe's.
 Probe = Callable[[str], str | None]
 
 
@@ -314,8 +314,8 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers in the text format whatever is asked for but probes: the client library's own
-    listener also speaks OpenMetrics, in which it writes `penstock_` for `penstock:`."""
+    """Answers every path except probes in the text format: the client library's own listener
+    also speaks OpenMetrics, in which it writes `penstock_` for `penstock:`."""
 
     server: _Server
 
@@ -345,7 +345,7 @@ def metrics_listener(
     """Serves the exposition over HTTP, in a thread, at every path that is no probe's; nothing where
     `port` is None.
 
-    Raises SettingsError where the port cannot be listened on.
+    Raises SettingsError if the port cannot be listened on.
     """
     if port is None:
         yield

@@ -29,7 +29,7 @@ from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd,
 from shared.transport.wire import chain_hash
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
-MAX_PIECES = 128  # kept apart in one append; beyond that, neighbours are joined
+MAX_PIECES = 128  # kept apart in one append; beyond that, neighbouring pieces are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Settled:
     """The publisher's last message about a job.
 
     OK: its end is durable. ENDED: it had ended before. FENCED: another attempt runs. GONE: it has
-    ended, or was lost and cannot be put back. DIVERGED: this worker's copy is not the log's; the
+    ended, or was lost and cannot be restored. DIVERGED: this worker's copy is not the log's; the
     job must be taken up again. REJECTED: its end could not be written.
     """
 
@@ -67,16 +67,16 @@ class Outbox:
         prompt: PromptLog | None = None,
         traceparent: str = "",
     ) -> None:
-        """`end` is where the log stands, `links` what it holds (see chain_links).
+        """`end` is the log's end, `links` its chain (see chain_links).
 
         `logged`: the log itself; without it nothing before `end` can be written again. `snapshot`:
-        the job as it was claimed, to put it back from. `prompt`: the log probabilities of its
-        prompt; None where it requests none.
+        the job as it was claimed, to restore it from. `prompt`: the log probabilities of its
+        prompt; None if it requests none.
         """
         self._prompt = prompt or PromptLog(0)
         self.snapshot = snapshot
         self.sure_s = time.monotonic()  # when the server last knew this attempt
-        self.waiting_since_s = 0.0  # while the publisher has it among what is to be sent
+        self.waiting_since_s = 0.0  # since when the publisher has output of it to send
         self.job_id = job_id
         self.attempt = attempt
         self.traceparent = traceparent
@@ -94,7 +94,7 @@ class Outbox:
         self._num_accepted = 0  # pieces
         self._accepted_hash = self._base_hash
         self._in_flight: Append | None = None
-        self._num_in_flight = 0  # pieces, counted from the beginning
+        self._num_in_flight = 0  # pieces, counted from the first one
         self._end: JobEnd | None = None
         self._failed = False
         self.over = False
@@ -258,7 +258,7 @@ class Outbox:
         self.num_gaps = 0
 
     def rewind(self, log_end: Cursor) -> bool:
-        """Sends again what follows the log's end; returns False where no piece ends there."""
+        """Sends the output after `log_end` again; returns False if no piece ends there."""
         self.num_gaps += 1
         index = self._index_of(log_end)
         if index is None:
@@ -292,7 +292,7 @@ class Outbox:
         self._accepted_hash = accepted_hash
 
     def _end_of_append(self, begin: int) -> int:
-        """Returns the index of the piece at which an append that begins at `begin` ends."""
+        """Returns the index of the piece at which an append that starts at `begin` ends."""
         ends = self._token_ends
         if ends[-1] - ends[begin] <= MAX_APPEND_TOKENS:
             return len(self._texts)
@@ -312,7 +312,7 @@ class Outbox:
         return None
 
     def _segments_between(self, begin: int, end: int) -> tuple[Segment, ...] | None:
-        """Returns the choice and length of each piece; None where neither is needed."""
+        """Returns the choice and length of each piece; None if neither is needed."""
         if self._segments:
             segments = tuple(self._segments[begin:end])
             return (segments if len(segments) <= MAX_PIECES else _joined(segments)) or None
@@ -336,7 +336,7 @@ class Outbox:
 
 
 def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Returns the segments with neighbours of one choice joined."""
+    """Returns the segments with adjacent ones of a choice joined."""
     joined: list[Segment] = []
     for segment in segments:
         before = joined[-1] if joined else None
@@ -353,9 +353,9 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 class PromptLog:
     """Cuts the log probabilities of one job's prompt into slices of PROMPT_SLICE_TOKENS.
 
-    Their boundaries depend on the prompt alone: a slice that an earlier attempt wrote is the same
-    part of the prompt, and is left as it is. Slices stay in memory, encoded, while the job runs: a
-    log that was lost is written again.
+    Their boundaries depend on the prompt alone: a slice of an earlier attempt covers the same part
+    of the prompt and is kept. Encoded slices stay in memory while the job runs, so that a lost log
+    can be written again.
     """
 
     def __init__(self, num_entries: int) -> None:
@@ -368,7 +368,7 @@ class PromptLog:
 
     @classmethod
     def of_log(cls, slices: Sequence[PromptSlice]) -> PromptLog:
-        """Returns the one of a log that has begun with output: it has all slices, or none."""
+        """Returns the prompt's part of a log with output: it has all slices, or none."""
         prompt = cls(0)
         prompt._slices = list(slices)
         prompt.num_slices = prompt._num_accepted = len(slices)

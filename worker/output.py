@@ -61,7 +61,7 @@ class OutputProcessor:
         shown = token_ids[:-1] if ends_by_token else token_ids
         text, stop, num_used = self._feed(shown)
         if stop is not None and num_used < len(token_ids):
-            raise ReplayMismatch("the logged text goes on after a stop string")
+            raise ReplayMismatch("the logged text continues after a stop string")
         due = text.encode()
         if len(due) < logged.num_bytes:
             raise ReplayMismatch(
@@ -109,7 +109,7 @@ class OutputProcessor:
         return Piece(token_ids, text + tail, logprobs, finish_reason, stop_reason)
 
     def abort(self) -> str:
-        """Returns the text still held back, for a job that ends without a finish of its own."""
+        """Returns the text that is still held back, for a job that ends without a finish."""
         return self._take_owed() + self._flush()[0]
 
     def _feed(self, token_ids: Sequence[int]) -> tuple[str, str | None, int]:

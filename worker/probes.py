@@ -1,7 +1,7 @@
 """What an orchestrator asks a worker: whether it takes jobs, and whether it should be replaced.
 
 The answers are read from state in the listener's thread, so they come while the service's loop is
-busy, and say so when it stands still.
+busy, and report a loop that is blocked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class WorkerProbes:
         return self.not_live() if path == "/live" else None
 
     def not_ready(self) -> str:
-        """Returns why the worker takes no jobs; empty where the engine is up, the worker does not
-        drain, and the store knows that it lives."""
+        """Returns why the worker takes no jobs; empty if the engine is up, the worker does not
+        drain, and its lease in Redis is current."""
         if not self._supervisor.up.is_set():
             return "The engine is not up."
         if self._heartbeat.draining:
@@ -37,8 +37,8 @@ class WorkerProbes:
         return ""
 
     def not_live(self) -> str:
-        """Returns why the process is to be replaced; empty where the service's loop turns. An
+        """Returns why the process is to be replaced; empty if the service's loop turns. An
         engine that hangs is replaced by the service itself, and a store that is away is no fault
         of this process."""
         age_s = self._heartbeat.turn_age_s
-        return f"The service has stood still for {age_s:.0f} s." if age_s > STANDSTILL_S else ""
+        return f"The event loop has been blocked for {age_s:.0f} s." if age_s > STANDSTILL_S else ""

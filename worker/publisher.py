@@ -5,7 +5,7 @@ something: no timer at low load. When appends are slow the publisher rests as lo
 took, at most `flush_interval_s`, and tokens wait for company. A job's first token, its end, and
 `flush_tokens` waiting tokens do not wait.
 
-While the store is unreachable, output is buffered; `has_capacity` is cleared when one job has
+While Redis is unavailable, output is buffered; `has_capacity` is cleared when one job has
 `max_unflushed_tokens` unsent, and the engine's reader waits for it.
 
 Slices of prompts go a few at a time, job by job in turn; no other job's tokens wait for their turn.
@@ -35,7 +35,7 @@ from worker.outbox import Outbox, Settled
 MAX_GAPS = 3  # in a row, of one job
 MAX_SLICES = 4  # of prompts, in one append: each may have 220 KiB, and all jobs' tokens wait
 MIN_REST_S = 0.001  # shorter rests cost more in wake-ups than they gather
-LEASE_WAIT_S = 0.05  # for the heartbeat that must come before a job is put back
+LEASE_WAIT_S = 0.05  # for the heartbeat that must come before a job is restored
 MEMORY_WAIT_S = 1.0  # for a server above maxmemory to have room for a job that it has lost
 
 RESTORE_WAITS_S = {Restored.NO_LEASE: LEASE_WAIT_S, Restored.NO_MEMORY: MEMORY_WAIT_S}
@@ -113,12 +113,12 @@ class Publisher:
         )
 
     def open(self, outbox: Outbox) -> None:
-        """Takes a job's outbox. A job with a snapshot is put back when the server has lost it."""
+        """Takes a job's outbox. A job with a snapshot is restored when Redis has lost it."""
         self._lost.pop(outbox.job_id, None)
         self._outboxes[outbox.job_id] = outbox
 
     def notice(self, outbox: Outbox) -> None:
-        """Sends what was added to an outbox, unless it has been settled or dropped meanwhile."""
+        """Sends new output of an outbox, unless it has been settled or dropped meanwhile."""
         job_id = outbox.job_id
         if self._outboxes.get(job_id) is not outbox or job_id in self._lost:
             return
@@ -160,7 +160,7 @@ class Publisher:
 
     @property
     def backlog_s(self) -> float:
-        """Age of the oldest output that is not durable yet, in seconds; 0.0 where there is none.
+        """Age of the oldest output that is not durable yet, in seconds; 0.0 without any.
         Any thread may read it."""
         waiting = [*self._waiting.values(), *self._lost.values()]
         now_s = time.monotonic()
@@ -227,10 +227,10 @@ class Publisher:
                 self._close(outbox, AppendStatus.GONE, restored.value)
                 continue
             log.warning(
-                "a lost job was put back",
+                "restored a job that Redis had lost",
                 extra={**outbox.log_fields, "end": str(outbox.cursor)},
             )
-            # The log is empty, or what the server still had of it: the next append finds out.
+            # The log is empty or has what the server kept: the next append finds out.
             if not outbox.rewind(START):
                 self._close(outbox, AppendStatus.DIVERGED)
             else:

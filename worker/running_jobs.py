@@ -48,7 +48,7 @@ class RunningJob:
 
     @classmethod
     def of(cls, delivery: Delivery) -> RunningJob:
-        """Returns the job as it is when it is claimed."""
+        """Returns the state of a job that was just claimed."""
         job, attempt = delivery.job, delivery.attempt
         return cls(
             job=job,
@@ -100,8 +100,8 @@ class RunningJobs:
         self._jobs: dict[str, RunningJob] = {}
         self._by_request_id: dict[str, tuple[RunningJob, RunningChoice]] = {}
         self.max_num_seqs = max_num_seqs
-        self.num_in_engine = 0  # choices, those that wait for their turn among them
-        self.changed = asyncio.Event()  # a job left or began; the waiter clears it
+        self.num_in_engine = 0  # choices, including waiting ones
+        self.changed = asyncio.Event()  # a job left or started; the waiter clears it
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -124,7 +124,7 @@ class RunningJobs:
     def free_slots(self) -> int:
         """Choices that may be taken now: free slots of the engine, bounded by the table.
 
-        The table holds twice as many jobs: some have ended and wait for the store.
+        The table holds twice as many jobs: some have ended and wait for Redis.
         """
         in_engine = self.max_num_seqs - self.num_in_engine
         return max(0, min(in_engine, 2 * self.max_num_seqs - len(self._jobs)))

@@ -33,7 +33,7 @@ from worker.checkpoint import Checkpoint, LoadedModel
 from worker.heartbeat import Heartbeat, LoadReport
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
-from worker.loading import tell_loading
+from worker.loading import report_loading
 from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.probes import WorkerProbes
 from worker.publisher import FlushPolicy, Publisher
@@ -70,9 +70,9 @@ class WorkerService:
         deployment: Deployment,
         worker_id: str = "",
     ) -> None:
-        """`check` examines the store: it returns warnings, raises TransportError to be retried, or
-        another exception to give up. `deployment` is told how far the model is loaded.
-        `worker_id`: by which the worker is known already; else it gets a new one."""
+        """`check` examines Redis: it returns warnings, raises TransportError to be retried, or
+        another exception to give up. `deployment` gets the loading progress. `worker_id`: the id
+        under which a download was reported; empty: a new one."""
         self._settings = settings
         self._checkpoint = checkpoint
         self._queue = queue
@@ -81,7 +81,7 @@ class WorkerService:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._jobs = RunningJobs(settings.max_num_seqs)
-        # (job id, attempt) of jobs whose engine died, with its cause, until the store has both.
+        # (job id, attempt) of jobs whose engine died, with its cause, until Redis has both.
         self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
         self.worker_id = worker_id or new_worker_id()
         self._tracing = open_tracing("penstock-worker", self.worker_id)
@@ -173,10 +173,10 @@ class WorkerService:
             await asyncio.to_thread(self._tracing.close)
 
     async def _start(self) -> None:
-        """Loads the model while the store may still be unreachable."""
+        """Loads the model while Redis may still be unavailable."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._connect())]
-        telling = asyncio.create_task(
-            tell_loading(
+        reporting = asyncio.create_task(
+            report_loading(
                 self._deployment,
                 self.worker_id,
                 self._checkpoint.name,
@@ -189,7 +189,7 @@ class WorkerService:
             for task in done:
                 task.result()
         finally:
-            await cancel_and_wait(*tasks, telling)
+            await cancel_and_wait(*tasks, reporting)
         await self._retrying("announcing the model", self._repair)
         await asyncio.to_thread(collapse_heap)
         report_ready()
@@ -235,12 +235,12 @@ class WorkerService:
             log.warning(warning, extra={"model": self._model.name})
         if not ready.exact_resume:
             log.warning(
-                "resume is not exact: after a restart this engine continues with other tokens",
+                "resume is not exact: after a restart this engine continues with different tokens",
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
 
     async def _connect(self) -> None:
-        for warning in await self._retrying("reaching the store", self._check):
+        for warning in await self._retrying("reaching Redis", self._check):
             log.warning(warning)
 
     async def _retrying(self, what: str, action: Callable[[], Awaitable[Any]]) -> Any:
@@ -258,8 +258,8 @@ class WorkerService:
                 await backoff.wait()
 
     async def _repair(self) -> None:
-        """Writes again what the store may have lost of this worker. Raises TransportError."""
-        await self._heartbeat.send()  # the lease first: nothing is claimed without
+        """Restores this worker's records that Redis may have lost. Raises TransportError."""
+        await self._heartbeat.send()  # first the lease: nothing is claimed without it
         await self._queue.setup([self._checkpoint.name])
         await self._announce()
 
@@ -310,24 +310,24 @@ class WorkerService:
     async def _on_death(self, cause: CrashCause) -> None:
         """Hands the engine's jobs back to the queue with their tokens; any worker continues them.
 
-        The store counts the death against them, by its cause: a job that repeats it is ended.
+        Redis counts the death against them, by its cause: a job that repeats it is ended.
         """
         jobs = self._runner.take_from_engine()
         if jobs:
-            log.warning("jobs return to the queue", extra={"num_jobs": len(jobs)})
+            log.warning("returning jobs to the queue", extra={"num_jobs": len(jobs)})
             attempts = [(running.job.job_id, running.attempt) for running in jobs]
             self._deaths.append((attempts, cause))
         try:
             await self._blame()
         except TransportError as error:
-            # The store still assigns them to this worker: reconciling takes them up again.
+            # Redis still assigns them to this worker: reconciling takes them up again.
             log.warning("failed to return jobs to the queue", extra={"error": str(error)})
         self._intake.suspect()
 
     async def _blame(self) -> None:
-        """Reports the engine's deaths that the store may not have yet. Raises TransportError.
+        """Reports the engine's deaths that Redis may not have yet. Raises TransportError.
 
-        A cancelled or failed call leaves them to the next one: the store ignores a repeat. After a
+        A cancelled or failed call leaves them to the next one: Redis ignores a repeat. After a
         reconcile it would ignore the first report too, as one of an earlier attempt.
         """
         while self._deaths:
@@ -347,13 +347,13 @@ class WorkerService:
                 await self._blame()
                 await self._release_unknown(self._jobs.ids)
             except TransportError as error:
-                log.debug("lost deliveries could not be released", extra={"error": str(error)})
+                log.debug("failed to release lost deliveries", extra={"error": str(error)})
             await asyncio.sleep(self._settings.reconcile_interval_s)
 
     async def _release_unknown(self, known: frozenset[str]) -> None:
         """Releases claimed jobs that are not in `known`. Raises TransportError.
 
-        Another error of reading them is logged: it must not end a drain, in which jobs run.
+        Other errors are logged: they must not end a drain while jobs run.
         """
         try:
             lost = await self._queue.reconcile(self.worker_id, known)
@@ -376,7 +376,7 @@ class WorkerService:
                     backoff.reset()
                     self._runner.cancel(job_id, None, "cancelled")
             except TransportError as error:
-                log.debug("cancellations cannot be received", extra={"error": str(error)})
+                log.debug("failed to receive cancellations", extra={"error": str(error)})
             await backoff.wait()
 
     async def _announce_often(self) -> None:
@@ -385,7 +385,7 @@ class WorkerService:
             try:
                 await self._announce()
             except TransportError as error:
-                log.debug("the model could not be announced", extra={"error": str(error)})
+                log.debug("failed to announce the model", extra={"error": str(error)})
 
     async def _drain(self) -> list[RunningJob]:
         """Takes no new jobs; running ones may finish until the timeout or a second stop.
@@ -426,7 +426,7 @@ class WorkerService:
                 await self._queue.retire(self.worker_id)
         except (TransportError, TimeoutError) as error:
             log.warning(
-                "the store is unreachable; the jobs are taken over when this worker's lease ends",
+                "Redis is unavailable: others recover the jobs when this worker's lease ends",
                 extra={"num_jobs": len(jobs), "error": str(error)},
             )
         if jobs:

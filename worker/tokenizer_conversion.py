@@ -2,7 +2,7 @@
 
     python -m worker.tokenizer_conversion CHECKPOINT TOKENIZER_JSON
 
-converts one by transformers, in a process of its own: it takes seconds to import, and reads files
+converts one by transformers, in a separate process: it takes seconds to import, and reads files
 of the checkpoint's author. Their code is never run.
 """
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class NotConverted(Exception):
-    """The tokenizer cannot be brought into a tokenizer.json; the message says why."""
+    """The tokenizer cannot be converted to a tokenizer.json; the message has the reason."""
 
 
 def has_older_form(checkpoint: Path) -> bool:
@@ -79,12 +79,12 @@ def _digest(checkpoint: Path) -> str:
     try:
         parts.append(importlib.metadata.version("transformers"))
     except importlib.metadata.PackageNotFoundError:
-        raise NotConverted("that needs the package transformers, which is not installed") from None
+        raise NotConverted("the package transformers is not installed") from None
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 def _link(checkpoint: Path, directory: Path) -> None:
-    """Links what is in the checkpoint now, and no longer what was.
+    """Links the checkpoint's current files, and removes old links.
 
     Other workers may do the same at once: each link is put in its place whole.
     """

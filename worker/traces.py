@@ -6,7 +6,7 @@
       prefill  up to the first token
       decode   from there to the last token
 
-A worker that is killed sends nothing of its attempt but what it sent before. So the span of an
+A killed worker sends nothing of its attempt that it has not sent before. So the span of an
 attempt has an id that follows from job and attempt: its parts refer to it before it is sent, and
 the worker that takes the job over sends it where the other one could not, with a `decode` of what
 the log had from it. A worker that was only taken for dead sends neither: its successor has.
@@ -54,7 +54,7 @@ _NO_FAULTS = frozenset(
 
 
 class JobTraces:
-    """Begins and ends the spans of one worker's jobs. A job without a trace has none."""
+    """Starts and ends the spans of one worker's jobs. A job without a trace has none."""
 
     def __init__(self, tracing: Tracing, worker_id: str) -> None:
         self._tracing = tracing
@@ -62,7 +62,7 @@ class JobTraces:
         self._attempts: dict[tuple[str, int], _Attempt] = {}
 
     def taken(self, running: RunningJob, delivery: Delivery) -> None:
-        """Begins the span of a job that has just been claimed; sends those of what was before."""
+        """Starts the span of a job that has just been claimed; sends those of earlier attempts."""
         job = delivery.job
         if not (self._tracing.is_on and job.traceparent):
             return
@@ -182,10 +182,10 @@ class JobTraces:
         claimed_s: float,
         attributes: Attributes,
     ) -> None:
-        """Sends what the log says of an attempt whose worker was taken for dead.
+        """Sends the spans of an attempt whose worker was taken for dead, as far as the log has it.
 
-        What lies between its last tokens and the next claim belongs to its attempt: nobody knows
-        when it died.
+        The time between its last tokens and the next claim belongs to its attempt: when it died is
+        not known.
         """
         attempt = delivery.attempt - 1
         counts = {"penstock.tokens.input": len(delivery.job.prompt_token_ids)}

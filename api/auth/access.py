@@ -139,7 +139,7 @@ class AccessMiddleware:
         tenant, key_id = await self._stream_tokens(scope).opened_by(token, job_id)
         caller = replace(caller, tenant=tenant, scope=tenant, is_operator=False, key_id=key_id)
         if not self._ring.allows(caller):
-            raise invalid_api_key("The key that made the token in the URL is no longer valid.")
+            raise invalid_api_key("The key that issued the token in the URL is no longer valid.")
         return caller
 
 

@@ -123,13 +123,13 @@ class KeyRing:
         return found
 
     def is_operator(self, key: ApiKey) -> bool:
-        """Returns whether the key's holder may see what the deployment does for all tenants: an
-        operator, or everybody where all keys are of one tenant."""
+        """Returns whether the key may see the whole deployment, of all tenants: an operator's key,
+        or every key if all are of one tenant."""
         return key.is_operator or len(self._limits) == 1
 
     def allows(self, caller: Caller) -> bool:
-        """Returns whether the key that let the caller in still lets it be who it is and see what
-        it sees. A stream token's caller is the tenant of its job, which an operator may see."""
+        """Returns whether the caller's key still gives it the same tenant and the same rights. A
+        stream token's caller is the tenant of its job, which an operator may see."""
         if self.is_open:
             return True
         key = self._by_id.get(caller.key_id)
@@ -160,7 +160,7 @@ class KeyRing:
         try:
             if self._path is not None and self._stamp(self._path) != self._seen:
                 self._read()
-                log.info("the API keys file was reloaded", extra={"keys": len(self)})
+                log.info("reloaded the API keys file", extra={"keys": len(self)})
                 self._end_revoked()
             self._last_error = ""
         except KeysInvalid as error:
@@ -244,8 +244,8 @@ def limits_by_tenant(keys: Iterable[ApiKey], where: str) -> dict[str, dict[str, 
         for name, value in key.limits.items():
             if limits.setdefault(name, value) != value:
                 raise KeysInvalid(
-                    f"{where}: two keys of the tenant {key.tenant} differ in a limit; a limit is "
-                    "the tenant's and needs to be set once."
+                    f"{where}: two keys of the tenant {key.tenant} have different limits; a limit "
+                    "is the tenant's: set it once."
                 )
     return found
 
@@ -260,7 +260,7 @@ def _parse(fields: list[str]) -> ApiKey:
     digest, *rest = fields
     if not _DIGEST.fullmatch(digest):
         raise ValueError(
-            "must begin with sha256: and 64 hex digits (python -m api.keys makes such lines)"
+            "must begin with sha256: and 64 hex digits (`penstock keys new` makes such lines)"
         )
     values: dict[str, str] = {}
     flags: set[str] = set()
@@ -271,15 +271,15 @@ def _parse(fields: list[str]) -> ApiKey:
             flags.add(item)
         elif name in ("tenant", "name") and equals:
             if not _NAME.fullmatch(value):
-                raise ValueError(f"{name} has 1 to 64 letters, digits, '_', '.', '@' or '-'")
+                raise ValueError(f"{name} must have 1 to 64 letters, digits, '_', '.', '@' or '-'")
             values[name] = value
         elif name in LIMITS and equals:
             if not _NUMBER.fullmatch(value) or int(value) > MAX_LIMIT:
-                raise ValueError(f"{name} is a whole number from 1 to {MAX_LIMIT}")
+                raise ValueError(f"{name} must be a whole number from 1 to {MAX_LIMIT}")
             limits[LIMITS[name]] = int(value)
         else:
             raise ValueError(
-                "after the digest come tenant=, name=, operator, disabled and the limits "
+                "the digest may be followed by tenant=, name=, operator, disabled and the limits "
                 + ", ".join(f"{known}=" for known in LIMITS)
             )
     if "tenant" not in values:

@@ -71,7 +71,7 @@ class ResultFile:
     """One part per owner of the batch; this owner's part grows.
 
     An owner never writes to another's part. What an owner writes after it lost its lease stands
-    behind the last byte that was saved, and is never read.
+    after the last byte that was saved, and is never read.
     """
 
     def __init__(self, storage: FileStorage, earlier: Sequence[FilePart], name: str) -> None:

@@ -114,7 +114,7 @@ class BatchService:
         return record, durability
 
     async def list(self, tenant: str, after: str | None, limit: int) -> Sequence[BatchRecord]:
-        """Returns the tenant's batches, newest first, behind the batch with the id `after`."""
+        """Returns the tenant's batches, newest first, after the batch with id `after`."""
         return await self._batches.list(tenant, after, limit)
 
     async def find(self, tenant: str, batch_id: str) -> BatchRecord:

@@ -69,7 +69,7 @@ from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, Tr
 
 log = logging.getLogger(__name__)
 
-LANE = NUM_LANES - 1  # behind every interactive job
+LANE = NUM_LANES - 1  # after every interactive job
 STOP_CHECK_S = 1.0
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0
@@ -99,7 +99,7 @@ class Endpoint:
         if getattr(request, "queue_timeout", None) is not None:
             raise unsupported("queue_timeout", "a row of a batch may wait until the batch expires")
         if getattr(request, "durability", None) is not None:
-            raise unsupported("durability", "the batch has it, not its rows")
+            raise unsupported("durability", "belongs to the batch, not to its rows")
         return request
 
 
@@ -344,7 +344,7 @@ class RowTask:
                 await backoff.wait()
 
     async def _cancel(self) -> bool | None:
-        """Cancels the job. Returns whether it exists; None while the store is away."""
+        """Cancels the job. Returns whether it exists; None while Redis is unavailable."""
         try:
             result = await self._context.run.jobs.store.cancel(self._job_id, ErrorCode.CANCELLED)
         except TransportError:
@@ -389,7 +389,7 @@ def _backoff() -> Backoff:
 
 
 def _shown(custom_id: str) -> str | None:
-    """Returns the id that logs show as the client's; None where it is not printable ASCII."""
+    """Returns the id that logs show as the client's; None if it is not printable ASCII."""
     return custom_id if custom_id.isascii() and custom_id.isprintable() else None
 
 

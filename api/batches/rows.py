@@ -43,11 +43,11 @@ class RowScheduler:
         self._progress = progress
         self._bounds = context.run.bounds
         self._window = LineWindow(progress)
-        # Earlier owners have begun no line from here on.
+        # Earlier owners have started no line from here on.
         self._known_until = progress.low_line + (SPAN_LINES if lease.claim.fence > 1 else 0)
         self._output = ResultFile(storage, progress.output, lease.blob_name("out"))
         self._errors = ResultFile(storage, progress.error_output, lease.blob_name("err"))
-        self._lines: deque[Line] = deque()  # read and not begun
+        self._lines: deque[Line] = deque()  # read and not started
         self._running: dict[asyncio.Task[RowResult], int] = {}  # -> bytes of its line
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class RowScheduler:
             await self._errors.aclose()
 
     async def _stop_rows(self) -> None:
-        """Stops reading the jobs that run; the jobs go on."""
+        """Stops reading the running jobs; the jobs continue."""
         for task in self._running:
             task.cancel()
         if self._running:  # time to unsubscribe, which a second cancel would cut short
@@ -181,7 +181,7 @@ def _sum(usages: Sequence[Usage]) -> Usage:
     )
 
 
-SPAN_LINES = 4096  # from the first line that is not done to the last that was begun
+SPAN_LINES = 4096  # from the first unfinished line to the last one started
 
 
 class _Begun:

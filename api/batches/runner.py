@@ -49,7 +49,7 @@ class BatchTask:
         self._lease = BatchLease(context.batches, claim, context.bounds.lease_ms)
 
     def leave(self) -> None:
-        """Makes `run` give the batch back soon; its jobs go on, and its next owner finds them."""
+        """Makes `run` release the batch soon; its jobs continue, and its next owner finds them."""
         self._lease.is_leaving = True
 
     async def run(self) -> None:
@@ -65,7 +65,7 @@ class BatchTask:
             return
         source = await self._context.index.get(record.input_file_id, record.tenant)
         if source is None or len(source.parts) != 1:
-            error = BatchError("input_file_missing", "The input file does not exist any more.")
+            error = BatchError("input_file_missing", "The input file no longer exists.")
             await lease.fail([error], record.progress)
             return
         part = source.parts[0]
@@ -99,7 +99,7 @@ class BatchTask:
         elif lease.stop.reason is not None:
             await lease.end(BatchProgress())
         elif is_damaged:
-            message = "The input file's content is not what was uploaded."
+            message = "The input file's content differs from the upload."
             await lease.fail([BatchError("input_file_damaged", message)], BatchProgress())
         elif check.errors:
             await lease.fail(check.errors, BatchProgress())
@@ -110,7 +110,7 @@ class BatchTask:
         return None
 
     async def _read_all(self, part: FilePart, check: InputCheck) -> str | None:
-        """Feeds the input to `check`. Returns the digest of what was read; None: stop."""
+        """Feeds the input to `check`. Returns the digest of the input; None: stop."""
         lease, storage = self._lease, self._storage
         reader = await storage.run(
             LineReader, storage.path_of(part), part.num_bytes, self._bounds.max_line_bytes
@@ -162,7 +162,7 @@ class BatchRunner:
             self._claiming = asyncio.create_task(self._claim_forever(), name="batches")
 
     async def aclose(self) -> None:
-        """Gives the batches back; their jobs go on, and another frontend takes them over."""
+        """Releases the batches; their jobs continue, and another frontend takes them over."""
         if self._claiming is not None:
             await cancel_and_wait(self._claiming)
         for batch in self._running.values():
@@ -174,8 +174,8 @@ class BatchRunner:
     async def _claim_forever(self) -> None:
         outage = RateLimitedOutageLog(
             log,
-            failing="batches cannot be claimed",
-            recovered="batches can be claimed again",
+            failing="failed to claim batches; trying again",
+            recovered="batches are claimed again",
             of=STORE,
         )
         while True:
@@ -223,7 +223,7 @@ class BatchRunner:
             log.warning("stopped running a batch", extra={**fields, "reason": str(error)})
             return
         except (OSError, BlobDamaged, BlobsUnavailable) as error:
-            log.error("a batch cannot run on this frontend", extra={**fields, "reason": str(error)})
+            log.error("this frontend cannot run the batch", extra={**fields, "reason": str(error)})
         except Exception:
             log.exception("a batch stopped with an unexpected error", extra=fields)
         self._unwanted[claim.batch_id] = time.monotonic() + UNWANTED_S

@@ -1,1 +1,1 @@
-"""What the dashboard shows of the whole deployment, live: read once for all who look."""
+"""The dashboard's live state of the deployment, read once for all viewers."""

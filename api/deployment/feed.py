@@ -1,6 +1,6 @@
 """DeploymentFeed: one reader of the store for all dashboards of a frontend, and their streams.
 
-While nobody looks nothing is read. However many look, each view is read once in a round, and a
+Without viewers nothing is read. With any number of them, each view is read once in a round, and a
 round follows the last one after at least ten times what that took, or five seconds.
 """
 
@@ -43,7 +43,7 @@ RETRY_AFTER_S = 10.0
 
 
 class DeploymentFeed:
-    """The views that somebody looks at, read by one task."""
+    """The open views, read by one task."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class DeploymentFeed:
         self._slices = slices
         self._open_requests = open_requests
         self._keepalive_s = keepalive_s
-        # With the number of those who look, and the charge of the first of them.
+        # With the number of viewers, and the charge of the first of them.
         self._views: dict[ViewKey, tuple[View, int, Charge]] = {}
         self._wake = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._outage = RateLimitedOutageLog(
             log,
-            failing="the dashboards are not updated",
+            failing="failed to update the dashboards; trying again",
             recovered="the dashboards are updated again",
             of=STORE,
         )
@@ -131,7 +131,7 @@ class DeploymentFeed:
             await cancel_and_wait(self._reading)
 
     async def _run(self) -> None:
-        """Reads, round after round, until nobody looks."""
+        """Reads, round after round, until no view is open."""
         while self._views:
             self._wake.clear()
             begun_s = time.monotonic()
@@ -153,7 +153,7 @@ class DeploymentFeed:
         except (TransportError, TimeoutError) as error:
             self._outage.failed(reason=str(error) or type(error).__name__)
         except Exception:
-            log.exception("failed to update the dashboards")
+            log.exception("failed to update the dashboards with an unexpected error")
         for key, (view, *_) in list(self._views.items()):
             service = self._reader.service(key, is_read=False)
             await view.update(Content({"service": service}), self._slices)

@@ -1,4 +1,4 @@
-"""DeploymentReader: reads what the views show, each list once for all views that show it."""
+"""DeploymentReader: reads the data of the views, each list once for all views that show it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ POTS = "pots"  # the member of a frontend's report with its pots, as JSON
 SLOW_S = 2.0  # for which what changes seldom is not read again
 
 Limits = Callable[[str], AdmissionLimits]
-# Of a frontend's report, in which everything is text.
+# Fields of a frontend's report, in which everything is text.
 _COUNTS = frozenset({"port", "pid", "started_at", "streams", "dashboards"})
-# Of those that GET /health has: what is shown, since most of it changes in every round.
+# Fields of GET /health that the dashboard shows, since most of the others change in every round.
 _WORKER_FIELDS = (
     "id",
     "status",
@@ -90,7 +90,7 @@ class DeploymentReader:
         self._reports: tuple[float, Sequence[ProcessReport]] | None = None  # with when
 
     def begin_round(self) -> None:
-        """Forgets what is read anew in this round."""
+        """Clears the data that each round reads anew."""
         self._oldest_s = time.monotonic() - SLOW_S
         self._read = {key: kept for key, kept in self._read.items() if kept[0] >= self._oldest_s}
 
@@ -126,7 +126,7 @@ class DeploymentReader:
         }
 
     async def content(self, key: ViewKey) -> Content:
-        """Returns what a view shows. Raises TransportError."""
+        """Returns the data of a view. Raises TransportError."""
         if key.job_id is not None:
             return await self._job_content(key, key.job_id)
         scope = key.scope
@@ -153,7 +153,7 @@ class DeploymentReader:
         return Content({"service": self.service(key, load, is_read=True)}, lists)
 
     def _worker_rows(self, key: ViewKey) -> Rows:
-        """Returns the workers that serve, and in their shape those that cannot yet."""
+        """Returns the workers that serve, and those that are loading, in the same shape."""
         fields = _WORKER_FIELDS if key.is_operator else _WORKER_FIELDS_OF_ALL
         serving = [(worker.worker_id, _worker(worker, fields)) for worker in self._health.workers]
         loading = [(worker.id, _loading(worker)) for worker in self._health.loading]
@@ -183,7 +183,7 @@ class DeploymentReader:
         return [(letter.job_id, DeadLetterObject.of(letter)) for letter in found]
 
     async def _batch_rows(self, scope: str | None, tenant: str) -> Rows:
-        """Returns the tenant's batches, and to who sees all tenants the open ones of others."""
+        """Returns the tenant's batches; to an operator also the open ones of other tenants."""
         found = {b.batch_id: b for b in await self._batches.list(tenant, None, MAX_BATCHES)}
         if scope is None:
             found |= {b.batch_id: b for b in await self._batches.list_open(MAX_BATCHES)}
@@ -225,7 +225,7 @@ class DeploymentReader:
         ]
 
     async def _pot_rows(self) -> Rows:
-        """Returns who holds what of Redis and of each frontend, fullest first."""
+        """Returns the use of Redis and of each frontend by tenant, fullest first."""
         pots = [
             (report.process_id, pot)
             for report in await self._frontends()
@@ -254,7 +254,7 @@ class DeploymentReader:
 
 
 def _accounts(queue: QueueStats) -> Iterator[PotReport]:
-    """Yields what tenants have used and were refused of the whole deployment."""
+    """Yields the use and the refusals of each tenant in the whole deployment."""
     cpu_s = {tenant: us // 1_000_000 for tenant, us in queue.cpu_us_by_tenant.items()}
     for name, by_tenant in (("cpu_seconds", cpu_s), ("refused_requests", queue.refused_by_tenant)):
         holders = list(islice(by_tenant.items(), MAX_HOLDERS))
@@ -262,7 +262,7 @@ def _accounts(queue: QueueStats) -> Iterator[PotReport]:
 
 
 def _pots(text: str) -> list[PotReport]:
-    """Returns the pots of a frontend's report; none where another release wrote something else."""
+    """Returns the pots of a frontend's report; none if another release wrote another format."""
     try:
         return msgspec.json.decode(text, type=list[PotReport])
     except msgspec.MsgspecError:

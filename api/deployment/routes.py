@@ -1,4 +1,4 @@
-"""GET /v1/deployment/stream: what the dashboard shows, live."""
+"""GET /v1/deployment/stream: the live data of the dashboard."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FeedQuery(QueryModel):
     """The query of GET /v1/deployment/stream."""
 
     state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = Field(
-        None, description="Of the jobs that are listed."
+        None, description="Lists only jobs in this state."
     )
     job: Annotated[str, Field(min_length=1, max_length=MAX_PUBLIC_ID_CHARS)] | Absent = Field(
-        None, description="The job to follow, in place of the lists."
+        None, description="The job to follow instead of the lists."
     )
 
 
@@ -36,8 +36,8 @@ class FeedQuery(QueryModel):
 async def stream_deployment(
     params: Annotated[FeedQuery, Query()], caller: CallerDep, jobs: JobsDep, feed: FeedDep
 ) -> Response:
-    """Streams the state of the deployment: an event `snapshot`, then events `change` with what is
-    different, at most one a second. Ends after five minutes, to be requested again."""
+    """Streams the state of the deployment: an event `snapshot`, then events `change` with the
+    differences, at most one a second. Ends after five minutes, to be requested again."""
     job_id = None
     if params.job is not None:
         job_id = (await find_job(jobs, caller, params.job)).job_id

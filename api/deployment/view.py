@@ -1,4 +1,4 @@
-"""View: what some of those who look at the dashboard see alike, as bytes and as changes of it."""
+"""View: the state of the dashboard that several viewers share, as bytes and as changes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ViewKey:
     is_operator: bool = True
 
 
-Rows = Sequence[tuple[str, Any]]  # ids with what is shown, in order
+Rows = Sequence[tuple[str, Any]]  # ids with the data shown, in order
 
 
 @dataclass(slots=True)
 class Content:
-    """What a view shows now: single objects, and lists of rows, by their names."""
+    """The data of a view now: single objects, and lists of rows, by their names."""
 
     objects: dict[str, Any] = field(default_factory=dict)
     lists: dict[str, Rows] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class View:
 
 
 def _news(before: Mapping[str, _List], name: str, now: _List) -> _List | None:
-    """Returns what is different about a list; None: nothing."""
+    """Returns the difference of a list; None: no change."""
     old = before.get(name)
     if old is None:
         return now

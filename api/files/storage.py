@@ -126,7 +126,7 @@ class FileStorage:
             await self.run(_make_usable, self._directory)
             why_not = ""
         except OSError as error:
-            why_not = f"its directory cannot be used ({error.strerror})."
+            why_not = f"its directory is unusable ({error.strerror})."
         if why_not and why_not != self._why_not:
             log.error(
                 "the files directory is unavailable",
@@ -200,7 +200,7 @@ class FileStorage:
                     digest.update(block)
                     at += len(block)
                     if not block or (at == part.num_bytes and digest.hexdigest() != part.sha256):
-                        raise BlobDamaged(f"{part.name}: other bytes than were written")
+                        raise BlobDamaged(f"{part.name}: the bytes differ from those written")
                     yield block
             finally:
                 os.close(descriptor)

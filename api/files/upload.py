@@ -1,6 +1,6 @@
 """Upload: streams the file of a multipart form to the disk.
 
-At most FLUSH_BYTES of the file, and one read of the socket, are in memory. docs/adr/0036 compares
+At most FLUSH_BYTES of the file, and one read of the socket, are in memory. docs/adr/0035 compares
 the form parsers of libraries.
 """
 
@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 255
 FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
 MAX_SHOWN = 8  # names of fields in a response header
 _SHOWN_FIELD = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
-FORM_BYTES = 64 * 1024  # what a form may have beside its file
+FORM_BYTES = 64 * 1024  # bytes of a form besides its file
 
 
 @dataclass(frozen=True, slots=True)

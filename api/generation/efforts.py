@@ -68,9 +68,9 @@ def _words_of(model: ServedModel, template: ChatTemplate) -> frozenset[str]:
 
 @lru_cache(maxsize=64)
 def _known_efforts(template: ChatTemplate) -> frozenset[str]:
-    """Returns those of EFFORTS that a ChatTemplate accepts, or the ones that it tells apart.
+    """Returns those of EFFORTS that a ChatTemplate accepts, or the ones that it distinguishes.
 
-    A template that tells apart one word at most, beside `none`, has a branch for all others.
+    A template that distinguishes at most one value, besides `none`, has a branch for all others.
     """
     rendered = {word: _rendered(template, word) for word in EFFORTS}
     accepted = frozenset(word for word, text in rendered.items() if text is not None)

@@ -64,7 +64,7 @@ class Formatter(ABC, Generic[EntryT]):
 
     def before_choice(self, choice: int) -> Iterable[Any]:
         """Yields the payloads that precede a choice's first tokens and have none of them. Once they
-        were taken there are none."""
+        were taken the list is empty."""
         return ()
 
     def delta(self, delta: Delta) -> Sequence[Any]:
@@ -100,7 +100,7 @@ class Formatter(ABC, Generic[EntryT]):
         payload that was sent before; None: none."""
 
     def resume_hint(self, last_sent: Any) -> str | None:
-        """Returns a sentence that tells a client how to resume after `last_sent`; None: from the
+        """Returns a sentence on how a client resumes after `last_sent`; None: from the
         job's own stream."""
         return None
 
@@ -332,7 +332,7 @@ class ChunkFormatter(Formatter[EntryT], Generic[EntryT]):
         return {} if tier is None else {"service_tier": tier}
 
     def _metrics(self, usage: Usage) -> dict[str, Any]:
-        """Times are those of one sequence of tokens: there are none for several choices."""
+        """Times are those of one sequence of tokens: several choices have no times."""
         timing = self._context.timing
         if timing is None:
             return {}

@@ -189,8 +189,8 @@ def quoted(text: str) -> str:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    """Returns the arguments' schema. What cannot be enforced is refused by name for a strict tool,
-    and left out where it is not."""
+    """Returns the arguments' schema. Keywords that cannot be enforced are refused by name for a
+    strict tool, and left out for others."""
     schema = arguments_schema(tool.parameters)
     return styled(schema, tool)
 

@@ -159,7 +159,9 @@ UNUSED_MEMBERS = (
         "no prompt is truncated; one that does not fit is `context_length_exceeded`",
     ),
     UnusedMember("truncation", (RESPONSE,), _one_of("disabled"), _SAME, False),
-    UnusedMember("max_tool_calls", (RESPONSE,), _COUNT, "it limits built-in tools: there are none"),
+    UnusedMember(
+        "max_tool_calls", (RESPONSE,), _COUNT, "it limits built-in tools, which do not exist here"
+    ),
     UnusedMember("context_management", (RESPONSE,), _EMPTY, _SAME, False),
     UnusedMember(
         "stream_options.include_obfuscation", _OPENAI, _one_of(True), "no padding is sent"
@@ -190,7 +192,7 @@ UNUSED_MEMBERS = (
     UnusedMember("container", (MESSAGE,), _LABEL, "no tool runs at this server"),
     UnusedMember("container", (MESSAGE,), _OBJECT, "no tool runs at this server"),
     UnusedMember("betas", (MESSAGE,), _EMPTY, _SAME, False),
-    UnusedMember("betas", (MESSAGE,), _LIST, "what is served needs no header"),
+    UnusedMember("betas", (MESSAGE,), _LIST, "no feature served here needs a header"),
     UnusedMember("fallbacks", (MESSAGE,), _EMPTY, _SAME, False),
     UnusedMember("fallbacks", (MESSAGE,), _LIST, "no request is declined"),
     UnusedMember("fallbacks", (MESSAGE,), _one_of("default"), "no request is declined"),
@@ -325,7 +327,7 @@ def report_ignored(
     why: str = "this model does not use it, does not support this value or cannot be kept to it",
 ) -> None:
     """Names parameters that do not affect this model's answer. `renamed`: chat's names -> those of
-    the dialect. Raises InvalidParameter, which says `why`, where such a request is refused."""
+    the dialect. Raises InvalidParameter, with `why` in it, if such a request is refused."""
     for name in names:
         shown = (renamed or {}).get(name, name)
         refusal = unsupported(shown, why)

@@ -124,7 +124,7 @@ class TokenAligner(Generic[EntryT]):
     def __init__(
         self, tokenizer: Tokenizer, form: EntryForm[EntryT] | None, num_chars: int = 0
     ) -> None:
-        """`form` encodes entries; None: there are none. `num_chars`: shown before this text."""
+        """`form` encodes entries; None: no log probabilities. `num_chars`: shown before this."""
         self._form = form
         self._detokenizer = tokenizer.detokenizer()
         self._held: deque[PlacedLogprob[EntryT]] = deque()

@@ -24,8 +24,8 @@ _UNUSED = frozenset({"cache_control", "provider_specific_fields"})
 
 # Typed dictionaries, as templates take them: a third of the cost of models.
 def _describe_accepted(schema: dict[str, Any]) -> None:
-    """Changes the JSON schema of an object of a conversation to what is accepted of it: null and
-    empty members, and members without effect. An item without a type is a message."""
+    """Changes the JSON schema of an object of a conversation to that of its accepted values: null
+    and empty members, and members without effect. An item without a type is a message."""
     properties, required = schema["properties"], schema.get("required", [])
     if properties.get("type", {}).get("const") == "message" and "type" in required:
         required.remove("type")
@@ -77,7 +77,7 @@ class ChatCall(TypedDict):
 @with_config(ConfigDict(extra="ignore", strict=True))
 class ChatMediaPart(TypedDict):
     """A part of a tool's result, or of an earlier answer, that is not text. It is left out, and the
-    template is given a text that says so."""
+    template is given a text that names it."""
 
     type: Literal[
         "image_url",

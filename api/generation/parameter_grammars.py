@@ -29,7 +29,7 @@ _NO_TEXT = {"type": ["null", "boolean", "number", "array", "object"]}
 MAX_ALTERNATIVES = 4096  # of one tool's: schemas that refer to others multiply
 _MAX_LENGTH = 2**16
 _DEFINITIONS = ("$defs", "definitions")
-# Of a text, that cannot be enforced where it stands without quotes.
+# Keywords of a text that cannot be enforced if it stands without quotes.
 _UNKEPT = ("format", "allOf", "not", "if")
 
 

@@ -1,8 +1,8 @@
 """Base models of the requests: pydantic models that are strict and refuse unknown parameters.
 
 A parameter whose value is null counts as absent (see `api.generation.validation.parse_request`).
-Where `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` are None the model's
-sampling defaults hold. SamplingParams checks their ranges, whatever the dialect.
+The model's sampling defaults replace a `temperature`, `top_p`, `top_k`, `min_p` or
+`repetition_penalty` that is None. SamplingParams checks their ranges, whatever the dialect.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RequestModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Returns the schema of what is accepted: null for every optional parameter, and the
+        """Returns the schema of accepted values: null for every optional parameter, and the
         parameters without a field."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)

@@ -46,7 +46,7 @@ _TOKEN = re.compile(
 
 
 class NotRegular(Exception):
-    """The grammar is recursive, uses what is not known here, or its expression is too long."""
+    """The grammar is recursive, uses unknown names, or its expression is too long."""
 
 
 def regular_expression(grammar: str) -> str | None:

@@ -22,7 +22,7 @@ class ResponseModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Returns the schema of what is sent: a field with a value by default always is."""
+        """Returns the schema of sent values: a field with a default is always present."""
         reference = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         sent = [

@@ -180,7 +180,7 @@ def _logit_bias(requested: Mapping[str, float], vocab_size: int) -> dict[int, fl
 def renamed_parameters(names: Mapping[str, str]) -> Iterator[None]:
     """Renames parameters in errors: from those that are known here to those that the client sent.
 
-    Of a path only the first name is looked up: `messages.3.content` becomes all of `input`.
+    Only the first name of a path is looked up: `messages.3.content` becomes all of `input`.
     """
     try:
         yield

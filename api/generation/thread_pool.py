@@ -47,7 +47,7 @@ class TextPool:
     client that has gone is dropped.
 
     Small requests have a lane and a thread apart (TextThreads): they neither wait for large ones
-    nor are refused because of them. Of the threads, too, a tenant has at most its `share`.
+    nor are refused because of them. A tenant has at most its `share` of the threads, too.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class TextThreads:
     With two threads or more, the first of them takes small work only: it never waits for large
     work. The others take a tenant's large work first, so that small work cannot starve it.
 
-    Of each lane a tenant ("": nobody's work, or a server without keys) has at most its `share` of
+    A tenant ("": the server's own work, or no keys) has at most its `share` of each lane, of
     the threads at work, and at least one: one that sends small work alone leaves a thread to the
     others, and the processors have room for the event loop.
     """
@@ -294,7 +294,7 @@ class TextThreads:
             task.future.cancel()
 
     def _account(self, of: str) -> _Account:
-        """Returns a tenant's account; one without work is not behind the tenant served last."""
+        """Returns a tenant's account; one without work is not after the tenant served last."""
         account = self._accounts.setdefault(of, _Account(self._served_s))
         if account.is_idle:
             account.used_s = max(account.used_s, self._served_s)
@@ -354,7 +354,7 @@ class TextThreads:
         return lane.popleft()
 
     def _lane(self, of: str, account: _Account, takes_large: bool) -> deque[TextTask] | None:
-        """Returns the lane of which a tenant's next work may begin; None: there is none."""
+        """Returns the lane of which a tenant's next work may begin; None without one."""
         limit = self._max_of_tenant if of else self._num_threads
         if takes_large and account.large and account.num_running(is_small=False) < limit:
             return account.large

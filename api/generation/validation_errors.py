@@ -46,7 +46,7 @@ def shorten_objects(body: dict[str, Any]) -> None:
 def invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter:
     """Returns the first fault; for a union, the fault that lies deepest in the value."""
     details = error.errors(include_url=False, include_input=False)
-    # What is missing comes last: it may be missing because another name was used.
+    # A missing parameter comes last: it may be missing because another name was used.
     first = next((detail for detail in details if detail["type"] != "missing"), details[0])
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidParameter):  # raised by a validator of a request model
@@ -55,7 +55,7 @@ def invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidParameter
     found = [(_path(detail, body), detail) for detail in details if detail["loc"][:1] == member]
     depth = max(len(path) for path, _ in found)
     deepest = [(path, detail) for path, detail in found if len(path) == depth]
-    deepest.sort(key=lambda fault: fault[1]["type"] == "missing")  # what is there comes first
+    deepest.sort(key=lambda fault: fault[1]["type"] == "missing")  # present ones come first
     path, detail = deepest[0]
     param = ".".join(path)[:MAX_ECHO_CHARS] or "body"
     if detail["type"] in ("missing", "union_tag_not_found"):

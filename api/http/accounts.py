@@ -14,7 +14,7 @@ class Accounts:
     """Counts them. Safe on several threads.
 
     Counted here until `drain` hands it to the store, which adds up what all frontends and workers
-    report. "" is nobody: the service itself, or all clients of one without keys.
+    report. "" is the service itself, or all clients of one without keys.
     """
 
     def __init__(self) -> None:

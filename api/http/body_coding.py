@@ -1,7 +1,7 @@
 """Compressed request bodies: zstd and gzip, decoded within bounds.
 
-A few bytes may stand for gigabytes. What is decoded is bounded in bytes, and in its ratio to what
-was sent; both bound the time. zstd's window is bounded as well: it is memory.
+A few bytes may decode to gigabytes. The decoded size is bounded in bytes, and in its ratio to the
+compressed size; both bound the time. zstd's window is bounded as well: it is memory.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PIECE_BYTES = 65_536
 
 
 def decoder(coding: str) -> Callable[[bytes, int], bytes] | None:
-    """Returns what decodes a body within a number of bytes; None for a body as it is. Raises
-    ClientError (415) for a coding that is not known."""
+    """Returns a decoder of bodies within a number of bytes; None for a body as it is. Raises
+    ClientError (415) for an unknown coding."""
     coding = coding.strip().lower()
     if coding == PLAIN:
         return None
@@ -40,7 +40,7 @@ def decoder(coding: str) -> Callable[[bytes, int], bytes] | None:
 
 
 def _decoded(raw: bytes, pieces: _Pieces, coding: str, max_bytes: int) -> bytes:
-    """Raises ClientError: 400 for what is not of the coding or is cut off, 413 for too much."""
+    """Raises ClientError: 400 for bytes that are not of the coding or cut off, 413 for too many."""
     limit = min(max_bytes, max(FREE_BYTES, MAX_RATIO * len(raw)))
     decoded = bytearray()
     try:
@@ -49,7 +49,7 @@ def _decoded(raw: bytes, pieces: _Pieces, coding: str, max_bytes: int) -> bytes:
             if len(decoded) > limit:
                 raise ClientError(
                     f"The request body is larger than {limit} bytes once it is decoded: at most "
-                    f"{max_bytes} bytes, and {MAX_RATIO} times what was sent, are decoded.",
+                    f"{max_bytes} bytes, and {MAX_RATIO} times the compressed size, are decoded.",
                     status=413,
                     code="request_too_large",
                 )

@@ -31,7 +31,7 @@ JOB_TRACE = "job_trace"  # likewise
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request, and what it is called. A row of a batch has one too.
+    """The sender of a request, and the request's ids. A row of a batch has one, too.
 
     RequestIdMiddleware makes it with the ids, AccessMiddleware adds the identity, and
     `api.jobs.new_job` the job of an idempotency key.

@@ -42,7 +42,7 @@ def json_response(
 
 
 async def send_short(send: Send, response: Response) -> None:
-    """Sends a response whose body is there."""
+    """Sends a complete body."""
     head = {"status": response.status_code, "headers": response.raw_headers}
     await send({"type": "http.response.start", **head})
     await send({"type": "http.response.body", "body": response.body, "more_body": False})

@@ -106,7 +106,7 @@ def error_of(error: Exception) -> ApiError:
 
 def _routes_at(routers: Sequence[APIRouter], scope: Scope, path: str) -> list[Route]:
     """Returns the routes of any method at a path, those with parameters only where none is without.
-    A parameter of what cannot be an id of its kind matches nothing: `/v1/responses/search`."""
+    A parameter that cannot be an id of its kind matches nothing: `/v1/responses/search`."""
     matching = []
     scope = {**scope, "path": path, "path_params": {}}
     for route in (route for router in routers for route in router.routes):
@@ -125,7 +125,7 @@ def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:
 
 
 def _not_found(routers: Sequence[APIRouter], request: Request) -> str:
-    """Returns the message of an unknown route. Where it is a known one behind a wrong base URL
+    """Returns the message of an unknown route. For a known one after a wrong base URL
     (`/v1/v1/...`, no `/v1`, two slashes), it names the right one."""
     message = f"Route not found: {request.method} {request.url.path[:MAX_ECHO_CHARS]}."
     parts = [part for part in request.url.path.split("/", MAX_PATH_PARTS) if part]

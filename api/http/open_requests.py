@@ -110,7 +110,7 @@ class OpenRequests:
                 self._open.discard(request)
 
     def close(self, why: str) -> None:
-        """Refuses new requests for good; open ones go on."""
+        """Refuses new requests for good; open ones continue."""
         self._closed = why
 
     def hold(self, why: str | None) -> None:

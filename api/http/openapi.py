@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI does not derive from the declarations of the routes."""
+"""The OpenAPI document: parts that FastAPI does not derive from the declarations of the routes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _VALIDATION = ("HTTPValidationError", "ValidationError")  # FastAPI's, which are
 
 
 class ErrorObject(BaseModel):
-    """What is wrong, its type, the parameter at fault, and a code to branch on."""
+    """The error's message, its type, the parameter at fault, and a code to branch on."""
 
     message: str
     type: str

@@ -49,7 +49,7 @@ def _check_digits(value: Any) -> Any:
     return value
 
 
-DIGITS = BeforeValidator(_check_digits)  # of a whole number, behind its bounds
+DIGITS = BeforeValidator(_check_digits)  # of a whole number, after its bounds
 
 
 def _check_flag(value: Any) -> Any:
@@ -75,10 +75,10 @@ class ListQuery(QueryModel):
 
 
 class PageQuery(ListQuery):
-    """A query for what follows the object with the id `after`."""
+    """A query for the page after the object with the id `after`."""
 
     after: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | Absent = Field(
-        None, description="The id of the last one that was read."
+        None, description="The id of the last object read."
     )
 
 

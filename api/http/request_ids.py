@@ -32,7 +32,7 @@ ANTHROPIC_HEADER = "request-id"
 NOSNIFF = ("x-content-type-options", "nosniff")  # JSON of a client's text is no page
 MAX_CLIENT_ID_CHARS = 512
 
-# Of what a POST makes a job of.
+# Routes whose POST makes a job -> the kind of the job.
 KINDS_BY_PATH = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
@@ -114,7 +114,7 @@ class RequestIdMiddleware:
         route = getattr(scope.get("route"), "path", "other")
         known = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
         method = scope["method"] if scope["method"] in known else "other"
-        # 503: the store or a worker is missing, of which a line of its own tells.
+        # 503: Redis or a worker is missing, which is logged elsewhere.
         is_answer = 0 < status < 500 or status == 503
         is_routine = route in _ROUTINE and method in ("GET", "HEAD") and is_answer
         # 499: the client had left before there was a response.

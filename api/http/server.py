@@ -1,8 +1,8 @@
 """The server: uvicorn with a graceful shutdown.
 
-uvicorn stops listening at the first signal. DrainingServer goes on listening: it responds 503 to
+uvicorn stops listening at the first signal. DrainingServer keeps listening: it responds 503 to
 new requests and to the readiness probe, lets open responses finish for a while, ends the others
-with an event that says where to resume, and then stops.
+with an event that has the offset to resume from, and then stops.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DrainingServer(uvicorn.Server):
         if not self._is_cut:
             self._is_cut = True
             log.warning(
-                "the shutdown time is over; open requests are cut",
+                "shutdown timeout expired; cutting open requests",
                 extra={"open_requests": len(self._open_requests)},
             )
             self._open_requests.cut_all()

@@ -1,9 +1,9 @@
 """Pot: a bounded amount of one frontend's means, divided between tenants as the queue is.
 
-The rule is that of shared/transport/lua/submit.lua: of what is its own or free, a tenant may have a
-share (PENSTOCK_MAX_QUEUE_SHARE_PER_TENANT), and the last tenth is reserved for tenants that have
-nothing or little. Operators may use a fiftieth beyond the limit, so that they can look at a full
-frontend. A pot is looked at before the work that it bounds.
+The rule is that of shared/transport/lua/submit.lua: a tenant may have a share
+(PENSTOCK_MAX_QUEUE_SHARE_PER_TENANT) of the part that is its own or free, and the last tenth is
+reserved for tenants that have little. Operators may use a fiftieth beyond the limit, so that they
+can inspect a full frontend. A pot is checked before the work that it bounds.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ RETRY_AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """Whose share the running task uses. Operators pay from the reserve that is theirs."""
+    """The tenant whose share the running task uses. Operators pay from their own reserve."""
 
     tenant: str
     is_operator: bool = False
 
 
-# None: nobody's, or a server without keys, where all requests have the whole pot.
+# None: outside of requests, or without keys, where all requests have the whole pot.
 payer: ContextVar[Payer | None] = ContextVar("payer", default=None)
 
 
 def paying_tenant() -> str:
-    """Returns the tenant of the running request; "": nobody's."""
+    """Returns the tenant of the running request; "" without one."""
     of = payer.get()
     return "" if of is None else of.tenant
 
@@ -149,7 +149,7 @@ class Charge:
         self._is_open = True
 
     def grow(self, amount: int) -> None:
-        """Takes more. Raises as `Pot.take`; what was taken stays taken then."""
+        """Takes more. Raises as `Pot.take`; the earlier amount stays taken then."""
         self._pot.check(amount, self._of)
         self.add(amount)
 

@@ -1,7 +1,7 @@
 """Server-sent events as bytes.
 
-What real clients need: one `data:` line and one blank line per event; a comment ends in a blank
-line too, since many clients split at blank lines and would lose the event behind it, but in ONE
+Real clients need: one `data:` line and one blank line per event; a comment ends in a blank
+line too, since many clients split at blank lines and would lose the event after it, but in ONE
 newline once an `id:` was sent (OpenAI's Python SDK would parse an empty event); `id:` only where a
 client can resume; nothing after `[DONE]`.
 """
@@ -194,7 +194,7 @@ def whole_events(framing: Framing, payload: Any) -> Iterator[bytes]:
 class EventWriter:
     """Every write is whole events. One that is cut while it waits has written nothing.
 
-    A keep-alive is a write of its own. What has to follow it (see `Framing`) leads the next
+    A keep-alive is a separate write. Bytes that have to follow it (see `Framing`) start the next
     write. Before the first event it is a comment: clients of a dialect whose keep-alive is an event
     may refuse one that comes before the dialect's first.
     """
@@ -235,6 +235,6 @@ class EventWriter:
             self._lead = b""
 
     def follow_id(self) -> None:
-        """Records that an event with an `id:` was written: a blank line behind a comment would
+        """Records that an event with an `id:` was written: a blank line after a comment would
         be an empty event to some clients from now on."""
         self._keepalive, self._behind_keepalive = KEEPALIVE_AFTER_ID, b""

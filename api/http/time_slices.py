@@ -1,8 +1,8 @@
 """TimeSlices: long work on the event loop, a few milliseconds at a time.
 
-The work is pure Python: encoding a response of many megabytes, reading a long log. In a thread it
-would hold the interpreter's lock and take the loop's time as well (docs/adr/0016). So it stays on
-the loop and yields often.
+The work is pure Python: encoding a response of many megabytes, reading a long log. A thread would
+hold the interpreter's lock and delay other streams as much: slices and a thread measured alike. On
+the loop a response belongs to one thread, and a disconnect cancels its work at the next slice.
 """
 
 from __future__ import annotations

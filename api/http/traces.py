@@ -44,7 +44,7 @@ class TracesMiddleware:
     """Pure ASGI. Makes the request's span, and puts its trace id into the lines that are logged.
 
     A request that makes no job, or is not traced here, has the context that its client sent. That
-    of a client who is not trusted counts for nothing but a link: it would decide what is sampled.
+    of an untrusted client becomes only a link: it would decide the sampling.
     """
 
     def __init__(

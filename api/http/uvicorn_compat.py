@@ -1,7 +1,7 @@
 """uvicorn's protocols with bounds on what one client can hold up.
 
-uvicorn bounds neither the size of a head nor its time, keeps trailers without end, waits without
-limit for a client that stopped reading, loses the body of a request that offers an upgrade to
+uvicorn bounds neither the size of a head nor its time, keeps trailers without end, waits forever
+for a client that stopped reading, loses the body of a request that offers an upgrade to
 HTTP/2, and sends chunks to HTTP/1.0: docs/adr/0035 has a row for each. Responses that HttpProtocol
 makes do not pass the application's middleware.
 
@@ -224,13 +224,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _stalled(self) -> None:
         log.info(
-            "a client stopped reading; its connection is closed",
+            "a client stopped reading; closing its connection",
             extra={"limit_s": self._write_timeout_s},
         )
         self.transport.abort()
 
     def _refuse(self, status: int, phrase: str, message: str, code: str) -> None:
-        """Closes the connection, with an error response unless this request has begun its own."""
+        """Closes the connection, with an error response unless this request has started its own."""
         self._clear_deadline()
         is_answered = self.cycle is not None and self.cycle.response_started
         if is_answered and not (self._is_body_complete and self._is_idle()):

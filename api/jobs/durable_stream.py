@@ -2,7 +2,7 @@
 
 An offset is a cursor of the job's log whose numbers have 16 digits, so that offsets sort as texts.
 Reads are from the log; a long poll and server-sent events continue with the relay. Its end closes
-its stream: `Penstock-Job-Status` says whether it finished.
+its stream: `Penstock-Job-Status` has the job's state.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _status(event: Finished | Failed) -> JobState:
 
 
 async def wait_for_chunk(jobs: JobService, record: JobRecord, after: Cursor, scope: Scope) -> Chunk:
-    """Returns the next text from `after`, or that there was none in LONG_POLL_S. Raises
+    """Returns the next text from `after`, or that none came in LONG_POLL_S. Raises
     ApiError."""
     source = AttachedJob(jobs, record, after)
     deadline_s = time.monotonic() + LONG_POLL_S

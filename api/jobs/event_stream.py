@@ -134,8 +134,8 @@ class JobStream:
         return self._behind or self._reading is not None
 
     def compare(self, found: JobLook | None) -> None:
-        """Reads the log if `found`, where the job stands, is not what was delivered; None: the
-        store has no such job."""
+        """Reads the log if `found`, the job's cursor, differs from the delivered part; None: Redis
+        has no such job."""
         if self.is_reading:
             return
         is_over = self._missing.look(found)
@@ -150,7 +150,7 @@ class JobStream:
         self._subscription.wake()
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
-        """Returns the next event, or None when there is none within `timeout_s`.
+        """Returns the next event, or None if none comes within `timeout_s`.
 
         Nothing follows a Finished or Failed. Raises StreamInterrupted.
         """
@@ -274,8 +274,8 @@ class JobStream:
         )
         return self._failed(
             ErrorCode.STREAM_DIVERGED,
-            "The job's log no longer continues what was streamed: it was rolled back in an outage "
-            "and written anew.",
+            "The job's log no longer matches the tokens already streamed: it was rolled back in an "
+            "outage and written anew.",
         )
 
     def _failed(self, code: ErrorCode, message: str) -> Failed:
@@ -329,8 +329,8 @@ class JobStream:
             self.last_news_s = self._clock()
         elif lost is not None:
             self._page.append(lost)
-        # An entry that overlaps with what was delivered is compared with it as it is taken; where
-        # there is none, the log is shorter than the reader, or nothing can be compared.
+        # An entry that overlaps with the delivered part is compared with it as it is taken; without
+        # one, the log is shorter than the reader, or nothing can be compared.
         if events or self._position.last_start == self.cursor:
             self._is_doubtful = False
         return is_full

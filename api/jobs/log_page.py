@@ -14,7 +14,7 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
     """Returns at most `limit` events strictly after `after`. Raises TransportError.
 
     It reads few entries at a time, which may be long ones: at most one such page is held, and of
-    each event no more than what is shown.
+    each event no more than the part shown.
     """
     found: list[LogEvent] = []
     num_events = FIRST_PAGE_EVENTS

@@ -60,7 +60,7 @@ class MergedStream:
         return index in self._ends
 
     async def get(self, timeout_s: float) -> Event | None:
-        """Returns the next event, or None when there is none within `timeout_s`.
+        """Returns the next event, or None if none comes within `timeout_s`.
 
         Raises StreamInterrupted, and other errors of the streams.
         """

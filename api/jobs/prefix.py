@@ -42,7 +42,7 @@ class JobPrefix(ResponseModel):
 
     `same_tokens`: that the prompt begins with and the earlier job's prompt and output too;
     `lost_tokens`: of the earlier job after them. The texts are those around the first different
-    token; null where there is none, or where the earlier output is no longer stored.
+    token; null without one, or if the earlier output is no longer stored.
     """
 
     cause: Cause
@@ -161,7 +161,7 @@ def _compared(record: JobRecord, earlier: _Earlier) -> JobPrefix:
         )
         return found
     if not earlier.has_output and same >= other.prompt_tokens:
-        # Its output is not there to compare: what was cached of it shows how far it is the same.
+        # Its output is not stored: the cached part of it shows how far it is the same.
         found.same_tokens = same = max(same, cached)
         if same + BLOCK_TOKENS >= min(total, record.prompt_tokens):
             return found

@@ -206,9 +206,9 @@ class JobEventsQuery(ListQuery):
 
 
 class LogEvent(ResponseModel):
-    """An event of a job's log. Its `id` is the cursor behind it: tokens and bytes so far.
+    """An event of a job's log. Its `id` is the cursor after it: tokens and bytes so far.
 
-    Of `text` there are at most MAX_EVENT_CHARS; `is_cut` says that it has more.
+    `text` has at most MAX_EVENT_CHARS; `is_cut`: it was longer.
     """
 
     id: str
@@ -244,7 +244,7 @@ class LogEvent(ResponseModel):
 
 
 class LogPage(ResponseModel):
-    """A page of a job's log. `has_expired`: what was asked for is no longer stored."""
+    """A page of a job's log. `has_expired`: the requested part is no longer stored."""
 
     object: Literal["list"] = "list"
     data: list[LogEvent]

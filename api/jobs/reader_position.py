@@ -40,7 +40,7 @@ class ReaderPosition:
         """Returns the new part of `delta`, and moves the cursor to its end; None: nothing is new.
 
         `delta` must not leave a gap (see `is_gap`). Raises Diverged when the overlap
-        differs from what was delivered.
+        differs from the delivered part.
         """
         cursor, start, end = self.cursor, delta.start, delta.end
         text = delta.text.encode()
@@ -119,7 +119,7 @@ class ReaderPosition:
             self._text, byte_base, text, delta.start.num_bytes
         )
         if not same:
-            raise Diverged(f"{delta.start} to {delta.end} differs from what was delivered")
+            raise Diverged(f"{delta.start} to {delta.end} differs from the delivered part")
 
     def _advance(self, delta: Delta, text: bytes) -> None:
         self.last_start, self.cursor = self.cursor, delta.end

@@ -194,7 +194,7 @@ async def list_dead_letters(
 async def delete_dead_letter(
     name: str, caller: CallerDep, dead_letters: DeadLettersDep
 ) -> Response:
-    """Deletes the dead letter of this job, and what was kept of its request."""
+    """Deletes the dead letter of this job, and its stored request."""
     dead_letter = await _find_dead_letter(dead_letters, caller, name)
     if isinstance(dead_letter, Requeued) or not await dead_letters.drop(dead_letter.job_id):
         raise dead_letter_not_found(name)

@@ -63,7 +63,7 @@ class JobService:
     _reader_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancels a job on request. Returns False where there is none. Raises TransportError."""
+        """Cancels a job on request. Returns False if it does not exist. Raises TransportError."""
         result = await self.store.cancel(job_id, ErrorCode.CANCELLED)
         if result is not None and result.won:
             self.metrics.cancels_by_request += 1

@@ -135,7 +135,7 @@ class EventEncoder(Protocol):
         ...
 
     def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence that names where a reader of what was sent continues."""
+        """Returns a sentence with the resume point after the events sent."""
         ...
 
 

@@ -74,7 +74,7 @@ class TailEvents:
     def ending(self, end: Finished | Failed, *, is_small: bool) -> Iterator[bytes]:
         """Yields the last event; its tokens are those that stand for no text.
 
-        Of a job with several choices `finish_reason` is `length` when one of them was cut.
+        With several choices `finish_reason` is `length` if one of them was cut.
         """
         end_id = f"{end.end.num_tokens + 1}-0"
         if isinstance(end, Finished):

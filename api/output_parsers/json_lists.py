@@ -45,7 +45,7 @@ def read_list(
     """Parses the list of calls that begins at `source.text[start]`, or one call without a list.
 
     Raises NotACall and takes nothing where its first element is no call. It ends with the list, or
-    in front of the first element that is none. `closing`: the marker after it, if there is one.
+    in front of the first element that is not a call. `closing`: the marker after it, if any.
     """
     index = yield from space_at(source, start)
     is_list = source.text[index] == "["

@@ -34,7 +34,7 @@ class Syntax:
 PYTHON = Syntax(('"""', "'''", '"', "'"))
 
 
-# Where a number, a word or a key without quotes ends, by whether it is a key and may have spaces.
+# The end of a number, a name or a key without quotes, by whether it is a key and may have spaces.
 BARE_ENDS = {
     (False, False): re.compile(r"[,\]})\s]"),
     (False, True): re.compile(r"[,\]}]"),
@@ -47,7 +47,7 @@ class _Expects(Enum):
     VALUE = 0
     KEY = 1
     COLON = 2
-    COMMA = 3  # or the end of what is open
+    COMMA = 3  # or the end of the open value
 
 
 class LiteralConverter:

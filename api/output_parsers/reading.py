@@ -199,7 +199,7 @@ def value_at(source: Source, index: int) -> Generator[None, None, int]:
 
 def word_at(source: Source, index: int) -> Generator[None, None, tuple[str, int]]:
     """Returns the name that begins there, of letters, digits, `_`, `-`, `.` and `:`, and the index
-    after it. It ends with a character that is none of these."""
+    after it. It ends with another character."""
     end = index
     while True:
         found = _WORD.match(source.text, end)

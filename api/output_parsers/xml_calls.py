@@ -124,7 +124,7 @@ def _call(
     source: Source, start: int, tools: CallableTools, markup: Markup
 ) -> Generator[OutputEvent | None, None, None]:
     """Parses a call. Raises NotACall and takes nothing where no argument and no end follows its
-    name. Where one of these should be and something else is, the call ends."""
+    name. If something else is at the place of one of these, the call ends."""
     index = yield from space_at(source, start)
     if markup.name[0]:
         index = yield from literal_at(source, index, markup.name[0])

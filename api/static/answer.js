@@ -1,9 +1,9 @@
 /**
- * One answer as plain data, which survives a reload: what has arrived of it, and the number of the
- * last event, behind which it goes on.
+ * One answer as plain data, which survives a reload: the part received so far, and the number of the
+ * last event, after which it resumes.
  *
  * `status`: `sending` until the service has confirmed it; `queued`, `running`; then one of OVER.
- * `refused`: no job came to be. `lost`: the service does not have it any more.
+ * `refused`: no job was created. `lost`: the service no longer has it.
  */
 
 import { sentence } from "./service.js";
@@ -142,7 +142,7 @@ export function applyEvent(answer, event) {
   answer.last = event.sequence_number;
 }
 
-/** Ends an answer that the service has not, or not any more. */
+/** Ends an answer that the service does not have, or no longer has. */
 export function abandon(answer, message, code = null) {
   answer.status = answer.id === null ? "refused" : "lost";
   answer.body = null;

@@ -11,7 +11,7 @@ import { plural } from "./units.js";
 
 const OF_JOB = "The text of a job, as the model wrote it. The question is not stored as text.";
 const MIN_SHOW_MS = 30;
-const SHOW_SHARE = 5; // showing takes at most one part in so many of the time
+const SHOW_SHARE = 5; // rendering takes at most 1/5 of the time
 
 export class AnswerTurn {
   node = element("article", "turn assistant");
@@ -44,7 +44,7 @@ export class AnswerTurn {
     this.#calls = new ToolCalls(answer.calls, actions.results);
     this.#reasoning.append(this.#reasoningSummary, this.#reasoningText);
     this.#body.append(this.#text.node);
-    this.#job.title = "This answer on its own";
+    this.#job.title = "Link to this answer";
     this.#facts.append(this.#measures, " ", this.#job);
     this.#actions.append(
       copyButton("Copy the answer", () => answer.text),
@@ -64,7 +64,7 @@ export class AnswerTurn {
     setText(this.#measures, String(text));
   }
 
-  /** Something came: it is shown soon. `event`: as the service sent it. */
+  /** Schedules a rendering after an event. `event`: as the service sent it. */
   changed(event) {
     this.#events.add(event);
     this.#timer ??= setTimeout(

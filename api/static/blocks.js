@@ -17,7 +17,7 @@ export function newBlocks() {
   return cell;
 }
 
-/** Of so many cells the first ones; a kind that has any block has a cell. */
+/** Number of cells by kind; a kind with any block has at least one. */
 function cellsOf(blocks, total) {
   const cells = Math.round((CELLS * blocks) / total);
   return blocks > 0 ? Math.max(1, cells) : 0;

@@ -58,7 +58,7 @@ async function chatsOfFile(file) {
   }
   for (const chat of chats) {
     chat.id = newId();
-    // An answer that was running is another browser's: its text is what the file has of it.
+    // An answer that was running belongs to another browser: only its text in the file is kept.
     for (const { answer } of chat.turns) if (answer && !isOver(answer)) answer.status = "lost";
   }
   return chats;

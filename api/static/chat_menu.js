@@ -1,4 +1,4 @@
-/** What can be done with the chat that is open: rename, export, delete. */
+/** Actions of the open chat: rename, export, delete. */
 
 import { downloadJson, downloadMarkdown } from "./chat_file.js";
 import { askText, confirmed } from "./dialogs.js";
@@ -14,7 +14,7 @@ export function wireChatMenu(menu, session, onChange) {
     json: () => downloadJson(session.chat),
     markdown: () => downloadMarkdown(session.chat),
     async delete() {
-      const text = `“${session.chat.title}” is deleted from this browser. An answer that runs is cancelled.`;
+      const text = `“${session.chat.title}” is deleted from this browser. A running answer is cancelled.`;
       if (await confirmed("Delete this chat?", text, "Delete")) onChange.deleted();
     },
   };

@@ -2,8 +2,8 @@
  * The conversations, kept in this browser's local storage, one entry each, and shared by its tabs.
  *
  * A chat is {id, title, updatedMs, turns}; a turn is {role: "user", text} or {role: "assistant",
- * answer}. What another tab changes arrives as an event. Nothing is ever thrown away unasked: where
- * there is no room, `save` throws StorageFull and the chat lives in this tab alone.
+ * answer}. Changes of other tabs arrive as events. Nothing is deleted without being asked: if
+ * there is no room, `save` throws StorageFull and the chat lives only in this tab.
  */
 
 import { isOver } from "./answer.js";
@@ -106,16 +106,16 @@ export class Chats {
   /** Keeps the chat as it is now. Throws StorageFull. */
   save(chat) {
     if (!this.#chats.has(chat.id) && this.#chats.size >= MAX_CHATS) {
-      throw new StorageFull(`${MAX_CHATS} chats are kept: delete one to keep this one.`);
+      throw new StorageFull(`${MAX_CHATS} chats are saved: delete one to save this one.`);
     }
     const text = JSON.stringify(chat);
     if (text.length > MAX_CHAT_CHARS) {
-      throw new StorageFull("This chat is too long to be kept any further.");
+      throw new StorageFull("This chat is too long to be saved.");
     }
     if (!browserStore.keep(PREFIX + chat.id, text)) {
-      throw new StorageFull("This browser's storage is full: delete a chat to keep this one.");
+      throw new StorageFull("This browser's storage is full: delete a chat to save this one.");
     }
-    this.#chats.set(chat.id, JSON.parse(text)); // the caller's goes on changing
+    this.#chats.set(chat.id, JSON.parse(text)); // a copy: the caller's still changes
   }
 
   delete(id) {

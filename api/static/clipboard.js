@@ -20,7 +20,7 @@ async function copy(text) {
   return isCopied;
 }
 
-/** A button that copies what `text()` returns, and says so. */
+/** A button that copies the result of `text()`, and confirms it. */
 export function copyButton(label, text) {
   const button = element("button", "quiet", "Copy");
   button.type = "button";

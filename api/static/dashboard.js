@@ -1,4 +1,4 @@
-/** The dashboard: the deployment's lists, or one job, as the service's feed tells of them. */
+/** The dashboard: the deployment's lists, or one job, from the service's feed. */
 
 import { element, setText } from "./element.js";
 import { Feed, rowsOf } from "./feed.js";
@@ -18,10 +18,10 @@ import { count, duration } from "./units.js";
 import { workerTable } from "./worker_table.js";
 
 const HEALTH = {
-  ok: "All is well.",
-  stalled: "An engine makes no steps.",
+  ok: "Healthy.",
+  stalled: "An engine makes no progress.",
   no_workers: "No worker is alive.",
-  degraded: "The job store cannot be reached: these are the last known facts.",
+  degraded: "Redis is unreachable: this is the last known state.",
 };
 
 const byId = (id) => document.getElementById(id);
@@ -122,7 +122,7 @@ function show(state) {
   showTotals(totalsOf(service));
   for (const [name, [table, none]] of Object.entries(tables)) {
     const rows = rowsOf(state, name);
-    if (rows === null) continue; // the store has been away since the page was opened
+    if (rows === null) continue; // Redis has been unreachable since the page was opened
     table.show(rows);
     none.hidden = rows.length > 0;
   }
@@ -140,7 +140,7 @@ async function cancel(job, button) {
   try {
     const { status } = await cancelJob(job.id);
     setText(page.jobStatus, `Job ${job.job_id} is ${status}.`);
-    button.closest("tr").querySelector("a").focus(); // the button goes, the keyboard's place stays
+    button.closest("tr").querySelector("a").focus(); // the button goes, the focus stays in its row
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
     setText(page.jobStatus, error.message);
@@ -164,7 +164,7 @@ async function requeue(letter, button) {
   }
 }
 
-/** Shows what the address names: the lists, or a job. */
+/** Shows the lists, or the job that the address names. */
 function follow() {
   const jobId = linkedJob();
   const wasJob = !page.job.hidden;
@@ -189,7 +189,7 @@ page.search.addEventListener("submit", (event) => {
   location.hash = jobLink(jobId);
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address names what is shown
+  event.preventDefault(); // the address is the state of the page
   byId("main").focus();
 });
 window.addEventListener("hashchange", follow);

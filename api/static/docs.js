@@ -11,7 +11,7 @@ function resolved(schemas, schema) {
   return schema?.$ref ? schemas[schema.$ref.split("/").pop()] : schema;
 }
 
-/** Returns a schema's type in a few words. */
+/** Returns a short text for a schema's type. */
 function typeOf(schema) {
   if (schema.$ref) return schema.$ref.split("/").pop();
   const options = schema.anyOf ?? schema.oneOf;

@@ -5,7 +5,7 @@ export class Drawer {
   #button;
   #rest;
 
-  /** `rest`: what cannot be reached while the side is over it. */
+  /** `rest`: the part of the page that is inert while the drawer covers it. */
   constructor(side, button, rest) {
     this.#side = side;
     this.#button = button;

@@ -1,9 +1,9 @@
-/** The line of facts under an answer that is over: what the service measured of its job. */
+/** The line of figures under an ended answer, as the service measured them. */
 
 import { ServiceError, getJob } from "./service.js";
 import { duration, plural, rate } from "./units.js";
 
-/** The times of an answer's job; where the service does not tell them, what the page measured. */
+/** The times of an answer's job; those that the page measured if the service has none. */
 export async function timingOf(answer, meter) {
   try {
     const { timings, usage, first_token_at: first, ended_at: ended, attempt } = await getJob(answer.id);
@@ -22,6 +22,6 @@ export function factsOf({ timing, numTokens, numReasoning }) {
   if (numTokens > 0) facts.push(plural(numTokens, "token"));
   if (timing?.perSecond != null) facts.push(`${rate(timing.perSecond)} tokens/s`);
   if (numReasoning > 0) facts.push(`${plural(numReasoning, "token")} of reasoning`);
-  if (timing?.attempt > 1) facts.push(`went on at attempt ${timing.attempt}`);
+  if (timing?.attempt > 1) facts.push(`resumed at attempt ${timing.attempt}`);
   return facts.join(" · ");
 }

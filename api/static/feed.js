@@ -1,5 +1,5 @@
 /**
- * What the dashboard shows, live: one stream of the service, a snapshot and then its changes. While
+ * The live state of the dashboard: one stream of the service, a snapshot and then its changes. While
  * the page is out of sight there is no stream.
  */
 
@@ -26,7 +26,7 @@ function merged(state, { lists, ...objects }) {
   return now;
 }
 
-/** The rows of a list in its order; null: it has not been told yet. */
+/** The rows of a list in its order; null: it has not arrived yet. */
 export const rowsOf = (state, name) =>
   state.lists[name]?.ids.map((id) => state.lists[name].rows[id]) ?? null;
 
@@ -86,7 +86,7 @@ export class Feed {
     }
   }
 
-  /** Reads one stream to its end. Returns whether it told anything. Throws ServiceError. */
+  /** Reads one stream to its end. Returns whether it had an event. Throws ServiceError. */
   async #read(path, query) {
     let state = { lists: {} };
     let hasTold = false;

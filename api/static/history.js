@@ -1,4 +1,4 @@
-/** What the model is told of a chat: the items of a request. Reasoning is left out of them. */
+/** The items of a request that hold a chat's history, without its reasoning. */
 
 import { hasOutput } from "./answer.js";
 

@@ -39,7 +39,7 @@ export class JobEvents {
         text((event) => event.type),
         text((event) => (event.type === "delta" ? count(event.num_tokens) : ""), "number"),
         text((event) => (event.choices.length > 0 ? event.choices.join(", ") : ""), "number"),
-        text(shown, "said"),
+        text(shown, "log-text"),
       ],
       (event) => event.id,
     );
@@ -65,7 +65,7 @@ export class JobEvents {
     this.#first.hidden = this.#next.hidden = true;
   }
 
-  /** Looks again where the job has more, and this page has room. */
+  /** Reads again if the job has more events and this page has room. */
   follow(job) {
     const numTokens = job.usage.completion_tokens + (job.ended_at === null ? 0 : 1);
     if (this.#page?.has_more || numTokens === this.#numTokens) return;
@@ -78,7 +78,7 @@ export class JobEvents {
     this.#body.closest("[tabindex]").focus();
   }
 
-  /** One look at a time: a look that was asked for meanwhile follows it. */
+  /** One read at a time: another one starts after it. */
   async #look(numTokens) {
     this.#numTokens = numTokens;
     const asked = (this.#looking ?? Promise.resolve()).then(() => this.#read());
@@ -101,7 +101,7 @@ export class JobEvents {
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       setText(this.#note, error.message);
-      this.#numTokens = -1; // the next state asks again
+      this.#numTokens = -1; // the next state reads again
     }
   }
 

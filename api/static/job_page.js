@@ -1,4 +1,4 @@
-/** The page of one job: its way, its attempts, its facts, its events; cancel, and run again. */
+/** The page of one job: timeline, attempts, details, events; cancel, and run again. */
 
 import { newBadge } from "./badge.js";
 import { element, setText } from "./element.js";
@@ -12,8 +12,8 @@ import { count, duration, rate } from "./units.js";
 
 const OUTCOMES = {
   ended: "ended the job",
-  died: "died; the job went on",
-  handed_over: "handed the job over",
+  died: "worker lost; the job resumed",
+  handed_over: "returned the job to the queue",
 };
 
 const attemptTable = (body) =>
@@ -26,8 +26,8 @@ const attemptTable = (body) =>
       text(({ attempt }) => count(attempt.completion_tokens), "number"),
       text(({ attempt, job }) => {
         const isLast = attempt.attempt === job.attempt;
-        if (attempt.outcome === "died" && isLast && job.ended_at !== null) return "died";
-        return OUTCOMES[attempt.outcome] ?? "runs it";
+        if (attempt.outcome === "died" && isLast && job.ended_at !== null) return "worker lost";
+        return OUTCOMES[attempt.outcome] ?? "running";
       }),
     ],
     ({ attempt }) => attempt.attempt,
@@ -58,7 +58,7 @@ const FACTS = [
   ["Tokens per second", tokensPerSecond],
   ["Choices", (job) => count(job.num_choices)],
   ["Durability", (job) => job.durability],
-  ["Client's id", (job) => job.client_request_id ?? "–"],
+  ["Client request id", (job) => job.client_request_id ?? "–"],
 ];
 
 export class JobPage {
@@ -86,11 +86,11 @@ export class JobPage {
     parts.requeue.addEventListener("click", () => void this.#requeue());
   }
 
-  /** Begins a job of which nothing is known yet. */
+  /** Opens a job before its data has arrived. */
   open(jobId) {
     this.#job = null;
     setText(this.#parts.title, `Job ${jobId}`);
-    this.#say("Asking the service…");
+    this.#say("Loading…");
     this.#parts.known.hidden = true;
     this.#prefixOf = null;
     for (const part of ["prefix", "prefixText", "prefixEarlier"]) this.#showPrefix(part, null);
@@ -98,7 +98,7 @@ export class JobPage {
     this.#parts.title.focus();
   }
 
-  /** Shows what the feed tells of the job. */
+  /** Shows the job as the feed has it. */
   show({ job, dead_letter: deadLetter, service }) {
     const parts = this.#parts;
     if (job === null) {
@@ -127,7 +127,7 @@ export class JobPage {
     if (!isLive(job) && this.#prefixOf !== job.id) void this.#explainPrefix(job.id);
   }
 
-  /** Says once, of a job that has ended, why its prompt was cached or computed again. */
+  /** Shows once, after a job's end, why its prompt was cached or computed again. */
   async #explainPrefix(jobId) {
     this.#prefixOf = jobId;
     try {
@@ -148,7 +148,7 @@ export class JobPage {
     setText(this.#parts[part], text ?? "");
   }
 
-  /** Says what is wrong; nothing is shown of a job that is not there. */
+  /** Shows the error, unless a job is shown already. */
   showTrouble(error) {
     if (this.#job === null) this.#say(error.message);
   }
@@ -174,7 +174,7 @@ export class JobPage {
     });
   }
 
-  /** Says what came of it. The button goes; the keyboard's place is the job's title. */
+  /** Runs the action and shows its result. The focus moves from the button to the job's title. */
   async #try(button, action) {
     button.disabled = true;
     try {

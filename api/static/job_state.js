@@ -1,4 +1,4 @@
-/** A job's state as a badge, and what it was waiting for. */
+/** A job's state as a badge, and its wait in the queue. */
 
 import { setBadge } from "./badge.js";
 import { count, duration } from "./units.js";

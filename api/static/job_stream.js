@@ -1,5 +1,5 @@
 /**
- * The text of any job, of a chat completion for example: what the model wrote, as it wrote it. Its
+ * The text of any job, of a chat completion for example, as the model wrote it. Its
  * events are shaped like a response's, so that an answer is made of either.
  */
 
@@ -23,7 +23,7 @@ function endOf(job, error, id) {
 }
 
 /**
- * Yields the events of a job behind the one with the id `after` (null: all), to its end. Throws as
+ * Yields the events of a job after the one with the id `after` (null: all), to its end. Throws as
  * `streamOf` does, and ServiceError for an error that is not the job's own end.
  */
 export async function* followJob(jobId, after, signal) {
@@ -39,7 +39,7 @@ export async function* followJob(jobId, after, signal) {
   for await (const { id, payload } of streamOf(`${jobPath(jobId)}/stream`, signal, headers)) {
     const { error, done, text, index = 0, token_ids: tokens } = payload;
     if (error && id === last) {
-      // It has no id of its own: this frontend goes away, or the store is.
+      // Without its own id it is not the job's: this frontend shuts down, or Redis is unreachable.
       const isPassing = error.code !== "stream_diverged";
       throw new ServiceError(sentence(error.message), { code: error.code, isPassing });
     }

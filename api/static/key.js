@@ -1,4 +1,4 @@
-/** The API key, where the service asks for one. It lives in this tab's session alone. */
+/** The API key, if the service requires one. It lives only in this tab's session. */
 
 import { element } from "./element.js";
 import { tabStore } from "./storage.js";
@@ -13,7 +13,7 @@ export function keyHeaders() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-/** Shows the form once, however often it is asked for; what was refused is tried again with it. */
+/** Shows the form once, however often it is called; refused requests are retried with the key. */
 export function askForKey() {
   if (form !== null) return;
   const input = element("input");

@@ -1,14 +1,14 @@
-/** Links to an answer: `#job=ID` behind the page's own address, which any frontend serves. */
+/** Links to an answer: `#job=ID` after the page's own address, which any frontend serves. */
 
 import { isResponseId, listInputItems } from "./responses.js";
 import { getJob } from "./service.js";
 import { jobChat, sharedChat } from "./session.js";
 
 const DISCLOSED =
-  "Whoever can reach this server can read the conversation up to this answer, its system prompt " +
-  "and tools, and see the answer go on while it runs, for as long as the server keeps it (an hour " +
-  "after its end, unless set otherwise). Where the server asks for keys, one of the same tenant is " +
-  "needed; the link holds none.";
+  "Anyone who can reach this server can read the conversation up to this answer, its system prompt " +
+  "and tools, and follow the answer while it runs, as long as the server keeps it (by default an " +
+  "hour after its end). If the server requires keys, a key of the same tenant is " +
+  "needed; the link contains none.";
 
 export const linkOf = (id) =>
   new URL(`./#job=${encodeURIComponent(id)}`, document.baseURI).href;
@@ -23,10 +23,10 @@ export const clearLink = () => history.replaceState(null, "", location.pathname 
 
 /** Why a linked answer is not shown, of the ServiceError of `linkedChat`. */
 export const refusalOf = ({ status, message }) =>
-  status === 404 ? "The server does not keep the linked answer." : message;
+  status === 404 ? "The server no longer has the linked answer." : message;
 
 /**
- * The chat of a linked job: this browser's own, or one made of what the service has: of a response
+ * The chat of a linked job: this browser's own, or one made from the service's data: of a response
  * all of it, of another job its text. Throws ServiceError.
  */
 export async function linkedChat(chats, id) {

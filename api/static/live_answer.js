@@ -1,5 +1,5 @@
 /**
- * An answer under way: sent once, then followed to its end through whatever cuts the connection.
+ * A running answer: sent once, then followed to its end over any number of connections.
  *
  * The job belongs to no connection, so that only `stop` ends it. `leave` ends the following.
  */
@@ -12,7 +12,7 @@ import { ServiceError, cancelJob } from "./service.js";
 
 const FIRST_RETRY_MS = 250;
 const MAX_RETRY_MS = 5000;
-const GONE = "The server does not keep this answer any more.";
+const GONE = "The server no longer has this answer.";
 
 const follow = ({ isJob, id, last }, signal) =>
   isJob ? followJob(id, last, signal) : followResponse(id, last, signal);
@@ -63,7 +63,7 @@ export class LiveAnswer {
     }
   }
 
-  /** Cancels the job; the answer then ends by itself. Where nobody answers, a second call leaves. */
+  /** Cancels the job; the answer then ends by itself. If the server does not respond, a second call leaves. */
   async stop() {
     const answer = this.#answer;
     if (this.#isAway && (this.#wantsStop || answer.id === null)) {
@@ -78,7 +78,7 @@ export class LiveAnswer {
       await cancelAnswer(answer);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      this.#reader.say(error.message); // asked for again when the connection is back
+      this.#reader.say(error.message); // sent again when the connection is back
     }
   }
 
@@ -110,8 +110,8 @@ export class LiveAnswer {
       await Promise.race([keyGiven(), pause(2 ** 31 - 1, signal)]);
       return;
     }
-    // What was refused with a status was not accepted; what got no answer may have been, and is
-    // the same response when it is sent again with its key.
+    // A request refused with a status was not accepted; one without a response may have been, and
+    // returns the same response when it is sent again with its key.
     const mayPass = answer.id === null ? error.status === 0 : error.isPassing;
     if (!mayPass) {
       const isGone = answer.id !== null && error.status === 404;

@@ -1,4 +1,4 @@
-/** Workers that cannot serve yet, as the service tells of them to those who may see its workers. */
+/** Workers that cannot serve yet, for callers that may see the workers. */
 
 import { element } from "./element.js";
 import { look } from "./service.js";
@@ -12,7 +12,7 @@ export function loadingSentence({ model, stage, percent }) {
   return percent > 0 ? `${model}: ${stage}, ${percent} %` : `${model}: ${stage}`;
 }
 
-/** Shows them in a list, which is hidden where there are none. */
+/** Shows them in a list, which is hidden if it is empty. */
 export function showLoading(list, workers) {
   const bySentence = new Map(workers.map((worker) => [loadingSentence(worker), worker]));
   const shown = [...bySentence].slice(0, MAX_SHOWN);

@@ -10,7 +10,7 @@ export class Meter {
   #numTokens = 0;
   #hasBegin;
 
-  /** `hasBegin`: the answer begins now; else it goes on, and its first token is not known. */
+  /** `hasBegin`: the answer starts now; else it resumes, and its first token's time is unknown. */
   constructor(hasBegin) {
     this.#hasBegin = hasBegin;
   }
@@ -27,7 +27,7 @@ export class Meter {
     this.#numTokens = numTokens;
   }
 
-  /** {ttftMs, perSecond}, null for what is not known. */
+  /** {ttftMs, perSecond}, null if unknown. */
   get timing() {
     const elapsedMs = this.#lastMs - this.#firstMs;
     const arrived = this.#numTokens - this.#numBefore;

@@ -9,10 +9,10 @@ import { browserStore, tabStore } from "./storage.js";
 
 const NAME = "penstock-model";
 const RETRY_MS = 2000;
-const NONE = "No worker serves a model yet. Waiting for one…";
-const LOADING = "A model is loading. Questions can be asked once it is there.";
-const AWAY = "No worker is alive. Questions wait until one comes.";
-const COMING = "A worker is loading. Questions wait until it serves.";
+const NONE = "No worker serves a model yet. Waiting…";
+const LOADING = "A model is loading. You can ask once it is ready.";
+const AWAY = "No worker is alive. Questions wait until one starts.";
+const COMING = "A worker is loading. Questions wait until it is ready.";
 
 export class ModelPicker {
   #select;
@@ -67,7 +67,7 @@ export class ModelPicker {
     return isServed;
   }
 
-  /** Says what is new: it is read aloud. */
+  /** Announces a new status: it is read aloud. */
   #say(sentence) {
     if (sentence !== this.#said) this.#page.say(sentence);
     this.#said = sentence;

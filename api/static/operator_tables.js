@@ -1,4 +1,4 @@
-/** Dead letters, batches, tenants, frontends and what tenants hold of them as tables. */
+/** Tables of dead letters, batches, tenants, frontends and shared resources. */
 
 import { newBadge, setBadge } from "./badge.js";
 import { element, setText } from "./element.js";
@@ -42,7 +42,7 @@ const BATCH_KINDS = { completed: "good", failed: "bad", expired: "warn", cancell
 function newProgress() {
   const cell = element("span");
   const bar = element("progress");
-  bar.setAttribute("aria-label", "Rows that are done");
+  bar.setAttribute("aria-label", "Rows completed");
   cell.append(bar, element("span"));
   return cell;
 }
@@ -94,9 +94,9 @@ export const tenantTable = (body) =>
     (tenant) => tenant.tenant,
   );
 
-/** What tenants hold of a pot, the most first; "" is all clients of a service without keys. */
+/** Use of a resource by tenant, largest first; "" is all clients of a service without keys. */
 const held = (holders) =>
-  holders.map(([tenant, amount]) => `${tenant || "everybody"} ${count(amount)}`).join(", ") || "–";
+  holders.map(([tenant, amount]) => `${tenant || "everyone"} ${count(amount)}`).join(", ") || "–";
 
 export const potTable = (body) =>
   new Table(

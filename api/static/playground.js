@@ -21,7 +21,7 @@ import { isOver } from "./answer.js";
 
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
 const DRAFT = "penstock-draft"; // of this tab
-const NOT_KEPT = "This browser keeps nothing for this page: chats are gone with this tab.";
+const NOT_KEPT = "This browser stores nothing for this page: chats are lost when you close this tab.";
 const MAX_SPOKEN_CHARS = 2000;
 
 const byId = (id) => document.getElementById(id);
@@ -32,7 +32,7 @@ const dialog = byId("settings");
 
 const say = (text) => (byId("status").textContent = text);
 const warn = (text) => {
-  setText(byId("warning"), text); // what stays is not read aloud again
+  setText(byId("warning"), text); // an unchanged text is not read aloud again
   byId("warning").hidden = text === "";
 };
 
@@ -100,7 +100,7 @@ function bodyOf() {
 async function showJob({ id }) {
   try {
     const job = JSON.stringify(await getJob(id), null, 2);
-    await showText("The job", "As the service sees it.", job);
+    await showText("The job", "The service's record of this job.", job);
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
     say(error.message);
@@ -116,7 +116,7 @@ function openChat(chat) {
   message.focus();
 }
 
-/** Opens the answer that the address names; asks again once a key is given. */
+/** Opens the answer that the address names; tries again once a key is given. */
 async function openLink(id) {
   say("Looking for the shared answer…");
   linkRefused = "";
@@ -131,7 +131,7 @@ async function openLink(id) {
   }
 }
 
-/** Opens what this tab had open, else the newest chat whose answer is under way. */
+/** Opens the chat that this tab had open, else the newest one with a running answer. */
 function openAgain() {
   const isRunning = ({ turns }) => turns.at(-1)?.answer && !isOver(turns.at(-1).answer);
   const open = tabStore.get(OPEN);
@@ -188,7 +188,7 @@ wireChatMenu(byId("chat-menu"), session, {
     if (last?.id && !isOver(last)) void cancelAnswer(last).catch(({ message: text }) => say(text));
     chats.delete(session.chat.id);
     openChat();
-    say("The chat is deleted.");
+    say("Chat deleted.");
   },
 });
 addEventListener("pagehide", () => {

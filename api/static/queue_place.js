@@ -1,20 +1,20 @@
-/** Says where a waiting job stands in the queue, and for about how long, by its own pace. */
+/** Shows a waiting job's position in the queue, and an estimate of its wait from its own pace. */
 
 import { listLoading, loadingSentence } from "./loading.js";
 import { getJob, listModels, ServiceError } from "./service.js";
 import { duration, plural } from "./units.js";
 
-const FIRST_LOOK_MS = 700; // most jobs have begun by then
+const FIRST_LOOK_MS = 700; // most jobs have started by then
 const MAX_LOOK_MS = 5000;
 
-/** The sentence for a job whose model nobody serves. */
+/** The sentence for a job whose model no worker serves. */
 async function unservedSentence(model) {
   const loading = (await listLoading()).find((worker) => worker.model === model);
   if (loading) return `Waiting for a worker. ${loadingSentence(loading)}.`;
-  return "Waiting: no worker is alive. The next one takes the job.";
+  return "Waiting: no worker is alive. The next worker runs the job.";
 }
 
-/** The sentence for a job with so many others ahead of it. `pace`: jobs a millisecond; 0: unknown. */
+/** The sentence for a job with `ahead` others in front. `pace`: jobs a millisecond; 0: unknown. */
 function sentence(ahead, pace) {
   if (ahead === 0) return "Waiting: the next in the queue.";
   const place = `Waiting: ${plural(ahead, "job")} ahead in the queue`;
@@ -56,10 +56,10 @@ export class QueuePlace {
       this.#first ??= { ahead, ms: nowMs };
       const pace = (this.#first.ahead - ahead) / (nowMs - this.#first.ms || 1);
       const isServed = models.find(({ id }) => id === model)?.is_served ?? true;
-      const told = isServed ? sentence(ahead, pace) : await unservedSentence(model);
-      if (this.#timer !== null) this.#say(told);
+      const text = isServed ? sentence(ahead, pace) : await unservedSentence(model);
+      if (this.#timer !== null) this.#say(text);
     } catch (error) {
-      if (!(error instanceof ServiceError)) throw error; // the stream says that it is away
+      if (!(error instanceof ServiceError)) throw error; // the stream reports the lost connection
     }
   }
 }

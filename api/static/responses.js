@@ -29,7 +29,7 @@ export async function createResponse(body, key, signal) {
 }
 
 /**
- * Yields the events of a response behind number `after` (-1: all) to its end. Throws as `streamOf`
+ * Yields the events of a response after number `after` (-1: all) to its end. Throws as `streamOf`
  * does, and ServiceError for an error event.
  */
 export async function* followResponse(id, after, signal) {

@@ -41,7 +41,7 @@ async function refusal(response) {
   try {
     body = await response.json();
   } catch {
-    // Not ours: a proxy's page, for example. The status is all there is to say.
+    // Not ours: a proxy's page, for example. Only its status is known.
   }
   const error =
     errorOf(body, response.status) ??

@@ -9,18 +9,18 @@ import { Meter } from "./meter.js";
 import { QueuePlace } from "./queue_place.js";
 import { plural } from "./units.js";
 
-const BUSY = "An answer is under way: stop it, or wait for its end.";
+const BUSY = "An answer is running: stop it, or wait until it ends.";
 
 const TOO_LONG = "context_length_exceeded";
 
 const newChat = () => ({ id: newId(), title: "New chat", updatedMs: Date.now(), turns: [] });
 
-/** What became of an answer, in a sentence. */
+/** The outcome of an answer, in a sentence. */
 function sentenceOf(answer) {
   if (answer.status === "cancelled") {
     return `Stopped: the job is cancelled after ${plural(answer.numTokens, "token")}.`;
   }
-  if (answer.error !== null) return hasOutput(answer) ? "The answer is not whole." : "No answer.";
+  if (answer.error !== null) return hasOutput(answer) ? "The answer is incomplete." : "No answer.";
   if (answer.isCut && !hasOutput(answer)) return "Ended at the token limit, while still thinking.";
   if (answer.isCut) return "Ended at the token limit.";
   return answer.calls.length > 0 ? "The model calls tools." : "Answered.";
@@ -49,7 +49,7 @@ export class Session {
     return this.chat.turns.length === 0;
   }
 
-  /** Opens a chat, or a new one, and goes on with its answer where that is under way. */
+  /** Opens a chat, or a new one, and resumes its running answer. */
   open(chat = newChat()) {
     this.#live?.leave();
     this.#live = null;
@@ -64,7 +64,7 @@ export class Session {
     this.#page.changed(); // it may be busy now
   }
 
-  /** Another tab saved or deleted chats: shows what it made of this one. */
+  /** Another tab saved or deleted chats: shows its version of this one. */
   reload() {
     const stored = this.#page.chats.get(this.chat.id);
     if (stored === null) {
@@ -85,7 +85,7 @@ export class Session {
     void this.#live?.stop();
   }
 
-  /** Keeps what has come so far: the page may be closed. */
+  /** Saves the received part: the page may be closed. */
   keep() {
     try {
       this.#page.chats.save(this.chat);
@@ -94,7 +94,7 @@ export class Session {
     } catch (error) {
       if (!(error instanceof StorageFull)) throw error;
       this.#isKept = false;
-      this.#page.warn(`${error.message} Until then it is gone with this tab.`);
+      this.#page.warn(`${error.message} Until then it is lost when you close this tab.`);
     }
   }
 
@@ -161,7 +161,7 @@ export class Session {
       },
     });
     this.#live = live;
-    say(answer.id === null ? "Waiting for the answer…" : "Going on where it was…");
+    say(answer.id === null ? "Waiting for the answer…" : "Resuming the answer…");
     await live.run();
     place.stop();
     if (this.#live !== live) return; // another chat is open
@@ -172,7 +172,7 @@ export class Session {
       say(sentenceOf(answer));
       announce(answer.text);
     } else {
-      say("Not followed any more: the job may still run. A reload goes on with it.");
+      say("No longer connected. The job may still run: reload the page to resume.");
     }
     if (this.chat !== chat) return;
     if (answer.code === TOO_LONG && chat.turns.length > 2) {
@@ -186,7 +186,7 @@ export class Session {
   }
 }
 
-/** A chat of a job's text; what the job was asked is not kept as text. */
+/** A chat of a job's text; the question is not stored as text. */
 export function jobChat(job) {
   const chat = newChat();
   chat.title = titleOf(`Job ${job.id}`);
@@ -194,7 +194,7 @@ export function jobChat(job) {
   return chat;
 }
 
-/** A chat of a response that somebody else asked for: `items` are what it was made from. */
+/** A chat of another client's response: `items` are its input. */
 export function sharedChat(responseId, items) {
   const chat = newChat();
   for (const { type, role, content } of items) {

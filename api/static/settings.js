@@ -1,6 +1,6 @@
 /**
- * The settings of a request: a form, kept in this browser. A field that is empty is not sent: the
- * model's own recommendation holds, or the service's default.
+ * The settings of a request: a form, kept in this browser. An empty field is not sent: the
+ * model's default applies, or the service's.
  */
 
 import { browserStore } from "./storage.js";
@@ -100,7 +100,7 @@ export class Settings {
     return this.#form.checkValidity();
   }
 
-  /** Shows what is not valid. */
+  /** Shows the invalid fields. */
   report() {
     this.#form.reportValidity();
   }

@@ -18,7 +18,7 @@ const KINDS = [
   },
 ];
 
-/** The curve through the known values; what is not known interrupts it. */
+/** The curve through the known values; unknown ones interrupt it. */
 function curve(rows, name, end, most) {
   let isDown = false;
   const parts = [];
@@ -60,13 +60,13 @@ class Sparkline {
     const names = Object.keys(lines);
     const most = Math.max(0, ...names.flatMap((name) => known(rows, name)));
     const end = rows.at(-1)?.at ?? 0;
-    const told = names.map((name, index) => {
+    const labels = names.map((name, index) => {
       setAll(this.#picture.children[index], { d: curve(rows, name, end, most || 1) });
       return `${lines[name]} ${show(known(rows, name).at(-1) ?? null)}`.trim();
     });
-    setText(this.#value, told.join(" · "));
-    setText(this.#most, most > 0 ? `at most ${show(most)}` : "");
-    const label = `${title} in the last hour: now ${told.join(", ")}; at most ${show(most)}`;
+    setText(this.#value, labels.join(" · "));
+    setText(this.#most, most > 0 ? `max ${show(most)}` : "");
+    const label = `${title} in the last hour: now ${labels.join(", ")}; max ${show(most)}`;
     setAll(this.#picture, { "aria-label": label });
   }
 }

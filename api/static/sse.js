@@ -1,7 +1,7 @@
 /**
  * Server-sent events out of a fetch response, as the HTML standard parses them.
  *
- * EventSource can neither POST nor be told apart from a reconnect, so the pages read the body
+ * EventSource can neither POST nor distinguish a reconnect, so the pages read the body
  * themselves. Nothing is assumed about chunk borders: they may fall inside a character, a line
  * or between a CR and its LF.
  */
@@ -80,7 +80,7 @@ export class SseParser {
 
 /**
  * Yields the events of a byte stream (a response's body) as they become whole. An event that the
- * end of the stream cuts off is dropped, as the standard says. Leaving the loop cancels the body.
+ * end of the stream cuts off is dropped, as in the standard. Leaving the loop cancels the body.
  * `onBytes` is called for whatever arrives, keep-alives too.
  */
 export async function* readEvents(body, onBytes = () => {}) {

@@ -1,11 +1,11 @@
 /**
- * What the browser keeps for this page. Where it keeps nothing, as where its reader has blocked it
- * or there is no room, what is written lasts as long as the page.
+ * The browser's storage for this page. If it is blocked or full, written values last as long as the
+ * page.
  */
 
 class Store {
   #storage = null;
-  #memory = new Map(); // what the browser has not taken
+  #memory = new Map(); // values that the browser did not store
 
   constructor(open) {
     try {
@@ -57,7 +57,7 @@ class Store {
   }
 }
 
-/** Of all tabs. */
+/** Shared by all tabs. */
 export const browserStore = new Store(() => localStorage);
-/** Of this tab. */
+/** Only this tab's. */
 export const tabStore = new Store(() => sessionStorage);

@@ -1,4 +1,4 @@
-/** Makes elements of small pictures. Their words are in their labels. */
+/** Makes elements of small pictures. Their text is in their labels. */
 
 const SVG = "http://www.w3.org/2000/svg";
 

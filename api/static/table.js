@@ -47,7 +47,7 @@ export const text = (read, className = "") => ({
   fill: (cell, item) => setText(cell, read(item)),
 });
 
-/** A column with one element of its own, made once per row, then brought up to date. */
+/** A column with its own element, made once per row, then brought up to date. */
 export const node = (make, update, className = "") => ({
   className,
   fill: (cell, item) => {

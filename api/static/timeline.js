@@ -1,4 +1,4 @@
-/** A job's way as a bar: queued, prefill, decode, with a mark where each further attempt began. */
+/** A job's timeline as a bar: queued, prefill, decode, with a mark at each further attempt. */
 
 import { element, setText } from "./element.js";
 import { picture, setAll, svg } from "./svg.js";
@@ -9,7 +9,7 @@ const HEIGHT = 24;
 const PHASES = ["queued", "prefill", "decode"];
 const WORDS = { queued: "Queued", prefill: "Prefill", decode: "Decode" };
 
-/** {queued, prefill, decode}: [begin, end] in Unix seconds of what has begun. */
+/** {queued, prefill, decode}: [begin, end] in Unix seconds of the phases that have started. */
 export function phasesOf(job, now) {
   const end = job.ended_at ?? Math.max(now, job.created_at);
   const began = [job.created_at, job.started_at, job.first_token_at];
@@ -43,7 +43,7 @@ export class Timeline {
     const begin = job.created_at;
     const end = Math.max(...Object.values(phases).map(([, last]) => last));
     const scale = WIDTH / Math.max(end - begin, 0.001);
-    const told = PHASES.map((name, index) => {
+    const labels = PHASES.map((name, index) => {
       const [from, to] = phases[name] ?? [begin, begin];
       setAll(this.#bar.children[index], { x: (from - begin) * scale, width: (to - from) * scale });
       const shown = phases[name] ? duration(Math.round(1000 * (to - from))) : "–";
@@ -56,6 +56,6 @@ export class Timeline {
       .map(({ started_at: at }) => `M${(at - begin) * scale} 0v${HEIGHT}`);
     setAll(this.#bar.lastChild, { d: marks.join("") });
     const attempts = marks.length > 0 ? `, ${job.attempt} attempts` : "";
-    setAll(this.#bar, { "aria-label": `${told.join(", ")}${attempts}` });
+    setAll(this.#bar, { "aria-label": `${labels.join(", ")}${attempts}` });
   }
 }

@@ -1,4 +1,4 @@
-/** The calls of an answer, with a field for what each of them returns. */
+/** The calls of an answer, with a field for each result. */
 
 import { element } from "./element.js";
 
@@ -41,14 +41,14 @@ export class ToolCalls {
     });
   }
 
-  /** Asks for what the calls return, once they are whole. */
+  /** Asks for the results of the calls, once they are complete. */
   askForResults() {
     if (this.#calls.length === 0) return;
     this.#calls.forEach((call, index) => {
       const field = element("textarea");
       field.rows = 2;
       field.value = call.result;
-      const label = element("label", "", `What ${call.name} returns`);
+      const label = element("label", "", `Result of ${call.name}`);
       label.append(field);
       field.addEventListener("input", () => (call.result = field.value));
       this.#shown[index].node.append(label);

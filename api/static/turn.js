@@ -32,7 +32,7 @@ export class UserTurn {
     const area = element("textarea");
     area.value = text;
     area.rows = Math.min(text.split("\n").length + 1, 12);
-    area.setAttribute("aria-label", "The question; what follows it is replaced");
+    area.setAttribute("aria-label", "Edit the question; the turns after it are replaced");
     const close = () => {
       form.replaceWith(this.#body, this.#actions);
       this.#actions.lastChild.focus();

@@ -6,7 +6,7 @@ export const count = (value) => (Number.isFinite(value) ? GROUPED.format(value) 
 
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
-/** Milliseconds in words; a dash for null: what has not happened has no duration. */
+/** Milliseconds with a unit; a dash for null, before the end of the interval. */
 export function duration(ms) {
   if (!Number.isFinite(ms) || ms < 0) return "–";
   if (ms < 10 && !Number.isInteger(ms)) return `${ms.toFixed(1)} ms`;

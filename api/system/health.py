@@ -38,23 +38,23 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["Service"])
 
-_NOT_READY = "Requests are not accepted here now."
+_NOT_READY = "This frontend accepts no requests now."
 _VERSION = version("penstock")
 
 MAX_AGE_S = 5.0  # a frontend with an older state is not ready
 MAX_LOADING = 100  # workers
 MAX_WORD_CHARS = 200
 _STORE_SENTENCES = {
-    "ok": (logging.INFO, "Redis has memory again. All requests are accepted."),
+    "ok": (logging.INFO, "Redis has enough memory again: all requests are accepted."),
     "nearly_full": (
         logging.WARNING,
-        "Redis has used nine tenths of its memory. Only small requests that store nothing are "
-        "accepted. Raise maxmemory, or see on the dashboard who holds it.",
+        "Redis has used 90 % of its memory (maxmemory): only small requests that store nothing are "
+        "accepted. Raise maxmemory, or see the usage by tenant on the dashboard.",
     ),
     "full": (
         logging.ERROR,
-        "Redis has used all of its memory. No request is accepted. Raise maxmemory, or see on the "
-        "dashboard who holds it.",
+        "Redis is out of memory (maxmemory): no request is accepted. Raise maxmemory, or see the "
+        "usage by tenant on the dashboard.",
     ),
 }
 
@@ -200,7 +200,7 @@ def worker_object(worker: WorkerStatus) -> dict[str, Any]:
 
 
 def loading_worker(report: ProcessReport) -> LoadingWorker:
-    """Returns what a worker says that loads its model; another release's words are cut short."""
+    """Returns the status of a worker that loads its model; unknown values are cut short."""
     percent = report.stats.get("percent", "")[:3]
     return LoadingWorker(
         id=report.process_id[:MAX_WORD_CHARS],

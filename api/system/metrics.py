@@ -62,7 +62,7 @@ class FrontendCollector(Collector):
 @dataclass(frozen=True, eq=False)
 class DeploymentCollector(Collector):
     """Reads the state of the deployment, and nothing while that is not fresh: two frontends would
-    say different things, and a counter that falls looks like a restart to Prometheus."""
+    report different values, and a counter that falls looks like a restart to Prometheus."""
 
     health: HealthMonitor
 
@@ -110,8 +110,8 @@ async def metrics(counters: MetricsDep) -> Response:
     responses={200: {"content": {"text/plain": {}}}, **errors(KEYED)},
 )
 async def deployment_metrics(counters: MetricsDep) -> Response:
-    """Returns what is known of the whole deployment, in the Prometheus text format. Every frontend
-    says the same: scrape one address that any of them answers."""
+    """Returns the metrics of the whole deployment, in the Prometheus text format. Every frontend
+    returns the same: scrape one address that any of them answers."""
     return _response(counters.deployment_exposition)
 
 

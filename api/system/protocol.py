@@ -57,7 +57,7 @@ class Model(ResponseModel):
     owned_by: str
     max_model_len: int
     kv_capacity_tokens: int
-    context_length: int | None  # that the checkpoint allows; max_model_len is what is served
+    context_length: int | None  # that the checkpoint allows; max_model_len is the limit served
     vocab_size: int
     dtype: str
     num_parameters: int
@@ -197,7 +197,7 @@ HealthStatus = Literal["ok", "stalled", "no_workers", "degraded"]
 
 
 class Health(ResponseModel):
-    """The state of the deployment. Where keys are configured, a request without one gets `status`
+    """The state of the deployment. If keys are configured, a request without one gets `status`
     alone, and one with a key that is no operator's `models` and `loading`, too."""
 
     status: HealthStatus

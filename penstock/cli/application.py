@@ -31,7 +31,7 @@ Model = Annotated[
         help="Checkpoint directory or hub id. Without it: the demo model, or PENSTOCK_MODEL."
     ),
 ]
-JsonLogs = Annotated[bool, typer.Option("--json", help="Logs, and what is ready, as JSON.")]
+JsonLogs = Annotated[bool, typer.Option("--json", help="Logs and the ready line as JSON.")]
 
 
 def application(words: Sequence[str] = ()) -> typer.Typer:

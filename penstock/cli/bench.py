@@ -45,7 +45,7 @@ def bench(
     at_once: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way.")] = 8,
     words: Annotated[int, typer.Option(min=1, help="Words of each prompt.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
 ) -> None:
     """Sends equal requests and shows rates and waits, without one request before that warms up.
 

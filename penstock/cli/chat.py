@@ -1,4 +1,4 @@
-"""`penstock chat`: a conversation in the terminal. An answer goes on where it was after a lost
+"""`penstock chat`: a conversation in the terminal. An answer continues where it was after a lost
 connection, at any frontend."""
 
 from __future__ import annotations

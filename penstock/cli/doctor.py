@@ -106,7 +106,7 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
             return None
 
     launcher = load(LauncherSettings)
-    # Of `up`: it gives its children the address of a private server.
+    # For `up`: it gives its children the address of a private server.
     is_given = launcher is not None and launcher.redis_url
     given = {} if is_given else {"redis_url": "unix:///private"}
     worker = load(WorkerSettings, **given)

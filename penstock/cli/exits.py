@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """Returns when the command ends so, as docs/CLI.md says it."""
+        """Returns the code's meaning, for docs/CLI.md."""
         return _MEANINGS[self]
 
 
@@ -36,7 +36,7 @@ _MEANINGS = {
 
 
 class CommandError(Exception):
-    """The command ends with `code`; the text is a sentence for whoever typed it."""
+    """The command ends with `code`; the text is a sentence for the user."""
 
     def __init__(self, sentence: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(sentence)

@@ -68,7 +68,7 @@ def _fields(module: str, class_name: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("api", "worker", "shared"):
             raise
-        return {}  # of an extra that is not installed; the command says so when it is run
+        return {}  # of an extra that is not installed; the command reports it when it is run
     fields: dict[str, Any] = getattr(loaded, class_name).model_fields
     return fields
 

@@ -52,10 +52,10 @@ def generate(
         Path | None, typer.Option("--output", "-o", help="Without it: stdout.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Where a request does not say it.")
+        int | None, typer.Option(min=1, help="Default for requests that do not set it.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="Where a request does not say it.")
+        float | None, typer.Option(min=0, max=2, help="Default for requests that do not set it.")
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way.")] = 16,
     patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -112,7 +112,7 @@ class _Run:
                 file.flush()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            self._client.close()  # after Ctrl-C: what is not sent yet is not sent
+            self._client.close()  # after Ctrl-C: the rest is not sent
         return num_failed
 
     def _result(self, row: Row) -> dict[str, Any]:

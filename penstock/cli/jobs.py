@@ -50,7 +50,7 @@ def list_jobs(
     json: Json = False,
     state: Annotated[State | None, typer.Option(help="Jobs in this state alone.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
-    dead: Annotated[bool, typer.Option("--dead", help="Dead letters in place of jobs.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Dead letters instead of jobs.")] = False,
 ) -> None:
     """Lists jobs, newest first; with `--dead` those that crashed their workers."""
     client = client_of(url, key)

@@ -15,14 +15,14 @@ from penstock.cli.output import note, print_json, print_table
 from penstock.rooms import reach_rooms
 
 keys = typer.Typer(name="keys", help="Makes API keys and lists those of a file.")
-Limit = Annotated[int | None, typer.Option(min=1, help="Of the tenant.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Limit of the tenant.")]
 
 
 @keys.command()
 def new(
     json: Json = False,
-    tenant: Annotated[str, typer.Option(help="Whose jobs its jobs are.")] = "default",
-    name: Annotated[str, typer.Option(help="What it is called in logs.")] = "",
+    tenant: Annotated[str, typer.Option(help="The tenant that owns the key's jobs.")] = "default",
+    name: Annotated[str, typer.Option(help="Its name in logs.")] = "",
     operator: Annotated[bool, typer.Option("--operator", help="Sees all tenants' jobs.")] = False,
     requests_per_minute: Limit = None,
     tokens_per_minute: Limit = None,

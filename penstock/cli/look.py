@@ -1,4 +1,4 @@
-"""`penstock status` and `penstock workers`: what the service says of itself."""
+"""`penstock status` and `penstock workers`: the state of the service."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def print_dimmed(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Prints rows under their columns; the sentence `empty` where there are none. Into a pipe the
+    """Prints rows under their columns; the sentence `empty` without rows. Into a pipe the
     cells are whole."""
     if not rows:
         note(empty)

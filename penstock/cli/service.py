@@ -23,7 +23,7 @@ def client_of(
     url: str, key: str | None, *, patience_s: float = 0.0, timeout_s: float = 60.0
 ) -> Client:
     """Returns the client of the frontends at `url`, open until `close_clients`. Raises CommandError
-    for what is no URL."""
+    for an invalid URL."""
     try:
         client = Client(url, key=key, patience_s=patience_s, timeout_s=timeout_s)
     except ValueError as error:
@@ -43,7 +43,7 @@ def chosen_model(client: Client, given: str | None) -> str:
 
 
 def sentence_of(error: CommandError | PenstockError) -> str:
-    """Returns what is printed of an error."""
+    """Returns the printed text of an error."""
     if isinstance(error, NotPermitted) and error.status == 401:
         return f"{error} Give a key with --key or PENSTOCK_KEY."
     if isinstance(error, Unreachable) and not error.job_id:

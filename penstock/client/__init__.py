@@ -1,4 +1,4 @@
-"""A client of a running service, whose streams go on by themselves over whatever fails.
+"""A client of a running service, whose streams resume by themselves after a failure.
 
     from penstock.client import Client
 
@@ -6,7 +6,7 @@
         for delta in client.chat("What is a penstock?"):
             print(delta.text, end="", flush=True)
 
-`AsyncClient` is the same for asyncio. docs/adr/0057 says why it is there beside OpenAI's SDK. This
+`AsyncClient` is the same for asyncio. docs/adr/0057 has the reasons for it. This
 package imports nothing else of Penstock.
 """
 

@@ -1,4 +1,4 @@
-"""What a stream yields, and what is there at its end."""
+"""Deltas of a stream, and the answer at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one event added to a choice: each token, each character is in one delta.
+    """The part of a choice in one event: each token, each character is in one delta.
 
     `event` is the service's JSON as it came. After a connection was lost it may repeat what
     earlier deltas had; the other members never do.
@@ -50,10 +50,10 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """The first choice's."""
         return self.choices[0].text if self.choices else ""
 
     @property
     def tool_calls(self) -> tuple[Mapping[str, Any], ...]:
-        """Of the first choice."""
+        """The first choice's."""
         return self.choices[0].tool_calls if self.choices else ()

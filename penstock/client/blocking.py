@@ -170,7 +170,7 @@ class Client(BaseClient[Stream]):
         and streams fail after `patience_s` without a success, when each URL was tried; with 0 each
         is tried once. `timeout_s`: without a byte of a response that is no
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
-        them. Raises ValueError for what is no URL.
+        them. Raises ValueError for an invalid URL.
         """
         self._places = Places(urls)
         self._http = http or httpx2.Client(**connections(self._places))

@@ -198,7 +198,7 @@ class Core:
 
 
 class BaseStream:
-    """What is known of an answer while it is read."""
+    """The part of a stream that needs no IO."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -210,7 +210,7 @@ class BaseStream:
 
     @property
     def answer(self) -> Answer:
-        """What was read so far."""
+        """The answer read so far."""
         return self._reading.answer
 
 
@@ -273,7 +273,7 @@ class BaseClient(ABC, Generic[StreamT]):
         )
 
     def follow(self, job_id: str, *, raw: bool = False, after: str = "") -> StreamT:
-        """Returns the stream of a job that was submitted before, from its start.
+        """Returns the stream of a submitted job, from its start.
 
         Leaving it does not cancel the job. `raw`, and jobs that `submit` did not make: the text as
         the model wrote it, its reasoning and calls in it, after the event id `after`.

@@ -1,4 +1,4 @@
-"""What a client raises. The text of an error is the service's own sentence.
+"""Errors of a client. The text of an error is the service's own sentence.
 
 PenstockError
 ├── Unreachable         nothing answers, or what answered ended the connection
@@ -8,9 +8,9 @@ PenstockError
 │   ├── NotFound        no such job, model, file: 404
 │   └── Overloaded      too much, or not now: 429, 503
 ├── JobFailed           the job ended with an error: code, job_id
-│   ├── JobCancelled    somebody cancelled it, or no reader was left
+│   ├── JobCancelled    it was cancelled, or no reader was left
 │   └── JobExpired      its deadline or its queue timeout passed
-└── StreamLost          what was read cannot be continued without doubt
+└── StreamLost          the stream cannot be resumed reliably
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Of a response without `x-should-retry`: a later try may succeed.
+# Status codes without `x-should-retry` for which a retry may succeed.
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _CANCELLED = frozenset({"cancelled", "disconnected", "orphaned"})
 _EXPIRED = frozenset({"deadline_exceeded", "queue_timeout"})
@@ -39,7 +39,7 @@ class PenstockError(Exception):
 
 
 class Unreachable(PenstockError):
-    """Nothing answers, or the connection was lost. A job that was accepted goes on.
+    """Nothing answers, or the connection was lost. A job that was accepted continues.
 
     `is_unsent`: there was no connection, so the service has nothing of the request.
     """
@@ -50,7 +50,7 @@ class Unreachable(PenstockError):
 
 
 class Refused(PenstockError):
-    """An error response. `kind` is its `type`, `param` names what is at fault."""
+    """An error response. `kind` is its `type`, `param` names the parameter at fault."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class NotPermitted(Refused):
 
 
 class NotFound(Refused):
-    """There is no such job, model or file, or it belongs to somebody else."""
+    """There is no such job, model or file, or it belongs to another tenant."""
 
 
 class Overloaded(Refused):

@@ -1,4 +1,4 @@
-"""What both clients do with httpx2: its options, its errors, and what a response says."""
+"""Requests and responses of httpx2, for both clients: its options, errors and bodies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.client.requests import CONNECT_S, SILENCE_S, Event, Places, Reques
 
 
 class Call(TypedDict):
-    """Of one request of httpx2."""
+    """Arguments of one request of httpx2."""
 
     method: str
     url: str
@@ -26,7 +26,7 @@ class Call(TypedDict):
 
 
 class Connections(TypedDict):
-    """Of a client of httpx2."""
+    """Arguments of a client of httpx2."""
 
     limits: httpx2.Limits
     trust_env: bool
@@ -53,7 +53,7 @@ class Caller:
         return self._call(request, url, self._timeout_s, {})
 
     def stream(self, request: Request, url: str) -> Call:
-        """Returns a request for a stream, whose keep-alives say that it lives."""
+        """Returns a request for a stream, which its keep-alives keep from timing out."""
         return self._call(request, url, SILENCE_S, {"accept": "text/event-stream"})
 
     def _call(self, request: Request, url: str, silence_s: float, more: dict[str, str]) -> Call:
@@ -76,7 +76,7 @@ class Caller:
 
 @contextmanager
 def reaching(url: str) -> Iterator[None]:
-    """Turns what httpx2 raises into Unreachable."""
+    """Raises errors of httpx2 as Unreachable."""
     try:
         yield
     except httpx2.TransportError as error:
@@ -95,7 +95,7 @@ def read_json(response: httpx2.Response, url: str, accepted: tuple[int, ...] = (
     try:
         return json.loads(response.content)
     except ValueError:
-        raise PenstockError(f"{url} is no frontend of Penstock: no JSON.") from None
+        raise PenstockError(f"{url} is not a Penstock frontend: it did not return JSON.") from None
 
 
 def read_event(event: httpx2.ServerSentEvent, url: str) -> Event:
@@ -105,4 +105,4 @@ def read_event(event: httpx2.ServerSentEvent, url: str) -> Event:
     try:
         return Event(event.id, json.loads(event.data))
     except ValueError:
-        raise PenstockError(f"{url} is no frontend of Penstock: no JSON.") from None
+        raise PenstockError(f"{url} is not a Penstock frontend: it did not return JSON.") from None

@@ -1,5 +1,5 @@
-"""What was delivered of an answer, which a connection that repeats it from its begin is held
-against."""
+"""The delivered part of an answer: a connection that repeats it from its start is compared with
+it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Kept(Generic[Whole]):
 
     def __init__(self, empty: Whole) -> None:
         self.whole: Whole = empty
-        self._place = 0  # in what the connection says
+        self._place = 0  # of the connection's text
 
     def repeat(self) -> None:
         """Expects everything once more."""
         self._place = 0
 
     def rest(self, piece: Whole) -> Whole:
-        """Returns what of the next piece is new. Raises StreamLost where it differs."""
+        """Returns the new part of the next piece. Raises StreamLost if it differs."""
         begin, self._place = self._place, self._place + len(piece)
         had = self.whole[begin : self._place]
         if piece[: len(had)] != had:
-            raise StreamLost("The service repeats this answer with another text.")
+            raise StreamLost("The resumed stream does not match the text already received.")
         new = piece[len(had) :]
         self.whole += new
         return new
@@ -45,7 +45,7 @@ class KeptCall:
         self._arguments.repeat()
 
     def rest(self, part: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns what of a part is new; None: nothing. Raises StreamLost."""
+        """Returns the new part of a part; None: nothing. Raises StreamLost."""
         function = part.get("function") or {}
         arguments = self._arguments.rest(function.get("arguments") or "")
         if part is self._first:
@@ -75,7 +75,7 @@ class KeptChoice:
         self._stop_reason: str | int | None = None
 
     def repeat(self) -> None:
-        """Expects the choice from its begin."""
+        """Expects the choice from its start."""
         self._text.repeat()
         self._reasoning.repeat()
         for entries in (self._token_ids, *self._logprobs.values()):
@@ -95,7 +95,7 @@ class KeptChoice:
         finish_reason: str | None = None,
         stop_reason: str | int | None = None,
     ) -> Delta:
-        """Returns the delta of what an event adds. Raises StreamLost."""
+        """Returns the delta of an event. Raises StreamLost."""
         is_end = finish_reason is not None and self._finish_reason is None
         if is_end:
             self._finish_reason, self._stop_reason = finish_reason, stop_reason
@@ -113,7 +113,7 @@ class KeptChoice:
 
     @property
     def whole(self) -> Choice:
-        """What was delivered of it."""
+        """The delivered part."""
         return Choice(
             self._text.whole,
             self._reasoning.whole,

@@ -1,8 +1,8 @@
-"""How an answer is read: what each connection asks for, and what each event adds. No network.
+"""Reads an answer: the request of each connection, and the delta of each event. No network.
 
-A submitted answer is asked for again with its idempotency key: the service tells it from its begin,
-and what was delivered is left out. An answer in the background is read on from the number, a job's
-log from the id, of the last event that was read.
+A submitted answer is requested again with its idempotency key: the service repeats it from its
+start, and the delivered part is left out. An answer in the background resumes after the number, a
+job's log after the id, of the last event read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.client.errors import NotFound, PenstockError, StreamLost, Unreacha
 from penstock.client.kept import KeptChoice, is_empty
 from penstock.client.requests import IDEMPOTENCY_KEY, Event, Request, in_path, new_key
 
-# The job is gone before anything of it was delivered: the same request begins it anew.
+# The job is lost before any of it was delivered: the same request starts it again.
 _BEGINS_ANEW = frozenset(
     {"worker_lost", "engine_died", "payload_lost", "job_lost", "model_replaced"}
 )
@@ -28,8 +28,8 @@ _ENDS = frozenset({"completed", "incomplete", "failed", "cancelled"})
 class Reading(ABC):
     """One answer, over as many connections as it takes.
 
-    `is_over` after its last event; `failure` is then the error that it ended with. `cancels`: who
-    leaves it early cancels its job. `needs_model`: `choose` has to be called first.
+    `is_over` after its last event; `failure` is then the error that it ended with. `cancels`:
+    leaving it early cancels its job. `needs_model`: `choose` has to be called first.
     """
 
     cancels = False
@@ -47,24 +47,24 @@ class Reading(ABC):
 
     @abstractmethod
     def take(self, event: Event) -> Sequence[Delta]:
-        """Returns what an event adds. Raises PenstockError where the stream ends early."""
+        """Returns the deltas of an event. Raises PenstockError if the stream ends early."""
 
     @property
     @abstractmethod
     def answer(self) -> Answer:
-        """What was read so far."""
+        """The answer read so far."""
 
     def choose(self, model: str) -> None:
         """Names the model that serves it."""
         raise NotImplementedError
 
     def opened(self, request_id: str) -> None:
-        """Notes whose stream has begun, for who leaves it before its first event."""
+        """Records the request id once the stream is open, for readers that stop before an event."""
         self.job_id = self.job_id or request_id
 
     def may_pass(self, error: PenstockError) -> bool:
-        """Returns whether another connection may go on after `error`. What was there a moment ago
-        may be unknown for a while: to a frontend that has just started, after a loss of Redis."""
+        """Returns whether another connection may continue after `error`. A known job may be missing
+        for a while: at a frontend that has just started, after a loss of Redis."""
         return error.may_pass or (self.has_begun and isinstance(error, NotFound))
 
     def ended_early(self) -> Unreachable:
@@ -132,7 +132,7 @@ class SubmittedReading(Reading):
         return any(choice.whole != Choice() for choice in self._choices.values())
 
     def _meet(self, data: Mapping[str, Any]) -> None:
-        """Notes which job speaks. Raises StreamLost where it is another than before."""
+        """Records the job of the stream. Raises StreamLost if it is another than before."""
         self._model = str(data.get("model") or self._model)
         before, name = self.job_id, str(data.get("id") or self.job_id)
         self.job_id, self.has_begun = name, True
@@ -296,8 +296,8 @@ class LogReading(Reading):
         return Answer(self.job_id, "", choices, self._usage)
 
     def _take_error(self, error: Mapping[str, Any], *, is_end: bool) -> None:
-        """Notes how the job ended: that has an id of its own. Raises Unreachable where only the
-        stream did."""
+        """Records the error of the job, which has its own id. Raises Unreachable if only the stream
+        failed."""
         message, code = str(error.get("message")), error.get("code")
         if is_end:
             self._fail(job_failure(message, code, self.job_id))
@@ -308,7 +308,7 @@ class LogReading(Reading):
 
 
 def _finish_reason(response: Mapping[str, Any]) -> str | None:
-    """Returns chat's word for how a response ended; None where it failed."""
+    """Returns chat's finish reason of a response; None if it failed."""
     if response["status"] == "completed":
         has_calls = any(item["type"] == "function_call" for item in response.get("output", ()))
         return "tool_calls" if has_calls else "stop"

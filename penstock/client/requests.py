@@ -59,7 +59,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream's response has begun: the job is accepted."""
+    """A stream's response has started: the job is accepted."""
 
     request_id: str  # the job's id
 
@@ -70,7 +70,7 @@ class Places:
     def __init__(self, urls: str | Sequence[str] | None) -> None:
         """Takes one URL, several, or those of PENSTOCK_URL, separated by commas.
 
-        Raises ValueError for what is no http:// or https:// URL.
+        Raises ValueError for a URL that is not http:// or https://.
         """
         if urls is None:
             urls = os.environ.get(URL_VARIABLE) or DEFAULT_URL
@@ -115,7 +115,7 @@ class Tries:
         self._opened_s: float | None = None
 
     def opened(self) -> None:
-        """Notes that a response began, which may say nothing for long."""
+        """Records that a response started, whose first event may take long."""
         self._opened_s = time.monotonic()
 
     def failed(self, error: PenstockError, *, may_pass: bool | None = None) -> float:
@@ -142,7 +142,7 @@ class Tries:
 
 
 def new_key() -> str:
-    """Returns an idempotency key that nobody else has."""
+    """Returns a new idempotency key."""
     return uuid.uuid4().hex
 
 
@@ -198,7 +198,7 @@ def _base_url(url: str) -> str:
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise ValueError(f"{url!r} is no http:// or https:// URL of a frontend.")
+        raise ValueError(f"{url!r} is not an http:// or https:// URL of a frontend.")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}".removesuffix("/v1")
 
 

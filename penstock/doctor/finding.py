@@ -16,7 +16,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` is what was looked at; `sentence` what was seen, with what helps."""
+    """`check` names the checked part; `sentence` has the finding, with a remedy."""
 
     check: str
     level: Level

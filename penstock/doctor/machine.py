@@ -31,7 +31,7 @@ print(json.dumps([torch.__version__, torch.cuda.is_available(), torch.cuda.devic
 
 
 def check_private_server(data_dir: Path) -> Iterator[Finding]:
-    """Yields what was seen of the server that `penstock up` would start."""
+    """Yields findings about the server that `penstock up` would start."""
     found = find_server_binary()
     if found is None:
         yield warning(
@@ -47,7 +47,7 @@ def check_private_server(data_dir: Path) -> Iterator[Finding]:
 
 
 def check_ports(host: str, first: int, count: int) -> Iterator[Finding]:
-    """Yields what was seen of the frontends' ports."""
+    """Yields findings about the frontends' ports."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, first + count):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -88,7 +88,7 @@ def _is_penstock(host: str, port: int) -> bool:
 
 
 def check_disk(check: str, directory: Path, variable: str) -> Iterator[Finding]:
-    """Yields what was seen of a directory that is written to, which need not be there yet."""
+    """Yields findings about a directory that is written to, which need not exist yet."""
     there = directory.absolute()
     while not there.exists():
         there = there.parent
@@ -124,7 +124,7 @@ def available_memory_bytes() -> int | None:
 
 
 def check_memory(needed_bytes: int, *, on_cpu: bool) -> Iterator[Finding]:
-    """Yields whether weights of so many bytes fit into this machine's memory."""
+    """Yields whether weights of that many bytes fit into this machine's memory."""
     available = available_memory_bytes()
     if available is None:
         return
@@ -144,7 +144,7 @@ def check_compiler() -> Iterator[Finding]:
     if path is None:
         yield warning(
             "compiler",
-            f"{name} is not on PATH: PyTorch's operators compute in place of the compiled kernels, "
+            f"{name} is not on PATH: PyTorch's operators compute instead of the compiled kernels, "
             "several times slower. apt-get install g++, or set CXX.",
         )
         return

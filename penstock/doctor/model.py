@@ -39,7 +39,7 @@ def weights_bytes(model: str) -> int:
 
 
 def check_model(model: str) -> Iterator[Finding]:
-    """Yields what was seen of MODEL."""
+    """Yields findings about MODEL."""
     if sentence := gguf_refusal(model):
         yield wrong("model", f"{model}: {sentence}")
         return
@@ -155,7 +155,7 @@ def _missing_weights(directory: Path) -> Iterator[Finding]:
 
 
 def is_cut_off(path: Path) -> bool:
-    """Returns whether a safetensors file is shorter than its own header says."""
+    """Returns whether a safetensors file is shorter than its own header requires."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

@@ -27,7 +27,7 @@ NEARLY_FULL = 0.9
 
 
 async def check_redis(url: str, namespace: str) -> list[Finding]:
-    """Returns what was seen of the server at a URL."""
+    """Returns findings about the server at a URL."""
     try:
         connections = Connections(url, Keys(namespace).live)
     except UnsupportedUrl as error:
@@ -52,7 +52,7 @@ async def check_redis(url: str, namespace: str) -> list[Finding]:
         return [
             wrong(
                 "redis",
-                f"{redacted(url)} cannot be used: {reason}. PENSTOCK_REDIS_URL says where it is.",
+                f"{redacted(url)} cannot be used: {reason}. PENSTOCK_REDIS_URL sets its address.",
             )
         ]
     finally:
@@ -146,7 +146,7 @@ def _memory(info: Mapping[str, Any]) -> Iterator[Finding]:
 
 async def _sync(client: Redis, info: Mapping[str, Any]) -> list[Finding]:
     if not int(info.get("aof_enabled", 0)):
-        return []  # said already
+        return []  # reported already
     try:
         policy = (await client.config_get("appendfsync")).get("appendfsync")
     except redis.exceptions.ResponseError:

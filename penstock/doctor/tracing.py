@@ -11,7 +11,7 @@ COLLECTOR_TIMEOUT_S = 5.0
 
 
 def check_tracing() -> Iterator[Finding]:
-    """Yields what was seen of the collector that the processes would send their spans to, which
+    """Yields findings about the collector that the processes would send their spans to, which
     gets a request without any. Whatever is wrong, the service runs."""
     faults = find_faults(COLLECTOR_TIMEOUT_S)
     if faults is None:

@@ -19,7 +19,7 @@ from pathlib import Path
 # Modules are compiled when they are first imported, which most of them never are: that is a quarter
 # of the time of an installation.
 PIP = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile")
-TELL_S = 5.0  # between two sentences about what is unpacked
+TELL_S = 5.0  # between two progress lines while pip unpacks
 TELL_BYTES = 20_000_000  # less than this is no news
 
 
@@ -41,7 +41,7 @@ def install(words: Sequence[str]) -> int:
     """Runs `pip install` with `words` for this interpreter; returns the exit status.
 
     pip shows what it fetches, but unpacks in silence, for a minute and longer: meanwhile the growth
-    of the packages is said.
+    of the packages is printed.
     """
     packages = Path(sysconfig.get_path("purelib"))
     if sys.prefix != sys.base_prefix:  # Debian's own packages have no RECORD
@@ -55,7 +55,7 @@ def install(words: Sequence[str]) -> int:
                 size = size_of(packages)
             except KeyboardInterrupt:  # pip has it too, and ends tidily
                 pip.wait()
-                say("stopped; the next start goes on with the installation")
+                say("stopped; the next start resumes the installation")
                 return 128 + signal.SIGINT
             if size - told > TELL_BYTES:
                 say(f"{size / 1e9:.1f} GB are unpacked")
@@ -63,7 +63,7 @@ def install(words: Sequence[str]) -> int:
 
 
 def size_of(directory: Path) -> int:
-    """Returns the bytes of all files below; 0 where there is none."""
+    """Returns the bytes of all files below; 0 without any."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -285,7 +285,7 @@ class Launcher:
         self._refusals[error.name] = error.reason
         left = [label for label in labels if label not in self._refusals]
         if left:
-            say(f"{error.name} is left out; {', '.join(left)} and all frontends go on")
+            say(f"{error.name} is left out; {', '.join(left)} and all frontends continue")
         return bool(left)
 
     async def _stop(

@@ -109,7 +109,7 @@ class Child:
 
 
 class ReportPipe:
-    """The launcher's end of a pipe on which one child says that it serves, or why it cannot."""
+    """The launcher's end of a pipe on which one child reports that it serves, or why it cannot."""
 
     def __init__(self) -> None:
         self._own, self._childs = os.pipe()
@@ -265,7 +265,7 @@ class RedisWatch:
     """Pings a given Redis once a second, and prints when it goes away and comes back.
 
     `trouble` is a sentence while it is away, None otherwise. Nothing else depends on it: workers
-    and frontends start without the server, and go on when it comes.
+    and frontends start without the server, and continue when it comes.
     """
 
     def __init__(self, transport: RedisTransport, say: Callable[[str], None]) -> None:
@@ -285,7 +285,7 @@ class RedisWatch:
                 )
                 if outage.failed() is not None:
                     self._say(
-                        f"{self.trouble}. Waiting for it; PENSTOCK_REDIS_URL says where it is."
+                        f"{self.trouble}. Waiting for it; its address is set by PENSTOCK_REDIS_URL."
                     )
             else:
                 self.trouble = None
@@ -296,7 +296,7 @@ class RedisWatch:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the cause of an error in plain words; the library's own would repeat addresses."""
+    """Returns a short cause of an error; the library's own text would repeat addresses."""
     causes = list(_chain(error))
     for kind, words in _REASONS:
         if any(isinstance(cause, kind) for cause in causes):

@@ -1,4 +1,4 @@
-"""The ready line of `make run`: what is served, where, and the command that tries it."""
+"""The ready line of `make run`: models, addresses, and a command to try them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shared.redis.url import redacted
 
 POLL_S = 0.1
 PAGES = {"Playground": "/", "Dashboard": "/dashboard", "API": "/docs"}
-# Not listening yet or not ready (URLError is an OSError); another server than a frontend: what is
-# no HTTP, or no JSON.
+# Not listening yet or not ready (URLError is an OSError); another server than a frontend: its
+# answer is not HTTP, or not JSON.
 _NO_ANSWER = (OSError, HTTPException, ValueError)
 
 
@@ -48,7 +48,7 @@ class ReadyLine:
         self._names = list(dict.fromkeys(spec.model for spec in specs if spec.model))
 
     def announce(self, over: Event) -> bool:
-        """Blocks until every frontend has every model, then prints; says later which ones follow.
+        """Blocks until every frontend has every model, then prints; names later ones once they are.
 
         It does not wait for a model whose workers are all refused, and after `ready_timeout_s` for
         none: it prints where one is served. False: no model was, or `over` was set before.

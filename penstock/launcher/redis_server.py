@@ -235,7 +235,7 @@ def _machine_memory() -> int:
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kills a server with the process that rewrites its file, which would go on writing; returns
+    """Kills a server with the process that rewrites its file, which would continue writing; returns
     when both have ended."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -51,13 +51,13 @@ class LauncherSettings(EnvironmentSettings):
     )
     models_file: Path | None = Field(
         None,
-        description="TOML file with a table [[models]] for each model; its workers are started in "
-        "place of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
+        description="TOML file with a table [[models]] for each model; its workers are started "
+        "instead of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
     )
     frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
     data_dir: Path = Field(
         Path(".penstock"),
-        description="Where the private server keeps its append-only file, socket, lock and log, "
+        description="Directory of the private server's append-only file, socket, lock and log, "
         "and frontends the bytes of files.",
     )
     ready_timeout_s: float = Field(
@@ -67,7 +67,7 @@ class LauncherSettings(EnvironmentSettings):
         description="Seconds until the first token must be servable (a model may be downloading).",
     )
     ready_format: Literal["text", "json"] = Field(
-        "text", description="Form of what is printed when the service is ready; json: one object."
+        "text", description="Format of the line that reports the ready service; json: one object."
     )
     stop_timeout_s: float = Field(
         5.0,

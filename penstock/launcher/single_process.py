@@ -52,7 +52,7 @@ async def _serve(
     checkpoint: Checkpoint,
     announce: Callable[[threading.Event], bool],
 ) -> int:
-    """Runs both sides. The frontend takes the signals; the worker goes on until the last stream
+    """Runs both sides. The frontend takes the signals; the worker continues until the last stream
     has ended."""
     transport = await open_transport(FAKE_URL, namespace=worker_settings.namespace)
     server = make_server(create_app(api_settings, transport), api_settings)

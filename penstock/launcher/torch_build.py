@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from penstock.launcher.install import install, say
 from shared.cuda_devices import device_type, has_nvidia_driver
 
-# Its builds have the versions of the default index with `+cpu` behind them, which pip prefers.
+# Its builds have the versions of the default index with `+cpu` after them, which pip prefers.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LOOK_S = 4.0  # for the index to answer
 
@@ -36,7 +36,7 @@ def wanted_device(environ: Mapping[str, str]) -> str:
 def index_words(
     device: str, environ: Mapping[str, str], say: Say, index: str = CPU_INDEX
 ) -> list[str]:
-    """Returns the words for pip's torch line that choose its build; says which one it is.
+    """Returns the pip arguments for torch that choose its build; logs which one it is.
 
     `device` is a setting's value. TORCH_PIP_ARGS has precedence, also where it is empty. The index
     of builds for the CPU is an extra one: what torch requires comes from wherever pip finds it.

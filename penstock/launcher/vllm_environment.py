@@ -37,7 +37,7 @@ from shared.process import dying_with_this_process
 
 _HERE = Path(__file__).resolve().parent
 REPOSITORY = _HERE.parents[1]  # in an installed package: site-packages
-STAMP = ".penstock"  # holds the key of what was installed, once everything was
+STAMP = ".penstock"  # holds the key of the installed packages, once all are installed
 MARK = f"{STAMP}-of"  # holds the build and the Python that it is for, once pip is there
 LOCK = ".lock"
 
@@ -46,7 +46,7 @@ PROBE = "import torch, vllm.v1.engine.llm_engine, vllm; print(vllm.__version__, 
 
 _DEBIAN = {"libnuma.so.1": "libnuma1"}
 HASHED = "its packages by their hashes"
-STOPPED = "stopped while vLLM's environment was being made; the next start goes on with it."
+STOPPED = "stopped while vLLM's environment was being made; the next start continues with it."
 POLL_S = 0.2
 GRACE_S = 5.0
 
@@ -148,7 +148,7 @@ def make_environment(
     """Makes the environment where it is not made yet, in the build's own directory unless another
     one is given; returns its interpreter. Raises NotMade.
 
-    An install that was interrupted goes on where it stopped. Two processes may call it at once:
+    An install that was interrupted continues where it stopped. Two processes may call it at once:
     one waits for the other. `is_stopped` is looked at while pip runs, which then ends.
     """
     directory = directory or build.directory
@@ -162,7 +162,7 @@ def make_environment(
 
 
 def _check_directory(directory: Path) -> None:
-    """Makes the directory. Raises NotThisDirectory for one that may be something else: what is in
+    """Makes the directory. Raises NotThisDirectory for one that may be something else: the files in
     an environment that does not fit is removed."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -272,8 +272,8 @@ class _Making:
         if status != 0:
             raise NotMade(
                 f"vLLM's environment in {self._directory} could not be made: step {self._step}, "
-                f"{what}, ended with status {status} (see the lines above). What is there stays, "
-                "and the next start goes on with it. PENSTOCK_ENGINE_PYTHON names another "
+                f"{what}, ended with status {status} (see the lines above). Installed parts stay, "
+                "and the next start continues with it. PENSTOCK_ENGINE_PYTHON names another "
                 "interpreter that has vLLM."
             )
 

@@ -41,7 +41,7 @@ from shared.settings import SettingsError, SharedSettings, load_settings
 MAX_WORKERS = 64
 # One for the whole `make run`: they are no settings of one model.
 _OF_ALL = frozenset(SharedSettings.model_fields) | {"lease_ms"}
-# Settings that a file of models takes the place of.
+# Settings that a file of models replaces.
 _ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "WORKERS")
 _ALL = frozenset({"all"})
 _SIZES_KV_CACHE = ("KV_CACHE_MEMORY_GB", "NUM_KV_BLOCKS", "MEMORY_SHARE")
@@ -143,7 +143,7 @@ def _with_own_devices(specs: Sequence[WorkerSpec]) -> list[WorkerSpec]:
     visible = visible_devices(os.environ)
     there = [str(n) for n in range(num_cuda_devices())] if visible is None else visible
     if not there:
-        return list(specs)  # the driver does not answer: each worker says what torch does
+        return list(specs)  # the driver does not answer: each worker reports torch's error
     named = frozenset[str]().union(*given)
     left = [name for name in there if name not in named]
     found = []
@@ -195,7 +195,7 @@ def _devices(spec: WorkerSpec) -> frozenset[str]:
         return frozenset({"cpu"})
     if (number := device_number(device)) is not None:
         num_devices = num_cuda_devices() if visible is None else len(visible)
-        # Without an answer of the driver the worker says what is wrong.
+        # Without an answer of the driver the worker reports the fault.
         if number >= num_devices and (num_devices or visible is not None):
             raise SettingsError(f"{spec.label}: {no_such_device(device, num_devices)}.")
         return frozenset({str(number) if visible is None else visible[number]})

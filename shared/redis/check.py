@@ -15,11 +15,11 @@ MIN_VERSION = (7, 0)
 
 
 class UnsafeServer(Exception):
-    """The server would lose or corrupt jobs. The sentence names what to change."""
+    """The server would lose or corrupt jobs. The message names the setting to change."""
 
 
 async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> list[str]:
-    """Returns warnings, as sentences. Raises UnsafeServer, and RedisError or OSError where the
+    """Returns warnings, as sentences. Raises UnsafeServer, and RedisError or OSError if the
     server cannot be reached.
 
     An INFO that an access list forbids is a warning.
@@ -36,15 +36,15 @@ async def check_server(redis: Redis, kind: ServerKind = ServerKind.SINGLE) -> li
 
 def judge(info: Mapping[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list[str]:
     """Returns warnings about a server by its INFO. Raises UnsafeServer."""
-    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis' word, Valkey's
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # Redis' name, Valkey's
         raise UnsafeServer(
-            "This is a sentinel and keeps no data; write "
+            "This is a sentinel, which keeps no data; use "
             "redis+sentinel://host:26379,host:26379/mymaster/0."
         )
     version_text = str(info.get("redis_version", ""))
     version = tuple(int(part) for part in re.findall(r"\d+", version_text)[:2])
     if version < MIN_VERSION:
-        raise UnsafeServer(f"Redis 7.0 or newer (or Valkey) is needed, this is {version_text}.")
+        raise UnsafeServer(f"Penstock needs Redis 7.0 or newer, or Valkey; this is {version_text}.")
     if info.get("role", "master") not in ("master", "primary"):
         raise UnsafeServer("The server is a read-only replica; give the primary's address.")
     policy = info.get("maxmemory_policy", "noeviction")
@@ -67,7 +67,7 @@ def judge(info: Mapping[str, Any], kind: ServerKind = ServerKind.SINGLE) -> list
     # INFO counts the good replicas only where some are demanded.
     if kind is ServerKind.SENTINEL and "min_slaves_good_slaves" not in info:
         warnings.append(
-            "min-replicas-to-write is 0: a primary that was cut off goes on accepting jobs which "
+            "min-replicas-to-write is 0: a primary that was cut off still accepts jobs, which "
             "the failover then loses. Set it with: CONFIG SET min-replicas-to-write 1"
         )
     return warnings

@@ -1,4 +1,4 @@
-"""Sends commands to a Redis server, without redis-cli and behind sentinels.
+"""Sends commands to a Redis server, without redis-cli, also through sentinels.
 
     python -m shared.redis.cli <url> HGETALL 'penstock:{p0}:job:<id>'
 
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     url, command = words[0], words[1:]
     try:
         if kind_of(url) is ServerKind.FAKE:
-            raise UnsupportedUrl("fake:// lives inside its process: no other one can connect.")
-        # In a cluster the first argument that looks like a key says which node is meant.
+            raise UnsupportedUrl("fake:// is in-process: no other process can connect to it.")
+        # In a cluster the first argument that looks like a key selects the node.
         key = next((word for word in command[1:] if ":" in word), Keys().live)
         connections = Connections(url, key)
     except UnsupportedUrl as error:

@@ -1,10 +1,10 @@
-"""The connections of one process to its server, by what they are used for.
+"""The connections of one process to its Redis server, by their use.
 
 redis-py's defaults are wrong for a queue: they repeat a command after a lost reply, which is safe
 only for idempotent transitions, and never notice a half-open subscriber.
 
 commands   short time limits, a few quick retries: every script may be repeated
-scripts    the same for scripts, which every request waits for: a pool of its own that is faster
+scripts    the same for scripts, which every request waits for: a separate, faster pool
 accept     waits at the server until a write is on its disk or at its replicas; no retry
 heartbeat  leases and nothing else, so that no amount of other commands delays a heartbeat; no
            retry: the next one is due before a repetition would help

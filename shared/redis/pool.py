@@ -1,7 +1,8 @@
-"""CommandPool: connections lent for one exchange each, at little cost (ADR 15).
+"""CommandPool: lends a connection for one exchange at little cost.
 
 redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
-processor time of the exchange itself, and every step of a request waits for an exchange.
+processor time of the exchange itself, and every step of a request waits for an exchange
+(docs/adr/0035).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class CommandPool:
             # A late reply would be taken for the next command's.
             await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
-                raise RedisTimeoutError("the server did not answer in time") from error
+                raise RedisTimeoutError("Redis did not answer in time") from error
             raise
         finally:
             self._free.append(connection)

@@ -1,7 +1,7 @@
 """Subscriber: one supervised pub/sub connection for all channels of a process.
 
 Behind sentinels and in a cluster that connection leads to the primary; a channel that
-the server takes away (its slot has moved) ends it like any other loss.
+the server removes (its slot has moved) ends it like any other loss.
 
 redis-py's own pub/sub reconnects silently and never notices a half-open connection. Here one task
 owns the connection: it reconnects, subscribes again, notifies every listener of each confirmation,
@@ -97,7 +97,7 @@ class Subscriber:
             self._task = asyncio.create_task(self._supervise(), name="redis-subscriber")
 
     async def aclose(self) -> None:
-        """Closes the connection. Raises what had ended the reading task, if it was a fault."""
+        """Closes the connection. Raises the reading task's error, if it had ended with a fault."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -159,7 +159,7 @@ class Subscriber:
                 await connection.send_command(*command, check_health=False)
             except _BROKEN as error:
                 # The reading task fails too; the next connection subscribes again.
-                log.debug("pub/sub command not sent", extra={"error": type(error).__name__})
+                log.debug("failed to send a pub/sub command", extra={"error": type(error).__name__})
 
     async def _supervise(self) -> None:
         backoff = Backoff(FIRST_RETRY_S, MAX_RETRY_S, jitter=RETRY_JITTER)
@@ -205,7 +205,7 @@ class Subscriber:
                 await asyncio.wait([reading], timeout=self._ping_s)
                 silent_s = clock() - self._heard_s
                 if silent_s >= self._dead_s:
-                    raise RedisConnectionError("silent in spite of PINGs")
+                    raise RedisConnectionError("no reply to PING")
                 if silent_s >= self._ping_s and not reading.done():
                     await self._send("PING")
             reading.result()
@@ -247,7 +247,7 @@ class Subscriber:
             raise RedisConnectionError("the channel's slot has moved")
 
     def _is_outdated(self, kind: bytes, channel: str) -> bool:
-        """Returns whether a reply concerns a subscription that was left, and perhaps made anew
+        """Returns whether a reply concerns a subscription that was left, and perhaps made again
         since: until the reply to the channel's last UNSUBSCRIBE."""
         num_leaving = self._leaving[channel]
         if num_leaving and kind in (b"unsubscribe", b"sunsubscribe"):

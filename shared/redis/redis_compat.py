@@ -78,7 +78,7 @@ class ServerConnection(AbstractConnection):
         await super()._connect()  # type: ignore[safe-super, no-untyped-call]
 
     def pack_command(self, *arguments: Any) -> list[bytes]:
-        """Returns one packed command, whose name may have two words. Raises DataError for an
+        """Returns one packed command, whose name may have two parts. Raises DataError for an
         argument that is neither text, bytes nor a number."""
         name, *rest = arguments
         words = name.split() if isinstance(name, bytes) else str(name).encode().split()

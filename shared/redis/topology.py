@@ -1,8 +1,8 @@
 """The primary, found again after every failover, and connections to it.
 
-All keys live in one cluster slot, so in a cluster as behind sentinels exactly one
-server takes the writes. It is looked up for every connection that is opened, by a search that
-begins after the request for it, and accepted once that server confirms its role.
+All keys are in one cluster slot, so with a cluster as with sentinels exactly one server takes the
+writes. It is looked up for every new connection, by a search that starts after the request for it,
+and accepted once that server confirms its role.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PrimaryResolver:
         async with self._searching:
             if (
                 self._num_answered <= begun_before
-            ):  # a search that began before this call is not good enough
+            ):  # a search that started before this call may be outdated
                 self._num_begun += 1
                 self._outcome = await self._search()
                 self._num_answered = self._num_begun
@@ -115,7 +115,7 @@ class PrimaryResolver:
         self._seeds = list(dict.fromkeys(order))[: len(self._given) + MAX_LEARNED]
         if self.latest not in (None, found.address):
             host, port = found.address
-            log.warning("the primary has changed", extra={"primary": f"{host}:{port}"})
+            log.warning("the Redis primary has changed", extra={"primary": f"{host}:{port}"})
         self.latest = found.address
 
 
@@ -141,9 +141,7 @@ class SentinelFinder:
             )
         except ResponseError as error:
             if "unknown command" in str(error).lower():
-                raise WrongTopology(
-                    "A server that is no sentinel was given as redis+sentinel://."
-                ) from error
+                raise WrongTopology("The server at redis+sentinel:// is not a sentinel.") from error
             raise
         if reply is None:
             raise PrimaryUnknown(f"the sentinels watch no primary named {self._service!r}")
@@ -172,7 +170,7 @@ class ClusterFinder:
             except ResponseError as error:
                 if "cluster support disabled" in str(error):
                     raise WrongTopology(
-                        "A server that is not in cluster mode was given as redis+cluster://."
+                        "The server at redis+cluster:// is not in cluster mode."
                     ) from error
                 raise
             owner, nodes = _owner(ranges, self._slot, address[0])
@@ -207,7 +205,7 @@ def _owner(ranges: Any, slot: int, queried_host: str) -> tuple[Address | None, l
 
 
 async def _query(connection: AbstractConnection, *command: str) -> Any:
-    """Sends one command over a connection of its own; returns the reply. Raises RedisError."""
+    """Sends one command over a new connection; returns the reply. Raises RedisError."""
     try:
         await connection.connect()  # type: ignore[no-untyped-call]
         await connection.send_command(*command)

@@ -68,7 +68,7 @@ class Deployment:
     """The parts of a sentinel or cluster URL."""
 
     kind: ServerKind
-    addresses: tuple[Address, ...]  # of sentinels, or of nodes to begin with
+    addresses: tuple[Address, ...]  # of sentinels, or of the first nodes to ask
     service: str  # the sentinels' name of the primary; '' for a cluster
     server_url: str  # credentials, TLS, database and options of each server; a placeholder address
     sentinel_url: str  # the same for a sentinel; '' for a cluster
@@ -134,7 +134,7 @@ def parse_deployment(url: str) -> Deployment:
     _check_options(query, allowed)
     options = parse_qsl(query, keep_blank_values=True)
     server = [(name, value) for name, value in options if name not in _SENTINEL_OPTIONS]
-    # A sentinel has users of its own, or none; the servers' password is not shown to it.
+    # A sentinel has its own users, or none; the servers' password is not sent to it.
     sentinel = [
         (name.removeprefix("sentinel_"), value)
         for name, value in options
@@ -163,7 +163,7 @@ def redacted(url: str) -> str:
     before_query, _, query = rest.partition("#")[0].partition("?")
     authority, slash, path = before_query.partition("/")
     if "@" in rest[len(authority) :]:
-        # A password with an unescaped '/', '?' or '#': the pieces cannot be told apart.
+        # A password with an unescaped '/', '?' or '#': the parts cannot be distinguished.
         return f"{head}://{_HIDDEN}@{rest.rpartition('@')[2]}"
     host = authority.rpartition("@")[2]
     shown = f"{_HIDDEN}@{host}" if "@" in authority else host
@@ -212,7 +212,5 @@ def _sentinel_path(path: str) -> tuple[str, str]:
 
 def _cluster_path(path: str) -> tuple[str, str]:
     if path not in ("", "0"):
-        raise UnsupportedUrl(
-            "PENSTOCK_REDIS_URL: a cluster has no databases but 0; leave the path away."
-        )
+        raise UnsupportedUrl("PENSTOCK_REDIS_URL: a cluster has only database 0; omit the path.")
     return "", "0"

@@ -51,11 +51,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the whole text at once: what a Detokenizer's pushes and flush return together."""
+        """Returns the whole text at once: the concatenation of a Detokenizer's pushes and flush."""
         ...
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """Returns a detokenizer of one sequence, at its beginning."""
+        """Returns a detokenizer for one new sequence."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -74,7 +74,7 @@ class Tokenizer(Protocol):
 class ChatTemplate(Protocol):
     """Messages to prompt text, as transformers' apply_chat_template does it."""
 
-    variables: frozenset[str]  # names that the template reads beyond what it sets itself
+    variables: frozenset[str]  # names that the template reads and does not set itself
     source: str  # of the default template
 
     def __hash__(self) -> int: ...
@@ -107,20 +107,20 @@ class TextInvalid(ValueError):
     """A tokenizer, chat template or model card that cannot be used.
 
     Raised when a model is loaded and never while it serves. The message is a sentence that names
-    the file and what to do about it.
+    the file and the remedy.
     """
 
 
 class RenderingUnavailable(RuntimeError):
     """No process could render a chat template: none could be started, they were killed from
-    outside, they stood still, or this process is going down.
+    outside or timed out, or this process is going down.
 
     Shows no fault of the template or the conversation: a later attempt may succeed.
     """
 
 
 class GrammarInvalid(ValueError):
-    """A grammar that cannot be compiled, or that no output can follow; a sentence says why.
+    """A grammar that cannot be compiled, or that no output can follow; the message is a sentence.
 
     The client's fault where a frontend checks it. Where a worker finds it, another release or
     another model has let it pass.

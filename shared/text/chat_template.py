@@ -39,7 +39,7 @@ _numbers = itertools.count()
 
 
 class JinjaChatTemplate:
-    """A checkpoint's chat template, rendered in a process of its own. Safe on several threads.
+    """A checkpoint's chat template, rendered in a separate process. Safe on several threads.
 
     `source` is a template, or several by name, of which "tool_use" serves requests with tools and
     "default" the others. `special_tokens` are variables of the template ("bos_token", ...).
@@ -80,8 +80,8 @@ class JinjaChatTemplate:
         """Returns the prompt's text, with the special tokens in it: encode it without adding any.
 
         `extra` are further variables, such as `documents` or `enable_thinking`. `name`: one of the
-        source's templates in place of the one for the request's tools. Raises InvalidParameter for
-        "chat_template" where there is none of that name, for "messages" when the template refuses
+        source's templates instead of the one for the request's tools. Raises InvalidParameter for
+        "chat_template" if no template has that name, for "messages" when the template refuses
         the conversation or needs too much time or memory, and for "chat_template_kwargs" when a
         variable's name is not the client's to set. Raises RenderingUnavailable as
         RenderingProcesses.render.
@@ -98,7 +98,7 @@ class JinjaChatTemplate:
         return checked(self._processes.render(request, self._template)).text
 
 
-# The bound on processor time is the process's own. This one is for a machine that stands still.
+# The bound on processor time is the process's own. This one is for a machine that is suspended.
 MAX_WALL_SECONDS = 20.0
 MAX_TEMPLATES = 64  # of one process, which is replaced then
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")  # no secrets in it
@@ -125,8 +125,8 @@ class RenderingProcesses:
 
     def render(self, request: RenderRequest, template: TemplateSource) -> RenderReply:
         """Has a process render the request. Raises InvalidParameter for "messages" where the
-        process ended over it, and RenderingUnavailable where none could be started, it was killed
-        from outside or stood still.
+        process ended over it, and RenderingUnavailable if none could be started, it was killed
+        from outside or timed out.
 
         One that ends for another reason than its bounds, such as the kernel's lack of memory, may
         have been ended before the request came: the request is tried once more.
@@ -148,7 +148,7 @@ class RenderingProcesses:
                 if code == -END_OF_TIME:
                     raise InvalidParameter("messages", TOO_LONG) from None
                 if isinstance(error, TimeoutError):
-                    raise RenderingUnavailable("a rendering process stood still") from None
+                    raise RenderingUnavailable("a rendering process timed out") from None
                 if is_last and code in _KILLED:
                     raise RenderingUnavailable("rendering processes were killed") from None
                 if is_last:
@@ -265,13 +265,13 @@ class _Process:
                 raise EOFError
             reply = msgspec.json.decode(answer, type=RenderReply)
         except BaseException:
-            add_cpu_s(time.monotonic() - begun_s)  # nobody can say: it was at work at most so long
+            add_cpu_s(time.monotonic() - begun_s)  # an upper bound: the process cannot be asked
             raise
         add_cpu_s(reply.cpu_s)
         return reply
 
     def end(self) -> int | None:
-        """Kills it. Returns what it had ended with, as Popen.returncode; None if it had not."""
+        """Kills it. Returns its earlier exit status, as Popen.returncode; None if it still ran."""
         self._connection.close()
         try:
             return self._process.wait(0.1)  # one that closed its connection is about to be reaped

@@ -1,4 +1,4 @@
-"""Reads files of a checkpoint with bounds: what stands in them is its author's."""
+"""Reads files of a checkpoint with bounds: their content is untrusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TEMPLATE_BYTES = 2**20
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes | None:
-    """Returns the file's content; None where there is no file. Raises TextInvalid."""
+    """Returns the file's content; None if there is no file. Raises TextInvalid."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -41,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str | None:
-    """Returns a chat template's text; None where there is no file. Raises TextInvalid."""
+    """Returns a chat template's text; None if there is no file. Raises TextInvalid."""
     data = read_bytes(path, MAX_TEMPLATE_BYTES)
     if data is None:
         return None

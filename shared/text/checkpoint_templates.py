@@ -14,14 +14,14 @@ def template_file(path: Path) -> dict[str, str]:
     """Returns the template in a file, as the default one. Raises TextInvalid."""
     source = read_text(path)
     if source is None:
-        raise TextInvalid(f"there is no chat template {str(path)!r}")
+        raise TextInvalid(f"the chat template file {str(path)!r} does not exist")
     return {"default": source}
 
 
 def chat_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the templates by name; {} where there are none. Raises TextInvalid.
+    """Returns the templates by name; {} without any. Raises TextInvalid.
 
-    They stand in files of their own, else in tokenizer_config.json, else in a processor's
+    They are in separate files, else in tokenizer_config.json, else in a processor's
     chat_template.json.
     """
     found = {}

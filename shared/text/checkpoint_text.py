@@ -23,7 +23,7 @@ from shared.text.tool_formats import ToolFormat
 
 log = logging.getLogger(__name__)
 
-AUTO, NONE = "auto", "none"  # in place of a format's name
+AUTO, NONE = "auto", "none"  # instead of a format's name
 MAX_ID_DIGITS = 20
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -52,7 +52,7 @@ def card_from_checkpoint(
     of their enumerations. `generation_config`: AUTO takes the sampling defaults of the checkpoint's
     generation_config.json, NONE does not; `override_generation_config` goes before either. Token
     ids that end a sequence are read from that file in any case: see `end_token_ids`.
-    `chat_template`: a Jinja file in place of the checkpoint's templates.
+    `chat_template`: a Jinja file instead of the checkpoint's templates.
 
     Raises TextInvalid with a sentence when the directory has no usable fast tokenizer, when its
     chat template does not compile or has no place for the tools of a format that is named, or when
@@ -199,7 +199,7 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, An
         if not (isinstance(token, dict) and isinstance(token.get("content"), str)):
             raise TextInvalid(f"tokenizer_config.json: added token {token_id} has no content")
         if not token_id.isdecimal() or len(token_id) > MAX_ID_DIGITS:
-            raise TextInvalid(f"tokenizer_config.json: added token id {token_id!r} is no number")
+            raise TextInvalid(f"tokenizer_config.json: added token id {token_id!r} is not a number")
         flags = {name: token[name] for name in _TOKEN_FLAGS if name in token}
         for name, flag in flags.items():
             if not isinstance(flag, bool):
@@ -244,7 +244,7 @@ def _default_sampling(
         return dict(override)
     for name, value in unusable(text.default_sampling).items():
         log.warning(
-            "a sampling default of generation_config.json is left out: no request may have it",
+            "ignoring a sampling default of generation_config.json outside the allowed range",
             extra={"member": name, "value": str(value)[:40]},
         )
     return {**SamplingDefaults.of(text.default_sampling).values, **override}
@@ -257,7 +257,7 @@ def _tool_format(text: CheckpointText, setting: str) -> str | None:
         raise _without_tools(setting)
     processes = RenderingProcesses()  # a worker renders nothing afterwards
     try:
-        # Compiled in any case: what cannot serve is refused now.
+        # Compiled in any case: an unusable template is refused now.
         template = JinjaChatTemplate(text.chat_templates, text.special_tokens, processes=processes)
         if setting == AUTO:
             return _found_tool_format(template, text.model_type)
@@ -272,8 +272,8 @@ def _found_tool_format(template: JinjaChatTemplate, model_type: str) -> str | No
     found = find_tool_format(template, model_type)
     if found is ToolFormat.TEXT:
         log.warning(
-            "the chat template shows tools in a format that is not known: calls will be text of "
-            "the answer; PENSTOCK_TOOL_FORMAT names the model's format",
+            "unknown tool format in the chat template: tool calls will be returned as text; "
+            "set PENSTOCK_TOOL_FORMAT to the model's format",
             extra={"model_type": model_type, "known": ", ".join(ToolFormat)},
         )
     return found

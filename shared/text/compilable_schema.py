@@ -1,6 +1,6 @@
 """Finds what in a JSON schema the grammar compiler does not take, and leaves it out.
 
-The compiler names no place. So each part is compiled by itself, beside the schema that its
+The compiler names no place. So each part is compiled alone, with the schema that its
 references lead to.
 """
 
@@ -45,7 +45,7 @@ def without_faults(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault_in(schema: Mapping[str, Any]) -> SchemaFault | None:
-    """Returns the innermost fault; None where all compiles."""
+    """Returns the innermost fault; None if all compiles."""
     return start_deep(lambda: _Parts(schema).fault()).result()
 
 
@@ -69,7 +69,7 @@ class _Parts:
     def _mend_all(self) -> None:
         if not self._reason(self._root, "#"):
             return
-        # First without references: one is not at fault for what it leads to.
+        # First without references: a reference is not at fault for a faulty target.
         for self._has_references in (False, True):
             self._mend(self._root, "#")
 
@@ -149,7 +149,7 @@ def _inner(part: Mapping[str, Any], at: str) -> Iterator[tuple[dict[str, Any], s
 
 
 def _moved(value: Any, before: str, after: str, keyword: str = "") -> Any:
-    """Returns a copy whose references begin with `after` where they began with `before`."""
+    """Returns a copy whose references start with `after` instead of `before`."""
     if keyword == "$ref" and isinstance(value, str) and value.startswith(before):
         return f"{after}{value.removeprefix(before)}"
     if isinstance(value, Mapping):

@@ -44,13 +44,13 @@ _PROBE_TOOL = {
 
 
 class CompiledChatTemplate:
-    """A checkpoint's chat template, compiled once. Raises TextInvalid where it does not compile."""
+    """A checkpoint's chat template, compiled once. Raises TextInvalid if it does not compile."""
 
     def __init__(self, template: TemplateSource, now: Callable[[], datetime]) -> None:
         sources = template.source
         if "default" not in sources:
             raise TextInvalid(
-                f"the chat templates {sorted(sources)} have no one named 'default' among them"
+                f"the chat templates {sorted(sources)} do not include one named 'default'"
             )
         self._source = template
         self._sandbox = ChatSandbox(now)
@@ -102,7 +102,7 @@ def _prepare_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _NamedTemplate:
-    """One compiled template and what it was found to understand."""
+    """One compiled template and its traits, found by probing."""
 
     def __init__(self, sandbox: ChatSandbox, name: str, template: TemplateSource) -> None:
         source = template.source[name]
@@ -117,7 +117,7 @@ class _NamedTemplate:
         self.traits = _probe(functools.partial(self._try, budget))
 
     def render(self, variables: Mapping[str, Any], budget: WorkBudget) -> str:
-        """Returns the text. Raises InvalidParameter("messages") where the template refuses."""
+        """Returns the text. Raises InvalidParameter("messages") if the template refuses."""
         context = {"documents": None, **self._special_tokens, **variables}
         context[BUDGET] = budget.step
         parts: list[str] = []
@@ -158,10 +158,10 @@ _Try = Callable[[_Messages, "list[dict[str, Any]] | None"], str]
 
 
 def _probe(attempt: _Try) -> TemplateTraits:
-    """Returns what the template takes, found by rendering tiny conversations: none declares it.
+    """Returns the template's traits, found by rendering tiny conversations.
 
-    A template that loops over content parts is given them as they are, as transformers would; one
-    that cannot would raise, or print Python's notation of a list into the prompt.
+    A template that loops over content parts gets them unchanged, as in transformers; another one
+    would raise, or print Python's notation of a list into the prompt.
     """
     user = _probe_content(attempt, lambda content: [{"role": "user", "content": content}])
     opening: Any = _PROBE_PARTS if user is ContentForm.PARTS else _PROBE
@@ -272,14 +272,14 @@ class TemplateTraits:
 def prepare_messages(
     messages: Sequence[Mapping[str, Any]], traits: TemplateTraits
 ) -> list[dict[str, Any]]:
-    """Returns messages as a template takes them: new dictionaries, the client's stay as they are.
+    """Returns messages adapted to a template, as new dictionaries.
 
-    Members that are None are dropped, and reasoning is given under each of its names, both as
-    transformers does it. Content becomes what the template takes: text parts are joined by a
-    newline where it takes a string only. Tool call arguments that are the JSON text of an object
-    become that object (or the other way round, where the template wants text); text that is no
-    object is a model's slip and left as it is. Messages in an order that the template refuses are
-    joined or moved (`turns.fitted`). Raises InvalidParameter("messages", ...).
+    Members that are None are dropped, and reasoning is given under each of its names, both as in
+    transformers. Text parts are joined by a newline if the template takes only a string. Tool call
+    arguments that are the JSON text of an object become that object (or the other way round, if
+    the template expects text); other text is a model's mistake and kept. Messages in an order that
+    the template refuses are joined or moved (`turns.fitted`). Raises InvalidParameter("messages",
+    ...).
     """
     if not messages:
         raise InvalidParameter("messages", "must not be empty")

@@ -17,7 +17,7 @@ _starting = threading.Lock()
 
 
 def start_deep(work: Callable[[], Result]) -> Future[Result]:
-    """Runs `work` on a thread of its own. Its result or exception is the future's."""
+    """Runs `work` on a new thread. Its result or exception is the future's."""
     future: Future[Result] = Future()
 
     def run() -> None:

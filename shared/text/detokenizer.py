@@ -70,8 +70,8 @@ class WindowDetokenizer:
 
     Decodes a short window twice, with and without the newest tokens, and releases the difference
     unless it ends in U+FFFD, which may be half a character. After MAX_PENDING_TOKENS tokens without
-    a release the text is taken as it is, so the window, and with it the cost of a push, is bounded.
-    `is_text` tells which tokens are part of the text at all.
+    a release all text is released, so the window, and with it the cost of a push, is bounded.
+    `is_text` returns whether a token is part of the text.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class WindowDetokenizer:
         text = self._decode(self._window)
         if not final and (len(text) <= len(known) or text.endswith("\ufffd")):
             return ""
-        # What is released now stays as the context of the next step: it tells the decoder that
-        # later tokens are not the first ones.
+        # The released tokens stay as the context of the next step: the decoder then treats later
+        # tokens as not the first ones.
         self._window = self._window[self._num_released :]
         self._num_released = len(self._window)
         return text[len(known) :]
@@ -109,9 +109,9 @@ class StopStringMatcher:
     """Passes text through until one of `stops` is complete in it.
 
     The first stop string to be complete wins; of several that end at the same character the longest
-    one does. Text from its first character on is dropped. The answer does not depend on how the
-    text was cut into pushes. Held back is the longest end of the text that begins some stop string,
-    so never more than the longest of them less one character; time is linear in the text.
+    one does. Text from its first character on is dropped. The result does not depend on how the
+    text was cut into pushes. The longest end of the text that starts some stop string is held back,
+    never more than the longest of them less one character; time is linear in the text.
 
     An Aho-Corasick automaton: a state is a prefix of a stop string, namely the longest one that the
     text so far ends in.
@@ -218,13 +218,12 @@ class PieceRule:
 
     `tokenizers` decodes whole sequences only, and one that ends inside a character cannot be
     continued. Every decoder in use is, however, a rule per token that knows at most whether the
-    token comes first, then "join, and drop a space at the very beginning". In bytes that rule
-    applies token by token: the one UTF-8 decoder behind it reads what it would read of all tokens
-    at once.
+    token comes first, then "join, and drop a space at the start". In bytes that rule applies token
+    by token: the one UTF-8 decoder after it reads the same bytes as from all tokens at once.
 
     `encode(token, first)` gives a token's bytes; `first` is true for the first token of the output
     that is not skipped. `strip` is a character of which up to `strip_count` are dropped from the
-    very beginning of the output.
+    start of the output.
     """
 
     encode: Callable[[str, bool], bytes]

@@ -53,7 +53,7 @@ def whole_pattern(pattern: str) -> str | None:
     if found is None:
         return None
     for inner in found.groups():
-        # Valid by itself: its parentheses are its own, and it has no anchors.
+        # Valid on its own: its parentheses match, and it has no anchors.
         if inner is not None and len(inner) <= MAX_REGEX_CHARS:
             lark = regex_to_lark(inner, "dws")
             if not LLMatcher.validate_grammar(f"start: /{lark}/"):
@@ -75,7 +75,7 @@ def choice_grammar(choices: Sequence[str], param: str) -> Grammar:
 def lark_grammar(text: str, param: str) -> Grammar:
     """Returns a context-free grammar from llguidance's Lark or llama.cpp's GBNF (`root ::= ...`).
 
-    The schema behind a `%json` is read as json_schema_grammar does. Raises InvalidParameter(param).
+    The schema after a `%json` is read as json_schema_grammar does. Raises InvalidParameter(param).
     """
     try:
         if "::=" in text:
@@ -100,7 +100,7 @@ def _from_gbnf(text: str) -> str:
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # its own is one of several that it raises
-        raise GrammarInvalid(f"the grammar is no GBNF: {error}") from error
+        raise GrammarInvalid(f"the grammar is not valid GBNF: {error}") from error
 
 
 def _grammar(kind: GrammarKind, text: str, param: str) -> Grammar:
@@ -123,10 +123,10 @@ def _escaped(text: str) -> str:
     return "".join(f"\\{char}" if char in _REGEX_SIGNS else char for char in text)
 
 
-# Grammars in llguidance's Lark, looked at before its compiler does: what is in them and how much.
+# Grammars in llguidance's Lark: their parts and size, checked before they are compiled.
 #
-# The compiler's own limits count what it has understood; those here bound what it has to read. With
-# them the slowest grammars that were found take half a second to compile and a tenth for a mask.
+# The compiler's own limits count parsed items; those here bound its input. With them the slowest
+# grammars that were found take half a second to compile and a tenth for a mask.
 
 MAX_RULES = 300  # definitions in one grammar
 MAX_LARK_CHARS = 32_768  # of one grammar, the JSON schemas in it left out
@@ -141,7 +141,7 @@ _decoder = json.JSONDecoder()
 
 
 def lark_parts(text: str) -> Iterator[str | Schema]:
-    """Yields the text in order: what is Lark as strings, the schema behind each `%json` decoded.
+    """Yields the text in order: Lark as strings, the schema after each `%json` decoded.
 
     Raises GrammarInvalid for a `%json` without a schema.
     """

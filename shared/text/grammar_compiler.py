@@ -43,8 +43,8 @@ ADMISSION_LIMITS = LLParserLimits(
     step_max_items=65_000,
     verbose_errors=False,
 )
-# Of a run: more than what was admitted has been seen to need, so that what the probes of admission
-# do not meet has room too.
+# Limits of a run: larger than those of admission, since the probes of admission do not meet every
+# output.
 RUN_LIMITS = LLParserLimits(
     initial_lexer_fuel=600_000,
     step_lexer_fuel=200_000,
@@ -54,26 +54,26 @@ RUN_LIMITS = LLParserLimits(
     step_max_items=80_000,
     verbose_errors=False,
 )
-# Of a Lark grammar without its schemas. A row has one and a half items for each symbol at most, but
-# for grammars in which one text can be read in many ways: those are for the probes to meet.
+# Limits of a Lark grammar without its schemas. A row has at most one and a half items for each
+# symbol, except in ambiguous grammars, which the probes find.
 LARK_LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     max_lexer_states=20_000,
     max_grammar_size=3_000,
     verbose_errors=False,
 )
-PROBE_WALKS = 4  # outputs that are begun at admission
-PROBE_TOKENS = 24  # of each
+PROBE_WALKS = 4  # outputs that admission starts
+PROBE_TOKENS = 24  # tokens of each
 FIRST_PROBE_CPU_SECONDS = 1.0  # a grammar that takes longer to follow is refused
 PROBE_CPU_SECONDS = 0.2  # of the others together
 # Processor time, which a busy machine does not lengthen. A lexer is built by the first masks that
 # need it, so some may take longer.
 MASK_CPU_SECONDS = 0.02
 MAX_SLOW_MASKS = 3
-FIRST_CPU_SECONDS = 0.25  # that an output may need beside MASK_CPU_SECONDS for each of its masks
+FIRST_CPU_SECONDS = 0.25  # that an output may need besides MASK_CPU_SECONDS for each of its masks
 TOO_SLOW = (
-    "it takes too long to find what may come next in an output; write the grammar so that a text "
-    "can be read in one way only, with fewer optional parts in a row and simpler patterns"
+    "it takes too long to compute the tokens that may come next; write the grammar so that a text "
+    "can be read in only one way, with fewer optional parts in a row and simpler patterns"
 )
 
 _UNSATISFIABLE = ("no text of this model's vocabulary", "nsatisfiable")
@@ -118,7 +118,7 @@ class GrammarCompiler:
         self._admitted: OrderedDict[Grammar, Future[None]] = OrderedDict()
 
     def build(self) -> LLTokenizer:
-        """Returns the vocabulary's tree. Raises GrammarInvalid where there can be none.
+        """Returns the vocabulary's tree. Raises GrammarInvalid if the vocabulary allows none.
 
         That is: without an end-of-sequence token no output could end, where a token's text depends
         on its neighbours none can be judged alone, and where tokens have bytes that are no tokens
@@ -134,7 +134,7 @@ class GrammarCompiler:
 
     def check(self, grammar: Grammar, param: str) -> None:
         """Compiles it within the limits of admission, which are tighter than those of a run, and
-        begins some outputs, for the first caller: see shared.cpu_time. Raises
+        starts some outputs, charged to the first caller: see shared.cpu_time. Raises
         InvalidParameter(param) with a sentence."""
         took_s: list[float] = []
         try:
@@ -146,7 +146,7 @@ class GrammarCompiler:
             add_cpu_s(sum(took_s))
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """Returns a new matcher at the beginning of an output. Raises GrammarInvalid."""
+        """Returns a new matcher for a new output. Raises GrammarInvalid."""
         return self.compiled(grammar).result().deep_copy()
 
     def compiled(
@@ -154,8 +154,8 @@ class GrammarCompiler:
     ) -> Future[LLMatcher]:
         """Returns the cached matcher: to be copied, never to be advanced itself.
 
-        Compiled on a thread of its own unless it is there, in bounded time for any author. The
-        future raises GrammarInvalid. `charge` gets the processor seconds, where it was not there.
+        Compiled on a new thread unless it is cached, in bounded time. The future raises
+        GrammarInvalid. `charge` gets the processor seconds if it was not cached.
         """
         return self._kept(self._compiled, grammar, partial(self._timed, self._runnable, charge))
 
@@ -207,7 +207,7 @@ class GrammarCompiler:
         writable = self._writable
         if grammar.kind is GrammarKind.LARK:
             if writable.is_any:
-                return grammar.text  # is taken as what it is: Lark, or several in JSON
+                return grammar.text  # unchanged: Lark, or several grammars in JSON
             return _each_lark(grammar.text, writable.lark)
         if grammar.kind is GrammarKind.JSON_SCHEMA:
             if writable.is_any:
@@ -234,7 +234,7 @@ class GrammarCompiler:
             raise (GrammarInvalid(str(fault)) if fault is not None else error) from error
 
     def unsupported_reason(self) -> str | None:
-        """Returns why no grammar can be followed over this vocabulary; None where one can."""
+        """Returns why no grammar can be followed over this vocabulary; None if one can."""
         try:
             self._checked_pieces()
         except GrammarInvalid as error:
@@ -254,7 +254,7 @@ class GrammarCompiler:
             raise GrammarInvalid("the model has no end-of-sequence token")
         pieces = self._tokenizer.piece_table(self.vocab_size)
         if pieces is None:
-            raise GrammarInvalid("the model's vocabulary does not say what each token stands for")
+            raise GrammarInvalid("the model's vocabulary does not define the bytes of each token")
         texts = [p for i, p in enumerate(pieces) if i not in self._tokenizer.marker_ids]
         present = frozenset(piece[0] for piece in texts if len(piece) == 1)
         if not present.issuperset(b"".join(texts)):
@@ -289,8 +289,8 @@ class _Entries(TokenizerWrapper):
     def __call__(self, text: str) -> list[int]:
         """Returns the tokens of a text that the grammar forces, as the model was trained on them.
 
-        A tokenizer may also normalize, put a space in front, or see a marker in what is text here:
-        then any division into tokens is better than one of another text.
+        A tokenizer may also normalize, prepend a space, or read text as a marker: then any division
+        into tokens is better than one of another text.
         """
         assert self._tree is not None, "used by matchers only"
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -305,7 +305,7 @@ def _is_schema(grammar: Grammar) -> bool:
 
 
 def _check_size(grammar: Grammar) -> None:
-    """Bounds on what the compiler reads. Raises GrammarInvalid."""
+    """Bounds the compiler's input. Raises GrammarInvalid."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         _check_schema_size(_decoded(grammar.text))
     elif grammar.kind is GrammarKind.LARK:
@@ -348,7 +348,7 @@ def _lark_texts(text: str) -> list[str]:
 def _compile(
     tree: LLTokenizer, source: str, limits: LLParserLimits, *, with_mask: bool = True
 ) -> LLMatcher:
-    """Returns a matcher; with the mask it knows the tokens that an output may begin with. Raises
+    """Returns a matcher with the mask of an output's first token computed. Raises
     GrammarInvalid."""
     matcher = LLMatcher(tree, source, log_level=0, limits=limits)
     if with_mask and not matcher.is_error():
@@ -359,10 +359,10 @@ def _compile(
 
 
 def _probe(matcher: LLMatcher, ends: frozenset[int]) -> None:
-    """Begins outputs, the same ones each time. Raises GrammarInvalid where one cannot go on.
+    """Starts outputs, the same ones each time. Raises GrammarInvalid if one cannot continue.
 
-    A bound that only a later token meets would end the generation. The first output is begun
-    whatever it takes, within its own bound, beyond which the grammar is refused.
+    A bound that only a later token meets would end the generation. The first output has its own
+    bound, beyond which the grammar is refused.
     """
     begun_s = time.thread_time()
     num_slow = 0
@@ -385,7 +385,7 @@ def _probe(matcher: LLMatcher, ends: frozenset[int]) -> None:
 
 
 def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | None:
-    """Returns one of the tokens in the mask that is no end; None where there is no other."""
+    """Returns a token of the mask that is not an end token; None without one."""
     begin = chooser.randrange(len(mask))
     for first, last in ((begin, len(mask)), (0, begin)):
         at = first
@@ -400,7 +400,7 @@ def _chosen(mask: bytes, ends: frozenset[int], chooser: random.Random) -> int | 
 
 
 def _without_schemas(text: str) -> str:
-    """Returns a LARK grammar with a number in place of each JSON schema."""
+    """Returns a Lark grammar with each JSON schema replaced by a number."""
     return _each_lark(
         text,
         lambda lark: "".join(

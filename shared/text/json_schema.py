@@ -1,4 +1,4 @@
-"""JSON schemas as clients write them, brought to what a grammar can be made of.
+"""JSON schemas of clients, rewritten so that a grammar can enforce them.
 
 What a keyword requires is enforced, or the schema is refused by the keyword's name and place. Only
 what restricts no value (`title`, `examples`, vendors' `x-...`) is left out.
@@ -30,8 +30,8 @@ MAX_EXACT = 2**53  # numbers become doubles on their way into a grammar
 MAX_LISTED = 10  # keywords that an error names
 MAX_SHOWN = 80  # characters of the schema that an error repeats
 
-# White space is free where a person might put some, but ends: a model that has lost its way would
-# otherwise go on with it to the last token.
+# White space is free where a person might put some, but bounded: a confused model would otherwise
+# continue with it to the last token.
 WHITESPACE = r"(\r?\n[ \t]{0,64}|[ \t])"
 
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -59,7 +59,7 @@ _ANNOTATIONS = frozenset(
     | {"enumNames", "enumDescriptions", "markdownEnumDescriptions", "deprecationMessage"}
     | {"errorMessage", "propertyOrdering", "optional", "name", "label", "order"}
 )
-# Values with which a keyword allows every value, or the only one that another keyword leaves.
+# Values of a keyword that allow every value, or the only one that another keyword allows.
 _TRUE: tuple[object, ...] = (True, {})
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
@@ -78,8 +78,8 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict[str, Any]:
     """Returns the schema as llguidance's compiler takes it, its treatment of white space included.
 
-    Raises InvalidParameter(param) that names what is not supported, and where; `lenient` leaves
-    that out instead. The compiler checks whether the rest makes sense.
+    Raises InvalidParameter(param) that names the unsupported keyword and its place; `lenient`
+    drops it instead. The compiler checks the rest.
     """
     if schema is True:
         schema = {}
@@ -94,14 +94,14 @@ def grammar_schema(schema: object, param: str, *, lenient: bool = False) -> dict
         raise InvalidParameter(
             param,
             f"{where} has too many optional properties and alternatives at one place: "
-            f"{items} ways on are followed, and at most {MAX_ROW_ITEMS} can be",
+            f"{items}, and at most {MAX_ROW_ITEMS} are supported",
         )
     return {**walked, "x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a schema that can be enforced, whatever the schema is: what has a fault
-    is left out, the innermost part first."""
+    """Returns the part of any schema that can be enforced: faulty parts are dropped, the innermost
+    first."""
     try:
         walked = _Walk("", True, drops=True).root(schema)
     except InvalidParameter:
@@ -111,10 +111,10 @@ def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Walk:
-    """One pass over one schema, which counts what has a bound."""
+    """One pass over one schema, which counts bounded quantities."""
 
     def __init__(self, param: str, lenient: bool, *, drops: bool = False) -> None:
-        """`drops`: what has another fault is left out too, the innermost part that has it."""
+        """`drops`: parts with other faults are dropped too, the innermost one."""
         self._param = param
         self._lenient = lenient
         self._drops = drops
@@ -208,11 +208,11 @@ class _Walk:
             schema["allOf"] = [*joined, *({"pattern": part} for part in parts[1:])]
 
     def _narrow_format(self, schema: dict[str, Any], at: str) -> None:
-        """Replaces the format by keywords that enforce exactly what is promised of it."""
+        """Replaces the format by keywords that enforce exactly its promise."""
         name = schema.pop("format", None)
         kinds = schema.get("type", "string")
         if name is None or (kinds != "string" and not _is_among("string", kinds)):
-            return  # of a number: it says how to store one
+            return  # a number's format: it defines its storage
         if not isinstance(name, str) or name not in FORMATS:
             return  # an annotation
         if name in PATTERNS and "pattern" not in schema:
@@ -359,9 +359,9 @@ def _shown(at: str) -> str:
     return at if len(at) <= MAX_SHOWN else f"{at[: MAX_SHOWN // 2]}...{at[-MAX_SHOWN // 2 :]}"
 
 
-# String formats, each narrowed to what every parser of it takes. Where the grammar compiler's own
-# idea of a format is wider (the 30th of February is none of its business, leap seconds are), a
-# pattern or a length defined here replaces it. Times are RFC 3339's with capital T and Z, without
+# String formats, each narrowed to texts that every parser of it accepts. If the grammar compiler's
+# own format is wider (it allows the 30th of February and leap seconds), a pattern or a length
+# defined here replaces it. Times are RFC 3339's with capital T and Z, without
 # leap seconds; years go from 0001 to 9999.
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"

@@ -1,7 +1,7 @@
 """KeptIds: the token ids of long texts between special tokens, for the next prompt that has them.
 
-A conversation comes again with each of its turns: the tools at its beginning, long documents and
-answers. Encoding them is most of the work of a long prompt.
+Each turn of a conversation repeats the earlier ones: tools, long documents and answers. Encoding
+them is most of the work of a long prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 LEAST_CHARS = 2048  # of a text that is kept
 MAX_BYTES = 16 * 2**20  # of all entries
-ENTRY_BYTES = 512  # of one beside its ids
+ENTRY_BYTES = 512  # of one besides its ids
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -23,8 +23,8 @@ Encode = Callable[[str], Sequence[int]]
 class KeptIds:
     """The least recently used are dropped first. Safe on several threads.
 
-    `special`: matches the tokens at which the tokenizer divides a text before it does anything
-    else, so that what stands between two of them is encoded by itself.
+    `special`: matches the tokens at which the tokenizer first divides a text, so that the text
+    between two of them is encoded by itself.
     """
 
     def __init__(self, special: re.Pattern[str], max_bytes: int = MAX_BYTES) -> None:
@@ -35,16 +35,15 @@ class KeptIds:
         self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
 
     def encoded(self, text: str, tenant: str, encode: Encode) -> list[int]:
-        """Returns the ids of a text. What is kept of one tenant is not used for another one, which
-        could learn from the time that it takes who has sent the same text."""
+        """Returns the ids of a text. Tenants share no entries: the response time would show that
+        another tenant has sent the same text."""
         ids: list[int] = []
         for part, is_long in self._parts(text):
             ids.extend(self._of_long(part, tenant, encode) if is_long else encode(part))
         return ids
 
     def _parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yields the text in order: long texts between two special tokens, and what is between
-        those."""
+        """Yields the text in order: long texts between two special tokens, and the rest."""
         begin = last = 0
         ends = [found.span() for found in self._special.finditer(text)]
         for first, end in [*ends, (len(text), len(text))]:

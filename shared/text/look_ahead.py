@@ -16,8 +16,8 @@ _LOOK_AHEAD = re.compile(r"\(\?([=!])((?:\[(?:\\.|[^\]\\])*\]|\\.|[^\\()\[\]])*)
 
 
 def without_look_ahead(pattern: str) -> list[str] | None:
-    """Returns the pattern without those that stand at its start, and one pattern for each. None
-    where it has none there, or one that cannot be written so."""
+    """Returns the pattern without the look-aheads at its start, and one pattern for each. None if
+    it has none there, or one that cannot be rewritten."""
     if not pattern.startswith("^"):
         return None
     begin, parts = 1, list[str]()
@@ -34,7 +34,6 @@ def without_look_ahead(pattern: str) -> list[str] | None:
 
 
 def _without_groups(pattern: str) -> str:
-    """Returns the pattern without what stands in parentheses."""
     pattern, before = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", pattern), ""
     while pattern != before:
         pattern, before = re.sub(r"\([^()]*\)", "", pattern), pattern
@@ -46,7 +45,7 @@ def _positive(inner: str) -> str | None:
 
 
 def _negative(inner: str) -> str | None:
-    """Returns the pattern of texts that do not begin as `inner` says."""
+    """Returns the pattern of texts that do not start with a match of `inner`; None if unknown."""
     if (found := _WHOLE.fullmatch(inner)) is not None:
         other = _complement(found[1])
         return other if found[2] == "*" else f"^$|{other}"

@@ -1,4 +1,4 @@
-"""ModelCard: what a frontend must know of a model, and the text files that go with it.
+"""ModelCard: a frontend's facts about a model, and the model's text files.
 
 A worker makes the card and the blobs from a checkpoint directory and publishes both; a frontend
 loads them and holds no model file. A blob's name is the SHA-256 of its content.
@@ -16,7 +16,7 @@ from shared.text.base import ChatTemplate, GrammarChecks, TextInvalid, Tokenizer
 from shared.text.special_text import SpecialTexts
 from shared.text.tool_formats import markers
 
-DIGEST_CHARS = 32  # of a digest that only tells models apart
+DIGEST_CHARS = 32  # of a digest that only distinguishes models
 MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest published ones are a quarter of it
 
 
@@ -52,7 +52,7 @@ class ModelCard:
     exact_resume: bool = True
 
     def to_json(self) -> bytes:
-        """Returns the card as it is announced."""
+        """Returns the card as JSON, as workers announce it."""
         return msgspec.json.encode(self)
 
     @classmethod

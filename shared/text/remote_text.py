@@ -1,4 +1,4 @@
-"""The tokenizer and the grammars of a model whose vocabulary a process beside this one holds."""
+"""The tokenizer and the grammars of a model whose vocabulary a helper process holds."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOAD_SECONDS = 180.0
 MAX_CALL_SECONDS = 60.0
-# Of a process's memory, beside that after its vocabulary was loaded: the tree of its grammars is
-# as large again, and a dozen MiB come with those that are kept.
+# A process's memory beyond that after loading its vocabulary: the tree of its grammars is as large
+# again, and the cached grammars take a dozen MiB.
 MAX_GROWTH, LEAST_MAX_RSS_BYTES = 4.0, 512 * 2**20
 MIN_LIFE_S = 60.0  # of a process, before it is replaced for its memory
 _LOST = (OSError, EOFError, msgspec.MsgspecError)
@@ -47,8 +47,8 @@ _LOST = (OSError, EOFError, msgspec.MsgspecError)
 class TextProcess:
     """The process of one model's text. Safe on several threads.
 
-    It is started again when it has ended, and another one takes its place when its memory has
-    grown too much: calls that are at work then end in the process that they began in.
+    It is started again when it has ended, and replaced when its memory has grown too much: calls
+    in progress then end in the old process.
     """
 
     def __init__(self, card: ModelCard, blobs: Mapping[str, bytes]) -> None:
@@ -59,8 +59,8 @@ class TextProcess:
         self._load = LoadRequest(card.to_json().decode(), list(card.digests))
         self._blobs = [blobs[digest] for digest in card.digests]
         self._model = card.name
-        self._starting = threading.Lock()  # held for as long as the process of a call loads
-        self._lock = threading.Lock()  # of what follows, never held for long
+        self._starting = threading.Lock()  # held while a process loads
+        self._lock = threading.Lock()  # guards the fields below; never held for long
         self._all: list[_Running] = []  # the current one, one that loads, those that finish
         self._current: _Running | None = None
         self._is_replacing = self._is_closed = False
@@ -70,7 +70,7 @@ class TextProcess:
         self._give_back(running)
 
     def call(self, call: TextCall) -> TextReply:
-        """Raises RenderingUnavailable where the process ends over it twice, or stands still."""
+        """Raises RenderingUnavailable if the process ends over it twice, or times out."""
         data = msgspec.json.encode(call)
         for _ in range(2):
             running = self._take()
@@ -100,7 +100,7 @@ class TextProcess:
             _end_all(self._all)
 
     def _take(self) -> _Running:
-        """Returns the process, with one more call at work on it; starts it where there is none."""
+        """Returns the process with one more call counted on it; starts it if none runs."""
         running = self._taken()
         if running is None:
             with self._starting:
@@ -230,7 +230,7 @@ class _Running:
             raise
 
     def load(self, load: LoadRequest, blobs: list[bytes]) -> None:
-        """Raises OSError, EOFError and MsgspecError where it does not, and TextInvalid."""
+        """Raises OSError, EOFError or MsgspecError if the process fails, and TextInvalid."""
         self.answer = self._loaded(load, blobs)
         grown = round(MAX_GROWTH * self.answer[0].rss_bytes)
         self.max_rss_bytes = max(LEAST_MAX_RSS_BYTES, grown)
@@ -240,7 +240,7 @@ class _Running:
         return self._process.pid
 
     def exchange(self, data: bytes) -> TextReply:
-        """Raises OSError, EOFError and MsgspecError where the process does not answer."""
+        """Raises OSError, EOFError and MsgspecError if the process does not answer."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
@@ -250,7 +250,7 @@ class _Running:
             send(connection, data)
             reply = msgspec.json.decode(_received(connection), type=TextReply)
         except BaseException:
-            add_cpu_s(time.monotonic() - begun_s)  # nobody can say: it was at work at most so long
+            add_cpu_s(time.monotonic() - begun_s)  # an upper bound: the process cannot be asked
             connection.close()
             raise
         add_cpu_s(reply.cpu_s)

@@ -1,6 +1,6 @@
 """What a frontend and its rendering processes send each other: templates, requests and replies.
 
-A message is JSON behind its length. Nothing of jinja2 is imported here.
+A message is its length, then JSON. This module does not import jinja2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 MAX_CHARS = 8_000_000  # of the rendered prompt
 END_OF_TIME = signal.SIGPROF  # ends a rendering process that passed its bound on processor time
-_LENGTH = struct.Struct(">I")  # of the JSON behind it, in bytes
+_LENGTH = struct.Struct(">I")  # of the JSON after it, in bytes
 
 
 class TemplateSource(msgspec.Struct):
@@ -58,7 +58,7 @@ class RenderReply(msgspec.Struct, omit_defaults=True):
 
 
 def send(connection: socket.socket, data: bytes) -> None:
-    """Raises OSError; TimeoutError where the connection has a timeout."""
+    """Raises OSError; TimeoutError if the connection has a timeout."""
     connection.sendall(_LENGTH.pack(len(data)))
     connection.sendall(data)
 

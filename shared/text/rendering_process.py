@@ -23,8 +23,8 @@ from shared.text.compiled_template import CompiledChatTemplate
 from shared.text.rendering import RenderReply, RenderRequest, receive, send
 from shared.text.sandbox import MAX_CPU_SECONDS
 
-MAX_MEMORY_BYTES = 384 * 2**20  # of address space, beyond what the process starts with
-# The sandbox's own bound gives the better error, where a template's loops notice it.
+MAX_MEMORY_BYTES = 384 * 2**20  # of address space, beyond that at the process's start
+# The sandbox's own bound gives the better error, if a template's loops notice it.
 KILL_CPU_SECONDS = MAX_CPU_SECONDS + 0.5  # of one request
 
 

@@ -1,4 +1,4 @@
-"""SamplingDefaults: a checkpoint's sampling parameters for what a request leaves out.
+"""SamplingDefaults: a checkpoint's values for sampling parameters that a request omits.
 
 They are in its generation_config.json, an operator may replace them, and the card carries them. A
 frontend reads a card of any release, so it checks the values again.
@@ -16,7 +16,7 @@ from typing import Any
 from shared.messages import InvalidParameter, SamplingParams
 
 MEMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-KEEP_ALL_TOP_K = -1  # vLLM's and older checkpoints' word for 0
+KEEP_ALL_TOP_K = -1  # vLLM's and older checkpoints' value for 0
 MAX_OVERRIDE_CHARS = 4096
 
 _NEUTRAL: Mapping[str, float | int] = MappingProxyType(
@@ -39,8 +39,8 @@ class SamplingDefaults:
     def fill(
         self, requested: Mapping[str, float | int | None], *, neutral_temperature: float = 1.0
     ) -> dict[str, Any]:
-        """Returns all MEMBERS for a SamplingParams: as `requested`, where that is None as the
-        checkpoint says, and else what changes nothing (or `neutral_temperature`)."""
+        """Returns all MEMBERS for a SamplingParams: as `requested`, else the checkpoint's, else the
+        neutral value (or `neutral_temperature`)."""
         neutral = {**_NEUTRAL, "temperature": neutral_temperature, **self.values}
         given = {name: value for name, value in requested.items() if value is not None}
         return {**neutral, **given}
@@ -69,13 +69,13 @@ def parse_override(text: str) -> dict[str, float | int]:
             raise ValueError(f"has {name[:40]!r}; it may have {', '.join(MEMBERS)}")
         usable = _checked(name, value)
         if usable is None:
-            raise ValueError(f"has a value of {name} that no request may have")
+            raise ValueError(f"has a value of {name} outside its range")
         checked[name] = usable
     return checked
 
 
 def _checked(name: str, value: object) -> float | int | None:
-    """Returns the value as SamplingParams takes it; None where it does not."""
+    """Returns the value as SamplingParams takes it; None if SamplingParams refuses it."""
     if name not in MEMBERS or isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not math.isfinite(value):

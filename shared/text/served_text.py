@@ -1,4 +1,4 @@
-"""Loads the text side of a model for a frontend: large vocabularies in a process beside it."""
+"""Loads the text side of a model for a frontend: large vocabularies in a helper process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.text.remote_text import RemoteGrammars, RemoteTokenizer, TextProcess
 from shared.text.special_text import SpecialTexts
 from shared.text.text_model import load_template, load_text
 
-# Of a tokenizer.json. The library keeps the interpreter's lock while it parses one, for 15 ms here.
+# The size of a tokenizer.json that the library parses, with the interpreter's lock held, in 15 ms.
 MAX_LOCAL_BYTES = 512 * 1024
 
 

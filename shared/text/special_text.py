@@ -1,4 +1,4 @@
-"""Special tokens in what others wrote: text of their message, and never a turn of its own.
+"""Special tokens in clients' texts are ordinary text of the message, and never start a turn.
 
 A chat template writes special tokens such as `<|im_start|>` as text, and a message may have the
 same text in it. So messages are marked before they are rendered: a mark inside the text of each
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from shared.messages import InvalidParameter
 
 _MARK = "\ufdd0"  # no character
-# Members of messages, parts and calls that templates compare; what they hold is checked elsewhere.
+# Members of messages, parts and calls that templates compare; their values are checked elsewhere.
 _STRUCTURE = ("role", "type")
 
 
 class MarkedText(NamedTuple):
-    """A text, and the mark in it; "" where it has none."""
+    """A text, and the mark in it; "" without one."""
 
     text: str
     mark: str = ""
@@ -40,7 +40,7 @@ class SpecialTexts:
     """
 
     def __init__(self, texts: Collection[str], shown: Collection[str] = ()) -> None:
-        # A mark stands behind the first character, so one character alone cannot be marked.
+        # A mark follows the first character, so a single character cannot be marked.
         longer = [text for text in texts if len(text) > 1]
         self._in_any = _Finder(longer)
         self._in_assistant = _Finder([text for text in longer if text not in shown])
@@ -48,7 +48,7 @@ class SpecialTexts:
     def marked(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Mapping[str, Any]], str]:
-        """Returns the messages and the mark in them; as they are, and "", where none is needed.
+        """Returns the messages and the mark in them; unchanged messages and "" if none is needed.
 
         Marked are the messages of users, assistants and tools; those of the system are not. Raises
         InvalidParameter("messages").
@@ -73,7 +73,7 @@ class SpecialTexts:
         ]
         if not any(finder.finds(text) for finder, text in written):
             return messages, ""
-        # Random: in no message, tool or template, neither as it is nor escaped as JSON.
+        # Random, so that no message, tool or template contains it, plain or escaped as JSON.
         mark = f"{_MARK}{secrets.token_hex(8)}{_MARK}"
         return [
             message if finder is None else _mapped(message, finder.marking(mark))
@@ -82,8 +82,8 @@ class SpecialTexts:
 
 
 class _Finder:
-    """Finds the texts of special tokens in a string, and their beginnings at its end: what a
-    template writes next to it may complete one."""
+    """Finds the texts of special tokens in a string, and their prefixes at its end, which the
+    template's next text may complete."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._whole = re.compile(pattern_of(texts))
@@ -97,7 +97,7 @@ class _Finder:
         return self._whole.search(text) is not None
 
     def marking(self, mark: str) -> Callable[[str], str]:
-        """Returns a function that puts the mark behind the first character of each."""
+        """Returns a function that puts the mark after the first character of each."""
 
         def marked(text: str) -> str:
             places = {found.start() + 1 for found in self._whole.finditer(text)}
@@ -110,8 +110,8 @@ class _Finder:
         return marked
 
     def _open(self, text: str) -> set[int]:
-        """Returns the places behind the first characters of tokens that the text's end begins."""
-        end = len(text.rstrip())  # templates strip what they are given
+        """Returns the places after the first characters of tokens that the text's end starts."""
+        end = len(text.rstrip())  # templates strip their input
         starts = range(max(0, end - self._longest), end)
         return {start + 1 for start in starts if text[start:end] in self._beginnings}
 
@@ -144,8 +144,8 @@ def unmarked(text: str, mark: str) -> str:
 
 
 def _readable(message: Mapping[str, Any], finder: _Finder) -> Mapping[str, Any]:
-    """Returns a message without special tokens behind the escapes of JSON, as `\\u003c`, in the
-    arguments of its calls: templates get them parsed."""
+    """Returns a message whose call arguments hide no special token in JSON's escapes (`\\u003c`):
+    templates get the arguments parsed."""
     calls = message.get("tool_calls") or ()
     made = []
     for call in calls:

@@ -67,7 +67,7 @@ _WRITTEN = {
     ToolFormat.DEEPSEEK_V32: _dsml("function_calls", ""),
     ToolFormat.DEEPSEEK_V4: _dsml("tool_calls", ""),
     ToolFormat.DEEPSEEK_V41: _dsml(" calls", " "),
-    # It shows the call's id, of which the name is a part, and no name.
+    # It shows the call's id, which includes the name.
     ToolFormat.KIMI_K2: re.compile(
         rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}"
     ),
@@ -86,12 +86,12 @@ _WRITTEN = {
         rf'(?<!<tool_call>)\{{\s*"name":\s*"{_NAME}",\s*"parameters":\s*{_ARGUMENTS}'
     ),
 }
-# Of templates that tell the model how to call, and leave earlier calls out or write them otherwise.
+# For templates that describe calls to the model, and omit earlier calls or write them otherwise.
 _DESCRIBED: Mapping[str, ToolFormat] = {
     "functools[": ToolFormat.PHI4_MINI_JSON,
     "<|tool_call|>": ToolFormat.GRANITE,
 }
-# Of templates that do not even tell: what the family is trained on.
+# For templates that do not describe calls: the format that the family is trained on.
 _OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
     "deepseek_v32": ToolFormat.DEEPSEEK_V32,
     "deepseek_v4": ToolFormat.DEEPSEEK_V4,
@@ -118,7 +118,7 @@ def shows_tools(template: ChatTemplate) -> bool:
 
 def find_tool_format(template: ChatTemplate, model_type: str = "") -> ToolFormat | None:
     """Returns the format in which the template writes earlier calls; TEXT for an unknown one, and
-    None for a template without tools. The model was trained on what its template writes.
+    None for a template without tools. The model was trained on its template's format.
 
     A template that leaves earlier calls out may describe the format to the model, and families
     without either have theirs by `model_type`, of config.json.

@@ -47,7 +47,7 @@ def load_text(
 def load_template(
     card: ModelCard, blobs: Mapping[str, bytes], processes: RenderingProcesses | None = None
 ) -> JinjaChatTemplate | None:
-    """Returns the chat template; None where the model has none. Raises as `load_text` does."""
+    """Returns the chat template; None if the model has none. Raises as `load_text` does."""
     if card.template_digest is None:
         return None
     source = _decoded(_verified(blobs, card.template_digest), dict[str, str])

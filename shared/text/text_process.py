@@ -1,6 +1,6 @@
-"""`python -m shared.text.text_process`: a model's tokenizer and grammars, beside a frontend.
+"""`python -m shared.text.text_process`: a frontend's helper with a model's tokenizer and grammars.
 
-The libraries keep the interpreter's lock while they parse a vocabulary: seconds for the largest,
+The libraries hold the interpreter's lock while they parse a vocabulary: seconds for the largest,
 in which a frontend could send nothing. The first message on the socket that is the standard input
 is a LoadRequest; each later one hands over a connection, on which calls are answered in turn. The
 process ends when the other side closes the socket.
@@ -50,8 +50,8 @@ TRIM_SECONDS = 1.0  # from one trim to the next
 class _Memory:
     """The resident memory of this process. Safe on several threads.
 
-    The C library keeps what its threads have freed, more than a gigabyte after some large texts:
-    it is given back to the system when it has grown.
+    The C library keeps memory that its threads have freed, more than a gigabyte after some large
+    texts: it is returned to the system when it has grown.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Text:
 
 
 def _load(control: socket.socket, memory: _Memory) -> _Text | None:
-    """Returns the text side; None where it cannot be used, or the other side has gone."""
+    """Returns the text side; None if it cannot be used, or the other side has gone."""
     data = receive(control)
     if data is None:
         return None

@@ -1,6 +1,6 @@
 """What a frontend and the text process of a model send each other.
 
-A message is bytes behind their length, as in `shared.text.rendering`; most are JSON.
+A message is its length, then bytes, as in `shared.text.rendering`; most are JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class LoadRequest(msgspec.Struct):
 class Vocabulary(msgspec.Struct):
     """The answer to a LoadRequest. Where `error` and `has_pieces` allow, four messages follow.
 
-    They are the bytes of every token in front of a text, one behind the other, and the ends of
-    each (unsigned 32-bit numbers); and the same elsewhere in a text. `missing`: ids that have no
+    They are the bytes of every token at the start of a text, concatenated, and the end of each
+    (unsigned 32-bit numbers); and the same elsewhere in a text. `missing`: ids that have no
     entry. `strip`, `strip_count`: see PieceRule. `has_pieces`: a token's text depends on no other.
     `rss_bytes`: the memory of the process that has loaded it.
     """

@@ -29,8 +29,8 @@ class TokenizerConfig:
 
     `special_tokens`: role ("bos_token", "eos_token", "image_token", ...) -> its text, as templates
     see it; `extra_special_tokens`: further texts that are special without a role. `added_tokens`:
-    id -> its flags, where they override or extend tokenizer.json's. Whether a beginning or end
-    token is put around a text is up to tokenizer.json's post-processor: add_bos_token is
+    id -> its flags, if they override or extend tokenizer.json's. tokenizer.json's post-processor
+    decides whether a BOS or EOS token is put around a text: add_bos_token is
     ignored, as in transformers since its version 5.
     """
 
@@ -40,9 +40,9 @@ class TokenizerConfig:
 
 
 class PieceTokenizer:
-    """What tokenizers share whose tokens have bytes of their own: decoding, token by token.
+    """Decodes token by token, for tokenizers that define the bytes of each token.
 
-    `strip`: a character of which up to so many are dropped from the beginning of an output.
+    `strip`: a character, and how many of it are dropped at most from the start of an output.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PieceTokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns its bytes as in the middle of a text; b'' for an id outside the vocabulary.
+        """Returns its bytes within a text (not at its start); b'' for an id outside the vocabulary.
 
         Exact for vocabularies with a known decoder; for others the UTF-8 of the token's own text.
         """
@@ -176,7 +176,7 @@ class FastTokenizer(PieceTokenizer):
     def least_tokens(self, text: str) -> int:
         """Returns the text's bytes divided by those that the longest token may stand for.
 
-        0 where a normalizer, a pre-tokenizer or an added token may drop or shorten text.
+        0 if a normalizer, a pre-tokenizer or an added token may drop or shorten text.
         """
         if not self.max_token_bytes:
             return 0
@@ -184,7 +184,7 @@ class FastTokenizer(PieceTokenizer):
 
     @property
     def max_token_bytes(self) -> int:
-        """Bytes of a text that one token stands for, at most; 0 where that is not known."""
+        """Bytes of a text that one token stands for, at most; 0 if that is not known."""
         if self._max_token_bytes is None:
             shrinking = _shrinking(self._backend)
             self._max_token_bytes = shrinking and shrinking * self._longest_token()
@@ -205,17 +205,17 @@ class FastTokenizer(PieceTokenizer):
         )
 
     def pieces(self) -> list[tuple[bytes, bytes] | None] | None:
-        """Returns the bytes of every id, as the first token and elsewhere; None where they depend
+        """Returns the bytes of every id, as the first token and elsewhere; None if they depend
         on the other tokens."""
         if self._rule is None:
             return None
         return [self._piece_pair(token_id) for token_id in range(self.vocab_size)]
 
     def piece_table(self, size: int) -> list[bytes] | None:
-        """Returns the bytes of each id below `size`, wherever it occurs; b'' where it has no entry.
+        """Returns the bytes of each id below `size`, wherever it occurs; b'' if it has no entry.
 
         None when that depends on the other tokens, or is not known. A space that the decoder drops
-        from the very beginning of a text is not looked at.
+        from the start of a text is ignored.
         """
         if self._rule is None:
             return None
@@ -239,7 +239,7 @@ class FastTokenizer(PieceTokenizer):
             return self._pieces[token_id]
         except KeyError:
             pass
-        # An unsigned 32-bit number is what the library takes; others are in no vocabulary.
+        # The library takes unsigned 32-bit numbers; others are in no vocabulary.
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return None  # not kept: clients choose these ids, the vocabulary bounds the others
@@ -257,8 +257,8 @@ class FastTokenizer(PieceTokenizer):
 
 
 class _LiteralBackend:
-    """A copy of a tokenizer to which special tokens are ordinary text. Those that are meant stand
-    in the text as tokens of another name, which nobody can know.
+    """A copy of a tokenizer to which special tokens are ordinary text. Intended special tokens are
+    in the text under other, random names.
 
     So the text between two special tokens is encoded as the tokenizer itself encodes it.
     """
@@ -316,7 +316,7 @@ def _decoder_rule(backend: Backend) -> PieceRule | None:
 def _shrinking(backend: Backend) -> int:
     """Returns how many times the bytes of its tokens a text may have; 0: not known.
 
-    Known of byte-level vocabularies that are used as they are, and behind a normalization to
+    Known for byte-level vocabularies that are used directly, and after a normalization to
     composed characters: three of them at most become one of the same length.
     """
     kind = _state(backend.normalizer).get("type")
@@ -338,8 +338,8 @@ def _shrinking(backend: Backend) -> int:
 
 
 def _kept_ids(backend: Backend) -> KeptIds | None:
-    """Returns a store of ids, for a tokenizer that encodes what stands between two of its added
-    tokens by itself. Others look beyond them: at spaces, letters, or the beginning of a text."""
+    """Returns a cache of ids, for a tokenizer that encodes the text between two of its added
+    tokens by itself. Others also depend on spaces, letters or the start of the text."""
     added = backend.get_added_tokens_decoder().values()
     if not _shrinking(backend) or any(token.single_word for token in added):
         return None
@@ -352,7 +352,8 @@ def _state(part: Any) -> dict[str, Any]:
 
 
 def _apply(backend: Backend, config: TokenizerConfig) -> None:
-    """Adds what transformers would add on loading; refuses what it would silently renumber."""
+    """Adds the tokens that transformers adds on loading; refuses those that it would silently
+    renumber."""
     added = backend.get_added_tokens_decoder().values()
     known = {token.content: token for token in added}
     for token_id, flags in sorted(config.added_tokens.items()):

@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class ToolFormat(StrEnum):
-    """Where a call of a tool stands in the text, and what it looks like. Named as in vLLM."""
+    """How a model writes tool calls in its text. Named as in vLLM."""
 
     HERMES = "hermes"  # <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere
     LLAMA3_JSON = "llama3_json"  # {"name": ..., "parameters": {...}}, from the first character on
     MISTRAL = "mistral"  # [TOOL_CALLS][{"name": ...}, ...], or [TOOL_CALLS]name[ARGS]{...}
-    DEEPSEEK_V3 = "deepseek_v3"  # also R1: a fenced block of JSON behind <｜tool▁sep｜>name
+    DEEPSEEK_V3 = "deepseek_v3"  # also R1: a fenced block of JSON after <｜tool▁sep｜>name
     DEEPSEEK_V31 = "deepseek_v31"  # name<｜tool▁sep｜>{...}
-    DEEPSEEK_V32 = "deepseek_v32"  # DSML: tags around each argument that say whether it is a text
+    DEEPSEEK_V32 = "deepseek_v32"  # DSML: tags around each argument that mark it as text or not
     DEEPSEEK_V4 = "deepseek_v4"  # the same in <｜DSML｜tool_calls>
     DEEPSEEK_V41 = "deepseek_v41"  # the same in <｜DSML｜ calls>, a space in each tag
     KIMI_K2 = "kimi_k2"  # functions.name:0<|tool_call_argument_begin|>{...}
@@ -85,7 +85,7 @@ REASONING_MARKERS: Mapping[ReasoningFormat, tuple[tuple[str, ...], tuple[str, ..
     ReasoningFormat.GRANITE33: (("<think>",), ("</think>",)),
     ReasoningFormat.HUNYUAN_A13B: (("<think>",), ("</think>",)),
 }
-# What stands around the answer behind the reasoning, and is no part of it.
+# Markers around the answer after the reasoning, which are not part of it.
 ANSWER_MARKERS: Mapping[ReasoningFormat, tuple[str, str]] = {
     ReasoningFormat.GRANITE33: ("<response>", "</response>"),
     ReasoningFormat.HUNYUAN_A13B: ("<answer>", "</answer>"),

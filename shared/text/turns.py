@@ -1,7 +1,7 @@
 """The order of roles that a chat template takes, and conversations brought into that order.
 
-Strict templates refuse a second or late system message, repeated roles, or a user's turn behind a
-tool's result; others leave such messages out. Agents send all of these.
+Strict templates refuse a second or late system message, repeated roles, or a user's turn after a
+tool's result; others drop such messages. Agents send all of these.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class TurnRules:
     """The orders of roles that a template renders without loss. False: `fitted` avoids it."""
 
-    system: bool = True  # a system message at the beginning
-    second_system: bool = True  # behind that one
-    late_system: bool = True  # behind another role
+    system: bool = True  # a system message at the start
+    second_system: bool = True  # right after that one
+    late_system: bool = True  # after another role
     repeated_user: bool = True
     repeated_assistant: bool = True
     user_after_result: bool = True
@@ -74,9 +74,9 @@ def fitted(messages: Sequence[Message], rules: TurnRules, as_role: _AsRole) -> l
 
 
 def _results_first(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages with the results of a call directly behind it."""
+    """Returns the messages with the results of each call directly after it."""
     made: list[Message] = []
-    behind: list[Message] = []  # text behind a call
+    behind: list[Message] = []  # text after a call
     has_call = False
     for message in messages:
         if message["role"] == "assistant":

@@ -1,7 +1,7 @@
 """WritableText: the characters that a vocabulary can write, and grammars narrowed to them.
 
 A byte-level vocabulary that was trained without an initial alphabet lacks tokens for the bytes that
-its texts did not have. A grammar must not lead an output to one of them: there it could not go on.
+its texts did not have. A grammar must not lead an output to one of them: it could not continue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WritableText:
         self._class = "" if self.is_any else "".join(_class_ranges(self._present))
 
     def unwritable(self, text: str) -> str | None:
-        """Returns the first character that cannot be written; None where all can."""
+        """Returns the first character that cannot be written; None if all can."""
         if self.is_any or self._present.issuperset(text.encode(errors="replace")):
             return None
         return next(char for char in text if not self._present.issuperset(char.encode()))
@@ -67,14 +67,14 @@ class WritableText:
 
     def schema(self, schema: Any) -> Any:
         """Returns a schema, as grammar_schema left it, without the values that cannot be written.
-        Raises GrammarInvalid where JSON itself cannot be."""
+        Raises GrammarInvalid if JSON itself cannot be."""
         missing = self.unwritable(_JSON_SIGNS)
         if missing is not None:
             raise GrammarInvalid(f"JSON cannot be written: {no_token(missing)}")
         narrowed = self._narrowed(schema)
         if narrowed is False and schema is not False:
             missing = self.unwritable(json.dumps(schema, ensure_ascii=False))
-            assert missing is not None, "only what cannot be written is left out"
+            assert missing is not None, "only unwritable text is dropped"
             raise GrammarInvalid(no_token(missing))
         return narrowed
 

@@ -12,7 +12,7 @@ from shared.transport.wire import (
     encode_token_ids,
 )
 
-# The order in which the script reads the arguments that every item has; names and values follow.
+# The script reads the arguments of every item in this order; names and values follow.
 APPEND_FIELDS = (
     "id", "attempt", "n0", "b0", "h0", "n1", "b1", "h1", "tokens", "text", "num_more",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def _follows_prompt(end: JobEnd | None) -> bool:
 
 
 def append_result(item: Append, verdict: str) -> AppendResult:
-    """Returns what the transition's verdict on `item` means."""
+    """Decodes the script's verdict on `item`."""
     if verdict == "ok":
         num_tokens, num_bytes = item.delta.end
         return AppendResult(AppendStatus.OK, num_tokens, num_bytes=num_bytes)

@@ -35,7 +35,7 @@ class RedisTransport:
     """All ports over one server, over the primary that sentinels name, or over the cluster node
     that has its slot; `aclose` closes them all.
 
-    Nothing connects before it is used, so it can be created while the server is away.
+    Nothing connects before it is used, so it can be created while Redis is unavailable.
     """
 
     def __init__(self, redis_url: str, keys: Keys, retain_ms: int, policy: StorePolicy) -> None:
@@ -97,7 +97,7 @@ async def open_transport(
 async def check_schema(redis: Redis, keys: Keys) -> list[str]:
     """Notes the schema of the data under the namespace; returns warnings, as sentences.
 
-    Raises UnsafeServer where a newer release wrote it, or where the access list forbids the writes.
+    Raises UnsafeServer if a newer release wrote it, or where the access list forbids the writes.
     """
     try:
         await redis.hsetnx(keys.meta, "schema", str(SCHEMA_VERSION))
@@ -105,9 +105,11 @@ async def check_schema(redis: Redis, keys: Keys) -> list[str]:
         found = await redis.hget(keys.meta, "schema")
     except ResponseError as error:
         if is_out_of_memory(error):
-            return ["The server is full (maxmemory): no job is accepted at the moment."]
+            return ["Redis is out of memory (maxmemory): no job is accepted at the moment."]
         if is_forbidden(error):
-            raise UnsafeServer(f"The server forbids what Penstock needs: {error}") from error
+            raise UnsafeServer(
+                f"The server refuses a command that Penstock needs: {error}"
+            ) from error
         raise
     text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
     if not text.isdigit() or int(text) > SCHEMA_VERSION:

@@ -122,8 +122,8 @@ def _times(
     first_delta_ms: bytes = b"",
     last_delta_ms: bytes = b"",
 ) -> dict[str, Any]:
-    """Returns the members of a delivery that say what was before the claim, by the fields of the
-    job's hash, and the claim that it was taken from."""
+    """Returns the members of a delivery about the state before the claim, from the fields of the
+    job's hash and from the earlier claim."""
     names = dict(zip(fields[::2], fields[1::2], strict=True))
     claim_ms = int(names.get(b"claim_ms", 0))
 

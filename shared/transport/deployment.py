@@ -92,7 +92,7 @@ class RedisDeployment:
 
 
 def account_arguments(spent: Sequence[Spent]) -> list[Argument]:
-    """Returns what lua/lib/accounts.lua reads, behind their number."""
+    """Returns the arguments of lua/lib/accounts.lua, after their number."""
     arguments: list[Argument] = [len(spent)]
     for one in spent:
         arguments += one

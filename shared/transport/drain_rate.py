@@ -19,8 +19,8 @@ class DrainRate:
     """Tokens computed per second by the workers of one model, prompts and outputs, over the last
     half minute.
 
-    Only time in which work waited counts: what an engine does with less work than it can do
-    does not show what it can do.
+    Only time in which work waited counts: the speed of an engine without enough work does not show
+    its capacity.
     """
 
     def __init__(self, *, is_served: bool = True) -> None:
@@ -32,7 +32,7 @@ class DrainRate:
     def observe(self, totals: Mapping[str, float], now_s: float, *, is_waiting: bool) -> None:
         """Takes the tokens that each worker has computed so far; `now_s` is monotonic.
 
-        A worker that is seen for the first time, or that counts anew, adds nothing yet.
+        A worker that is seen for the first time, or that restarted its counts, adds nothing yet.
         """
         if self._at_s is not None and is_waiting:
             grown = sum(
@@ -54,7 +54,7 @@ class DrainRate:
         return sum(grown for _, _, grown in self._samples) / measured_s
 
     def retry_after_s(self, num_tokens: int) -> float:
-        """Returns the bounded seconds until so much work is done, spread by up to a fifth."""
+        """Returns the bounded seconds until `num_tokens` are computed, spread by up to a fifth."""
         rate = self.tokens_per_s
         if not self._is_served:
             return spread_s(MAX_RETRY_S)  # when a worker will come is not known

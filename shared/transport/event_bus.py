@@ -158,7 +158,7 @@ class ReusableTimer:
     def _fire(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
-            return  # the next wait sets it anew
+            return  # the next wait sets it again
         if self._ends_s > self._fires_s:
             self._set(loop)
         else:

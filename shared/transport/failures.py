@@ -31,7 +31,7 @@ def translated(action: str) -> Iterator[None]:
     try:
         yield
     except RedisError as error:
-        # redis-py wraps what kept it from connecting.
+        # redis-py wraps the error that prevented a connection.
         if isinstance(error.__cause__, PrimaryUnknown | WrongTopology):
             error = error.__cause__
         kind = type(error).__name__

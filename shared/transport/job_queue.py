@@ -37,7 +37,7 @@ from shared.transport.scripts import Argument, Scripts
 log = logging.getLogger(__name__)
 
 CARD_LIFE_MS = 24 * 3_600_000  # of cards and idle queues after the last announcement
-BLOB_LIFE_MS = CARD_LIFE_MS + 60_000  # who has just read a card finds its blobs
+BLOB_LIFE_MS = CARD_LIFE_MS + 60_000  # a reader of a card finds its blobs
 MAX_ANNOUNCEMENTS = 3  # the blobs are stored after the first one
 MAX_CRASHES = 4  # the last two of them while it ran alone
 PENDING_PAGE = 100
@@ -56,9 +56,9 @@ class _Pulled(NamedTuple):
 
     claims: Sequence[Any] = ()
     more: bool = False  # there may be more to take at once
-    # The newest entry of each queue, if what comes after it is to be waited for.
+    # The newest entry of each queue, if the worker should wait for later entries.
     last: Sequence[bytes] = ()
-    deferred_ms: int = 0  # until what was left to other workers may be taken; 0: nothing was
+    deferred_ms: int = 0  # until jobs left to other workers may be taken; 0 without any
 
 
 class RedisJobQueue:
@@ -75,7 +75,7 @@ class RedisJobQueue:
         asking_ms: int = ASKING_MS,
     ) -> None:
         """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others (0: not
-        at all); `asking_ms`: the age of the last pull up to which a worker is one of them."""
+        at all); `asking_ms`: a worker is one of the others if its last pull is no older."""
         self._keys = keys
         self._connections = connections
         self._redis = connections.commands
@@ -168,7 +168,7 @@ class RedisJobQueue:
                 )
             except ResponseError as error:
                 if group_is_missing(error) or is_out_of_memory(error):
-                    return []  # `pull` sets up what is missing
+                    return []  # `pull` creates the missing group
                 raise
             return await self._reader.deliveries(worker_id, claims)
 
@@ -287,7 +287,7 @@ class RedisJobQueue:
                 for digest in missing:
                     name = digest.decode()
                     await self._redis.set(self._keys.blob(name), blobs[name], px=BLOB_LIFE_MS)
-        raise TransportError(f"the text files of {model} are not kept by the store")
+        raise TransportError(f"Redis does not keep the text files of {model}")
 
     async def _pull_once(self, worker_id: str, count: int) -> _Pulled:
         try:
@@ -331,7 +331,7 @@ class RedisJobQueue:
                 await asyncio.sleep(RETRY_S)
                 return _Pulled(more=True)
             if is_out_of_memory(reply):
-                log.warning("Redis is out of memory: no new jobs are taken")
+                log.warning("Redis is out of memory (maxmemory): taking no new jobs")
                 return _Pulled()
             raise reply
         if reply[0] == b"NOLEASE":
@@ -364,7 +364,7 @@ class RedisJobQueue:
         known: frozenset[str],
     ) -> Any | None:
         job_id = fields.get(b"id", b"").decode() if fields else ""
-        if not job_id:  # the entry was deleted: nothing is left to do for it
+        if not job_id:  # the entry was deleted
             await self._redis.xack(queue, GROUP, entry)
             return None
         if job_id in known:

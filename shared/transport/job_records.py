@@ -27,7 +27,7 @@ LIST_PAGE = 200
 MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
-# Everything that this release writes; what else a hash holds is shown as `extra`.
+# All fields that this release writes; other fields of a hash are shown as `extra`.
 _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths stalls losses n b h "
     b"prompt_tokens cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms "
@@ -213,7 +213,7 @@ def end_of(fields: Fields) -> Finished | Failed | None:
 
 
 def _policy(grace_ms: bytes) -> OnDisconnect:
-    """Decodes the grace that `submit` wrote: '0' none, '' for ever, else milliseconds."""
+    """Decodes the grace that `submit` wrote: '0' none, '' unlimited, else milliseconds."""
     if not grace_ms:
         return OnDisconnect.CONTINUE
     return OnDisconnect.CANCEL if grace_ms == b"0" else OnDisconnect.GRACE

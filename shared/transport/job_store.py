@@ -64,7 +64,7 @@ class StorePolicy:
 
     grace_ms: int = 10_000  # OnDisconnect.GRACE: how long a job waits for a reader
     frontend_lease_ms: int = 10_000  # granted by submit and attach until the next heartbeat
-    delivered_retain_ms: int = 60_000  # a log whose reader was there when the job ended
+    delivered_retain_ms: int = 60_000  # a log whose reader was connected when the job ended
 
 
 class RedisJobStore:
@@ -173,7 +173,7 @@ class RedisJobStore:
         events: list[Delta | JobEvent] = []
         while True:
             with translated("read_log"):
-                # MULTI: an end seen after a page that missed it would hide what lies between.
+                # MULTI: an end seen after a page that missed it would hide the entries between.
                 pipe = self._redis.pipeline(transaction=True)
                 pipe.xrange(log_key, start, "+", count=count)
                 pipe.xrevrange(log_key, "+", "-", count=1)
@@ -286,7 +286,7 @@ class RedisJobStore:
             try:
                 await self._heartbeats.set(lease, str(lease_ms), px=lease_ms)
             except RedisError as error:
-                # Above maxmemory SET is refused; a lease that was there has been renewed.
+                # Above maxmemory SET is refused; an existing lease has been renewed.
                 if not (is_out_of_memory(error) and is_in_time):
                     raise
         return is_in_time
@@ -344,9 +344,9 @@ async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Del
     return [event for event in decoded if event is not None]
 
 
-@functools.lru_cache(maxsize=1024)  # all waiting jobs have the same words
+@functools.lru_cache(maxsize=1024)  # all waiting jobs have the same reply
 def _job_look(word: bytes) -> JobLook | None:
-    """Decodes one word of the transition's reply."""
+    """Decodes one job's part of the script's reply."""
     state, _, end = word.partition(b" ")
     num_tokens, _, num_bytes = end.partition(b"-")
     known = _STATES[state]

@@ -1,4 +1,4 @@
-"""KeptPrompts over Redis, and the comparison of what it returns."""
+"""KeptPrompts over Redis, and the comparison of prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shared.transport.ports.prompts import KeptPrompts
 MAX_LISTED = 256
 SURVEY_JOBS = 64
 SURVEY_BYTES = 2**24
-SKIPPED_BYTES = 200  # of ids behind the first different one
+SKIPPED_BYTES = 200  # of ids after the first different one
 PIECE_BYTES = 200
 # The tokens of the last block of a prefix are computed again in any case: engines cache whole
 # blocks, of 16 to 128 tokens.
@@ -82,7 +82,7 @@ class RedisKeptPrompts:
 
 
 def common_tokens(one: bytes, other: bytes) -> int:
-    """Returns how many ids two texts of `KeptPrompts.tokens` begin with in common.
+    """Returns the length in ids of the common prefix of two texts of `KeptPrompts.tokens`.
 
     It compares halves of the texts: a megabyte takes less than a millisecond.
     """
@@ -110,8 +110,8 @@ def is_earlier(record: JobRecord, other: JobRecord) -> bool:
 
 
 def _continues(text: bytes, earlier: bytes, same: int, num_earlier: int) -> bool:
-    """Returns whether a prompt has the larger part of an earlier one at its begin, or goes on like
-    it behind the tokens that differ, as where a date has changed."""
+    """Returns whether a prompt starts with the larger part of an earlier one, or continues like it
+    after the tokens that differ, e.g. after a changed date."""
     if 2 * same >= num_earlier:
         return True
     at = _bytes_of(earlier, same)

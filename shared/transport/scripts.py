@@ -47,7 +47,7 @@ class Scripts:
 
     def __init__(self, keys: Keys, retain_ms: int, *, is_sharded: bool = False) -> None:
         # While a cluster moves a slot key by key, a script would find and write a part of its keys.
-        # One that names a key which is nowhere is refused before it begins, with TRYAGAIN or ASK.
+        # One that names a missing key is refused before it starts, with TRYAGAIN or ASK.
         named = (keys.live, keys.absent) if is_sharded else (keys.live,)
         self._first_words = (len(named), *named, keys.prefix, retain_ms)
         self._sources = load_sources(is_sharded=is_sharded)

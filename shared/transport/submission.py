@@ -13,7 +13,7 @@ from shared.transport.scripts import Argument
 from shared.transport.wire import encode_job
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
-# Of a token in the log (docs/guides/production.md, Memory), and of each log probability with it.
+# Bytes of a token in the log (docs/guides/production.md, Memory), and of each log probability.
 TOKEN_BYTES, LOGPROB_BYTES = 34, 30
 # Members of SamplingParams that a job's record shows: those that a model may have defaults for.
 RECORDED_SAMPLING = (
@@ -47,7 +47,7 @@ def submit_arguments(
     dead_letter: str = "",
     again: bool = False,
 ) -> list[Argument]:
-    """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" for ever."""
+    """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" unlimited."""
     params: dict[str, Argument] = {
         "id": job.job_id,
         "model": job.model,
@@ -108,7 +108,6 @@ def _recorded(sampling: SamplingParams) -> str:
 
 
 def _token_bytes(sampling: SamplingParams) -> int:
-    """Returns the estimated bytes of a token of the output in the log."""
     if sampling.logprobs is None:
         return TOKEN_BYTES
     return TOKEN_BYTES + LOGPROB_BYTES * (1 + sampling.logprobs)

@@ -1,4 +1,4 @@
-"""Log entries and live frames: the two forms in which events cross the wire.
+"""Log entries and live frames: the two forms of events on the wire.
 
 A log entry's id is its cursor, `<tokens>-<utf8 bytes>`, both cumulative; the last entry has
 `k=end` and the id `<tokens + 1>-0`, slices of the prompt, which come first, have `k=prompt` and the
@@ -59,7 +59,7 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob] | None) -> bytes:
 
 
 def decode_logprobs(text: bytes) -> tuple[TokenLogprob, ...] | None:
-    """Raises ValueError for what is not a list of entries."""
+    """Decodes log probabilities. Raises ValueError for anything but a list of entries."""
     if not text:
         return None
     if _NULL not in text:
@@ -95,7 +95,7 @@ def decode_stop_reason(text: bytes) -> str | int | None:
 def decode_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> JobEvent | None:
     """Returns the event of a log entry; None for a kind of entry from a newer release.
 
-    Raises ValueError for what is malformed.
+    Raises ValueError for malformed input.
     """
     kind = fields.get(b"k")
     if kind == b"end":
@@ -155,7 +155,7 @@ def decode_frame(data: bytes) -> JobEvent | None:
 
 
 def _time(text: bytes) -> int | None:
-    """Returns a time in ms; None where an earlier release wrote none, and for a message."""
+    """Returns a time in ms; None if an earlier release wrote none, and for a message."""
     return int(text) if text.isdigit() else None
 
 
@@ -205,8 +205,8 @@ def lost_output(end: Finished | Failed) -> Failed:
 
 # Segments on the wire: the pieces of a delta, and which choice of its job each belongs to.
 #
-# JSON without '|': `[[choice, tokens, bytes, finish reason, stop reason], ...]`, where what is None
-# at the end of a segment is left out; '' for a delta without segments (all of it is choice 0's).
+# JSON without '|': `[[choice, tokens, bytes, finish reason, stop reason], ...]`, without trailing
+# Nones; '' for a delta without segments (all of it is choice 0's).
 
 _decoder = msgspec.json.Decoder(tuple[Segment, ...])
 
@@ -229,7 +229,7 @@ def encode_segments(segments: Sequence[Segment] | None) -> str:
 
 
 def decode_segments(text: bytes) -> tuple[Segment, ...] | None:
-    """Raises ValueError for what is not a list of segments."""
+    """Decodes segments. Raises ValueError for anything but a list of segments."""
     return _decoder.decode(text) if text else None
 
 
@@ -252,8 +252,8 @@ def chain_hash(previous: str, token_ids: Iterable[int]) -> str:
 
 # A job as the JSON text that is stored under `req:<id>`.
 #
-# Members that this release does not know are ignored, so a newer frontend may add some; what a
-# reader must understand to run a job right raises the schema version instead (see docs/WIRE.md).
+# Unknown members are ignored, so a newer frontend may add some; members that a reader must
+# understand raise the schema version instead (see docs/WIRE.md).
 
 SCHEMA_VERSION = 1
 
@@ -268,7 +268,7 @@ class PayloadInvalid(ValueError):
 
 
 def encode_job(job: Job) -> bytes:
-    """Encodes what a worker needs: the job without the fields that are stored beside it."""
+    """Encodes a job for the worker, without the fields that are stored separately."""
     if job.request_record or job.idempotency is not None or job.durability is not Durability.NONE:
         job = replace(job, request_record="", idempotency=None, durability=Durability.NONE)
     return _encoder.encode(job)

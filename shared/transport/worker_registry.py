@@ -125,8 +125,8 @@ class RedisWorkerRegistry:
         now_ms, seen_ms, kept_until_ms = _milliseconds(time), dict(seen), dict(kept)
 
         def is_stored(name: bytes) -> bool:
-            """Returns whether the card's blobs are there: the card itself is dropped later, by the
-            next announcement."""
+            """Returns whether the card's blobs exist: the card itself is dropped by the next
+            announcement."""
             last_ms = max(seen_ms.get(name, 0) + CARD_LIFE_MS, kept_until_ms.get(name, 0))
             return name.decode() in serving or now_ms <= last_ms
 
@@ -162,7 +162,7 @@ def _milliseconds(time: tuple[int, int]) -> int:
 
 
 def _announced(card: bytes, unserved_s: float, workers: Sequence[WorkerStatus]) -> AnnouncedModel:
-    """Returns a model with what all its workers keep.
+    """Returns a model with the promises that all its workers keep.
 
     One whose engine is still loading, or of an older release, does not report all of it.
     """

@@ -91,6 +91,7 @@ def test_compose_scrapes_the_services_and_ports_that_it_has() -> None:
             assert not source.startswith(".") or (REPOSITORY / source).exists(), source
 
 
+@pytest.mark.promise("Streaming: one command serves on port 8000")
 def test_compose_keeps_jobs_safe_by_its_settings() -> None:
     command = SERVICES["redis"]["command"]
     assert command[command.index("--appendonly") + 1] == "yes"

@@ -177,6 +177,7 @@ def api_image() -> Iterator[Image]:
         yield image
 
 
+@pytest.mark.promise("HTTP: frontends hold no model")
 @pytest.mark.packages
 def test_the_api_extra_alone_imports_the_app_and_brings_no_torch(api_image: Image) -> None:
     code = (

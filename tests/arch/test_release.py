@@ -83,7 +83,7 @@ def test_a_release_is_of_one_version() -> None:
         ("v0.3.0", CHANGELOG, "0.3.0", "no section"),
         ("v0.1.0", CHANGELOG, "0.1.0", "newer sections"),
         ("v0.2.0", CHANGELOG.replace("2027-01-02", "unreleased"), "0.2.0", "date"),
-        ("v0.2.0", CHANGELOG.replace("\nnew\n", "\n"), "0.2.0", "says nothing"),
+        ("v0.2.0", CHANGELOG.replace("\nnew\n", "\n"), "0.2.0", "an empty section"),
     ],
 )
 def test_what_is_no_release_is_named(tag: str, changelog: str, number: str, words: str) -> None:

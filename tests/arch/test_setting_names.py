@@ -1,4 +1,4 @@
-"""Pages, deployments and the output of the programs name settings as they are set: with the prefix."""
+"""Pages, deployments and the output of the programs name settings with their prefix."""
 
 from __future__ import annotations
 
@@ -65,6 +65,9 @@ PAGES = [path for path in listed("*.md") if not path.startswith(("docs/adr/", "t
 SOURCES = listed("api/*.py", "worker/*.py", "shared/*.py", "penstock/*.py")
 
 
+@pytest.mark.promise(
+    "Command: files of deployments, pages and messages name a setting as it is set, with the prefix"
+)
 @table("path", DEPLOYED)
 def test_deployments_set_no_name_without_the_prefix(path: str) -> None:
     """No process would read it."""

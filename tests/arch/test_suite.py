@@ -109,7 +109,8 @@ def suite(directory: Path, *arguments: str) -> tuple[int, list[str]]:
 def test_the_last_lines_name_the_failures_of_every_run(tmp_path: Path) -> None:
     (tmp_path / "test_good.py").write_text(GOOD)
     (tmp_path / "test_bad.py").write_text(BAD)
-    status, lines = suite(tmp_path, "run", "-q test_good.py", "-q test_bad.py", "-q test_good.py")
+    runs = ("-m 'not browser' test_good.py", "-q test_bad.py", "-q test_good.py")
+    status, lines = suite(tmp_path, "run", *runs)
     assert status == 1
     counts, *failed = lines[-3:]
     assert counts.startswith("6 tests in 3 runs, ")
@@ -132,6 +133,11 @@ def test_what_fails_is_run_again_and_named(tmp_path: Path) -> None:
     status, lines = suite(tmp_path, "failed")
     assert status == 0
     assert lines[-2:] == [f"run twice: {name} (failed, then passed)" for name in twice]
+    (tmp_path / "test_good.py").write_text(GOOD)
+    assert suite(tmp_path, "run", "test_good.py")[0] == 0
+    status, lines = suite(tmp_path, "failed")
+    assert (status, len(lines)) == (5, 1)
+    assert "nothing to run again" in lines[0]
 
 
 def test_what_a_test_leaves_behind_is_named_and_fails(tmp_path: Path) -> None:
@@ -161,26 +167,6 @@ def test_more_than_a_failed_test_is_not_passed_by_running_again(tmp_path: Path) 
     assert lines[-1] == "pytest ended with status 4: see above"
 
 
-def test_everything_passed(tmp_path: Path) -> None:
-    (tmp_path / "test_good.py").write_text(GOOD)
-    status, lines = suite(
-        tmp_path, "run", "--marks", "not browser", "-p no:cacheprovider test_good.py"
-    )
-    assert status == 0
-    assert lines[-1].endswith(": 1 passed, 0 failed")
-    status, lines = suite(tmp_path, "failed")
-    assert (status, len(lines)) == (5, 1)
-    assert "nothing to run again" in lines[0]
-
-
-def test_a_run_whose_arguments_begin_with_an_option_is_a_run(tmp_path: Path) -> None:
-    (tmp_path / "test_good.py").write_text(GOOD)
-    (tmp_path / "test_bad.py").write_text(BAD)
-    status, lines = suite(tmp_path, "run", "test_bad.py", '-m "not browser" test_good.py')
-    assert status == 1
-    assert "in 2 runs" in "".join(lines)
-
-
 def test_a_run_beside_the_first_has_a_low_priority_and_its_failures_are_named(
     tmp_path: Path,
 ) -> None:
@@ -195,18 +181,9 @@ def test_a_run_beside_the_first_has_a_low_priority_and_its_failures_are_named(
     assert lines[-1] == "failed: test_beside.py::test_beside"
 
 
-@pytest.mark.parametrize(
-    ("signum", "is_from_terminal"),
-    [
-        (signal.SIGINT, True),
-        (signal.SIGHUP, True),
-        (signal.SIGTERM, False),
-        (signal.SIGKILL, False),
-    ],
-    ids=("ctrl-c", "closed terminal", "terminated", "killed"),
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=("ctrl-c", "killed"))
 def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
-    tmp_path: Path, signum: signal.Signals, is_from_terminal: bool
+    tmp_path: Path, signum: signal.Signals
 ) -> None:
     files = []
     for name in ("first", "beside"):
@@ -216,9 +193,8 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
     dies = dying_with_this_process()
 
     def in_a_terminal() -> None:
-        """Undoes what the background of a script or nohup ignores."""
-        for ignored in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_DFL)
+        """Undoes what the background of a script ignores."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if dies is not None:
             dies()
 
@@ -234,7 +210,7 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
     until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     # A terminal signals all processes in its foreground.
-    (os.killpg if is_from_terminal else os.kill)(process.pid, signum)
+    (os.killpg if signum is signal.SIGINT else os.kill)(process.pid, signum)
     output, _ = process.communicate(timeout=60)
     until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
     if signum is not signal.SIGKILL:

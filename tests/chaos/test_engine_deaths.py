@@ -25,7 +25,7 @@ async def test_a_hanging_engine_is_replaced_and_its_jobs_move(scenario: Scenario
         worker = await scenario.worker_of(clients[0].reading.job_id)
         hanging = worker.engine_pid()
         worker.freeze_engine()
-        killed = f"makes no progress and is killed engine_pid={hanging}"
+        killed = f"made no progress and was killed engine_pid={hanging}"
         await until(lambda: killed in worker.log, "it")
     await scenario.all_finished(clients)
     await until(lambda: worker.engine_pid() != hanging, "another engine")

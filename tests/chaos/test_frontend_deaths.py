@@ -99,6 +99,9 @@ async def test_jobs_of_a_dead_frontend_are_orphaned_and_queued_ones_never_run(
     await scenario.settled()
 
 
+@pytest.mark.promise(
+    "Access: readers at several frontends keep a job alive; jobs without readers leave the queue"
+)
 async def test_a_plain_job_outlives_the_frontend_of_one_of_its_readers(scenario: Scenario) -> None:
     await scenario.deployment.use_frontends(2, FRONTEND_LEASE_MS=2000)
     posted = [scenario.client(400, first_url=at) for at in range(2)]

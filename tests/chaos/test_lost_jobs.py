@@ -140,9 +140,13 @@ async def _no_job(scenario: Scenario, names: Sequence[str]) -> bool:
     """Or so quickly put back that it shows in the worker's log alone."""
     worker = scenario.deployment.workers[0]
     gone = [not await scenario.job(name.removeprefix("resp_")) for name in names]
-    return any(gone) or "a lost job was put back" in worker.log
+    return any(gone) or "restored a job that Redis had lost" in worker.log
 
 
+@pytest.mark.promise(
+    "Responses: an accepted response ends and can be retrieved, also if Redis loses it: its worker "
+    "or its frontend puts it back (while one of the two lives)"
+)
 async def test_background_responses_outlive_an_emptied_server(
     scenario: Scenario, background: Background
 ) -> None:

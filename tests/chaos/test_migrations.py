@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar, regex_grammar
@@ -68,6 +70,10 @@ REGEX = "([a-f]{4}-){30}"
 GRAMMARS = (json_schema_grammar(ROWS, "schema"), regex_grammar(REGEX, "regex"))
 
 
+@pytest.mark.promise(
+    "Grammars: the output is the same after preemption, in any batch, and continued by another "
+    "worker after any token"
+)
 async def test_structured_answers_move_and_stay_in_their_grammars(scenario: Scenario) -> None:
     await scenario.deployment.use_workers(
         RUNNER="model", DTYPE="float32", DEVICE="cpu", NUM_KV_BLOCKS=256

@@ -91,6 +91,10 @@ def _job(scenario: Scenario, client: Client) -> dict[str, Any]:
     return _get(scenario, f"/v1/jobs/gen-{client.reading.job_id}")
 
 
+@pytest.mark.promise(
+    "vLLM: an output that is cut continues as if it had not been; where it does not, the model and "
+    "its jobs say so"
+)
 async def test_a_cut_stream_keeps_what_was_sent_and_goes_on_with_other_tokens(
     scenario: Scenario, greedy: list[int]
 ) -> None:

@@ -111,6 +111,9 @@ def _figures(scenario: Scenario) -> dict[str, Any]:
     return dict(worker)
 
 
+@pytest.mark.promise(
+    "vLLM: preemption in vLLM loses nothing; a cancelled job frees its blocks within a few steps"
+)
 async def test_requests_that_wait_for_blocks_lose_nothing(
     scenario: Scenario, expected: list[list[int]]
 ) -> None:
@@ -145,6 +148,10 @@ async def _idle(scenario: Scenario) -> dict[str, Any]:
     return dict(await until(figures, "an idle engine"))
 
 
+@pytest.mark.promise(
+    "vLLM: a stream whose vLLM is killed, or whose worker leaves for another vLLM or for this "
+    "project's engine, says what it would have said"
+)
 async def test_streams_of_a_killed_engine_go_on(
     scenario: Scenario, expected: list[list[int]]
 ) -> None:
@@ -207,6 +214,10 @@ async def test_the_first_scored_prompt_compiles_nothing_in_a_starved_engine(
     await scenario.settled()
 
 
+@pytest.mark.promise(
+    "vLLM: a job that kills vLLM again and again ends as `poison`, its neighbours finish (in `make "
+    "chaos`)"
+)
 @pytest.mark.long
 async def test_a_poison_job_ends_and_its_neighbours_finish(
     scenario: Scenario, expected: list[list[int]]

@@ -39,6 +39,11 @@ def langgraph(demo_url: str) -> dict[str, Any]:
     return framework_says(ENVIRONMENT, "langgraph_cases", demo_url, DEMO)
 
 
+@pytest.mark.promise(
+    "Clients: agent frameworks run their own loops: tools are called with valid arguments, results "
+    "are returned, typed output parses, the loop ends, whole and streamed (pydantic-ai, "
+    "openai-agents, LangGraph, smolagents, LlamaIndex, instructor, the AI SDK)"
+)
 @pytest.mark.parametrize("kind", ALL)
 def test_pydantic_ai_runs_a_tool_and_ends(pydantic_ai: dict[str, Any], kind: str) -> None:
     whole, streamed = outcome(pydantic_ai, f"loop_{kind}"), outcome(pydantic_ai, f"stream_{kind}")

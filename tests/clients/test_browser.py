@@ -117,6 +117,10 @@ def test_a_stream_is_read_piece_by_piece(page: Page, service: RunningService) ->
     assert answer["headers"]["content-type"].startswith("text/event-stream")
 
 
+@pytest.mark.promise(
+    "Clients: a page of an allowed origin (any of this machine, without keys) streams, aborts in "
+    "every state and reads errors"
+)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_an_abort_cancels_the_job_wherever_it_is(

@@ -127,6 +127,10 @@ def running_job(service: RunningService) -> Iterator[str]:
         httpx.delete(f"{service.base_url}/v1/jobs/{job_id}")
 
 
+@pytest.mark.promise(
+    "Access: a foreign page reads, starts and cancels nothing on a server without keys, also under "
+    "its own name"
+)
 def test_a_foreign_page_reads_nothing(
     hostile: Page, service: RunningService, running_job: str
 ) -> None:

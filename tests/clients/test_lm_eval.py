@@ -92,6 +92,9 @@ def expected(rows: list[dict[str, object]]) -> list[list[float]]:
     return sums
 
 
+@pytest.mark.promise(
+    "Clients: lm-evaluation-harness scores multiple-choice tasks with its own client"
+)
 def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
     harness: Path, base_url: str, tmp_path: Path
 ) -> None:

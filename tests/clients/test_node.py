@@ -67,6 +67,9 @@ def test_breaking_out_of_the_loop_cancels_the_job(service: RunningService) -> No
     wait_until(lambda: not service.worker.jobs, "the worker to drop it")
 
 
+@pytest.mark.promise(
+    "Clients: Node's SDK and the AI SDK stream, break off, abort in every state and run tools"
+)
 @pytest.mark.parametrize("form", ["stream", "whole"])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_an_abort_cancels_the_job_wherever_it_is(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.api.chat_service import ECHO_HERMES, STOP, chat_service, hermes_call, saying
+from tests.integration.api.chat_service import (
+    ECHO_HERMES,
+    STOP,
+    hermes_call,
+    module_chat_service,
+    saying,
+)
 from tests.support.node import node_says
 from tests.support.redis_server import redis_url  # noqa: F401
 
@@ -17,13 +22,7 @@ pytestmark = [pytest.mark.node, pytest.mark.packages]
 CALL = hermes_call("depth", '{"gate": 3}')
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    with chat_service(redis_url, tmp_path_factory.mktemp("node"), (ECHO_HERMES,)) as url:
-        yield url
+base_url = module_chat_service(ECHO_HERMES)
 
 
 def says(base_url: str, case: str, **options: Any) -> Any:

@@ -138,6 +138,10 @@ def test_tokens_come_through_a_proxy_as_they_are_made(
     assert text_of(client.output) == whole_text(service)
 
 
+@pytest.mark.promise(
+    "Clients: a stream outlasts a proxy with a timeout shorter than the wait, over HTTP/1.0, 1.1 "
+    "and 2"
+)
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_outlasts_the_proxy_s_patience_in_the_queue(
     service: RunningService, proxy: Proxy, path: str

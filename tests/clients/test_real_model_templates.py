@@ -103,7 +103,7 @@ def test_special_tokens_in_a_message_are_text_unless_they_are_allowed(
         assert answered(url, messages).json()["prompt_token_ids"] == as_tokens
 
 
-def test_an_answer_that_was_begun_is_continued_as_transformers_continues_it(
+def test_a_started_answer_is_continued_as_in_transformers(
     base_url: str, theirs: PreTrainedTokenizerBase
 ) -> None:
     messages = [SYSTEM, USER, {"role": "assistant", "content": "It is"}]

@@ -189,7 +189,7 @@ def test_what_services_keep_is_their_users_and_survives_them(project: Project) -
     assert str(project.volume("files").stat().st_uid) == USER
 
 
-def test_redis_has_a_bound_and_keeps_what_it_says(project: Project) -> None:
+def test_redis_is_bounded_and_persists_its_data(project: Project) -> None:
     (redis,) = project.of("redis")
     answered = redis.execute("valkey-cli", "CONFIG", "GET", "maxmemory*").stdout.split()
     found = dict(zip(answered[::2], answered[1::2], strict=True))

@@ -143,6 +143,7 @@ def test_many_streams_of_asyncio_pass_over_a_killed_frontend(
     until(lambda: is_whole(urls), "the successor", 60)
 
 
+@pytest.mark.promise("Client: a job in the background is picked up by any process")
 def test_a_background_job_is_picked_up_by_another_process(
     urls: list[str], client: Client, throttle: Throttle
 ) -> None:

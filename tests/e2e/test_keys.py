@@ -65,7 +65,7 @@ def test_the_pages_ask_for_a_key_once(penstock: Launched) -> None:
         page.get_by_role("button", name="Send").click()
         expect(page.get_by_role("log")).to_contain_text(re.compile(r"water and iron\s*assistant"))
         page.goto("/dashboard")
-        expect(page.get_by_text("All is well.")).to_be_visible()
+        expect(page.get_by_text("Healthy.")).to_be_visible()
         expect(page.locator("#jobs").get_by_text("finished").first).to_be_visible()
         tab.expect_complaint("401")
         tab.close()
@@ -83,7 +83,7 @@ def test_the_dashboard_asks_for_a_key_and_then_shows_the_workers(penstock: Launc
         tab.page.get_by_role("button", name="Use this key").click()
         expect(tab.page.locator("#workers tr")).to_have_count(1)
         expect(tab.page.locator("#tenants td").first).to_have_text("acme")
-        expect(tab.page.get_by_text("All is well.")).to_be_visible()
+        expect(tab.page.get_by_text("Healthy.")).to_be_visible()
         tab.expect_complaint("401")
         tab.close()
 
@@ -113,6 +113,7 @@ def test_a_link_and_a_job_open_in_the_page_with_the_key_alone(penstock: Launched
         tab.close()
 
 
+@pytest.mark.promise("Dashboard: links to jobs ask for the key where one is needed, and hold none")
 @pytest.mark.browser
 def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Launched) -> None:
     response = httpx.post(
@@ -141,6 +142,7 @@ def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Lau
         tab.close()
 
 
+@pytest.mark.promise("Access: without keys only this machine is served")
 def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "penstock.launcher"],

@@ -34,6 +34,9 @@ def wait_until_dead(pids: list[int], timeout_s: float = 60.0) -> list[int]:
     return alive
 
 
+@pytest.mark.promise("Streaming: one command serves on port 8000")
+@pytest.mark.promise("Engine: no process outlives its owner")
+@pytest.mark.promise("HTTP: it boots, streams, shares the scheduler and stays flat")
 def test_the_printed_curl_line_streams_text_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     penstock = Launched(tmp_path).start()
     started = penstock.descendants()
@@ -84,6 +87,7 @@ def test_any_frontend_relays_any_job_and_workers_share_the_queue(tmp_path: Path)
         assert len(health["workers"]) == 2
 
 
+@pytest.mark.promise("Telemetry: several workers of `make run` have a port for metrics each")
 def test_each_worker_has_a_metrics_port_and_each_line_the_name_of_its_process(
     tmp_path: Path,
 ) -> None:

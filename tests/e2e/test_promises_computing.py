@@ -59,6 +59,10 @@ def first_token_s(service: ServiceClient, prompt: list[int]) -> float:
     return service.generate(prompt, 1)[0].at_s - begin_s
 
 
+@pytest.mark.promise(
+    "HTTP: `/health` does not wait for the model, and a stuck engine is detected (as a share of a "
+    "step that the same run measured; never in milliseconds)"
+)
 @pytest.mark.alone
 def test_health_answers_while_the_engine_computes(service: ServiceClient) -> None:
     """Alone, the whole prompt is one step. Who waited for steps would wait for half of one."""
@@ -82,6 +86,7 @@ def largest_gap_s(events: list[Event], begin_s: float, end_s: float) -> float:
     return max(later - earlier for earlier, later in pairwise(moments))
 
 
+@pytest.mark.promise("Streaming: a long prompt is computed in chunks beside running streams")
 @pytest.mark.alone
 def test_a_stream_goes_on_beside_a_long_prompt(service: ServiceClient) -> None:
     """In one step the prompt would hold the stream up for as long as it takes alone."""

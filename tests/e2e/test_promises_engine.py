@@ -41,6 +41,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         yield made
 
 
+@pytest.mark.promise(
+    "Streaming: policy, seats, token budget, KV size and block size are settings and reported"
+)
+@pytest.mark.promise("HTTP: one load, a pool sized from the settings, both reported")
 def test_engine_options_are_set_by_the_environment_and_shown_by_health(
     service: ServiceClient,
 ) -> None:
@@ -57,6 +61,7 @@ def test_engine_options_are_set_by_the_environment_and_shown_by_health(
     assert service.penstock.output.count("the model is loaded") == 1
 
 
+@pytest.mark.promise("Streaming: five counts of each worker in `/health`")
 def test_one_more_than_there_are_seats_waits(service: ServiceClient) -> None:
     before = service.until_idle()
     with ExitStack() as stack:
@@ -84,6 +89,13 @@ def test_one_more_than_there_are_seats_waits(service: ServiceClient) -> None:
     service.until_idle()
 
 
+@pytest.mark.promise("Streaming: all decoding sequences share one forward pass")
+@pytest.mark.promise("Streaming: requests sent together run together")
+@pytest.mark.promise("Chat: a second request does not wait for the first")
+@pytest.mark.promise(
+    "HTTP: two concurrent requests take about as long as one (eight at once take less than half of "
+    "eight alone, in the same run)"
+)
 @pytest.mark.alone
 def test_all_that_decode_share_each_step(service: ServiceClient) -> None:
     begin_s = time.monotonic()
@@ -135,6 +147,14 @@ def test_a_long_prompt_is_computed_beside_a_stream_that_goes_on(service: Service
     assert min(shares) < 0.4, shares
 
 
+@pytest.mark.promise(
+    "Streaming: a computed prompt stays cached for the next request, without an owner"
+)
+@pytest.mark.promise(
+    "Streaming: a repeated prefix is not computed again (by counters, and by a first token in less "
+    "than 0.6 of the time, in the same run)"
+)
+@pytest.mark.promise("Engine: cached tokens are in the usage")
 @pytest.mark.alone
 def test_the_second_time_a_prompt_comes_out_of_the_cache(service: ServiceClient) -> None:
     shares = []
@@ -159,6 +179,10 @@ def test_the_second_time_a_prompt_comes_out_of_the_cache(service: ServiceClient)
     assert after["step"] - before["step"] <= 5  # where the budget alone would ask for ten more
 
 
+@pytest.mark.promise("Engine: short of blocks, the youngest is preempted; no output changes")
+@pytest.mark.promise(
+    "Runtime: only generated tokens are streamed, and none again after recomputing"
+)
 def test_preempted_streams_pause_and_lose_nothing(service: ServiceClient) -> None:
     """Eight times 360 tokens want 720 blocks of 512."""
     before = service.until_idle()
@@ -169,6 +193,11 @@ def test_preempted_streams_pause_and_lose_nothing(service: ServiceClient) -> Non
     assert service.until_idle()["preemptions"] > before["preemptions"]
 
 
+@pytest.mark.promise(
+    "Chat: a client that disconnects stops its job within a few steps (at most 15 steps after its "
+    "cancel, with steps of 10 ms; a disconnect is seen within a quarter of the response)"
+)
+@pytest.mark.promise("HTTP: a disconnect crashes nothing and frees the blocks")
 @pytest.mark.alone
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_frees_its_blocks_and_stops_the_counter(

@@ -36,6 +36,7 @@ def health_median_s(service: ServiceClient, num_times: int) -> float:
     return statistics.median(times)
 
 
+@pytest.mark.promise("Streaming: HTTP answers while a step runs")
 def test_health_answers_while_a_step_is_in_flight(service: ServiceClient) -> None:
     with service.stream("/generate", {"prompt": "slow", "max_tokens": 5}) as events:
         next(events)
@@ -46,6 +47,7 @@ def test_health_answers_while_a_step_is_in_flight(service: ServiceClient) -> Non
     assert median_s < STEP_S / 4
 
 
+@pytest.mark.promise("Streaming: tokenizing does not hold up the event loop")
 def test_health_answers_while_a_megabyte_of_prompt_is_tokenized(service: ServiceClient) -> None:
     prompt = "the keeper writes the level " * 37_000
     assert len(prompt) > 1_000_000
@@ -65,6 +67,10 @@ def test_health_answers_while_a_megabyte_of_prompt_is_tokenized(service: Service
     assert max(times) < sum(times) / 2
 
 
+@pytest.mark.promise(
+    "Streaming: requests that arrive during a step start at the next one; submitting waits for no "
+    "step"
+)
 def test_submitting_does_not_wait_for_steps(service: ServiceClient) -> None:
     """A hundred jobs come in during a few steps and start together at the next."""
     before = service.until_idle()

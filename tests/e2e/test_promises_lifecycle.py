@@ -10,10 +10,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from shared.process import dying_with_this_process
 from tests.support.launched import REPOSITORY, Launched, descendants_of, free_port, is_alive
 
 
+@pytest.mark.promise(
+    "Streaming: stopped at any moment of its start, it does not hang and leaves no process"
+)
 def test_a_stop_at_any_moment_of_the_start_leaves_no_process(tmp_path: Path) -> None:
     rng = random.Random(3)
     seen: set[int] = set()
@@ -50,6 +55,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_no_process(tmp_path: Path) -> 
     assert [Path(f"/proc/{pid}/cmdline").read_text() for pid in seen if is_alive(pid)] == []
 
 
+@pytest.mark.promise("HTTP: no wait delays the shutdown")
 def test_an_idle_service_ends_at_once(tmp_path: Path) -> None:
     """Grace times are for streams that run: without one nobody waits."""
     env = {"RUNNER": "echo", "PULL_BLOCK_MS": "5000", "STOP_TIMEOUT_S": "3600"}

@@ -77,6 +77,14 @@ def run_many(service: ServiceClient, count: int) -> None:
             assert token_ids_of(events) == echo(body["prompt"], 4)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("Streaming: an ended stream leaves nothing in tables, channels or keys")
+@pytest.mark.promise(
+    "HTTP: memory stays flat over many requests (memory of the processes, with the echo runner and "
+    "with the demo model in its default tier, blocks and keys; a device's memory needs a device)"
+)
+@pytest.mark.promise("HTTP: an end frees blocks and tables")
+@pytest.mark.promise("HTTP: frontends hold no model")
+@pytest.mark.promise("HTTP: blocks are freed at every end")
 def test_many_requests_leave_nothing_behind(service: ServiceClient) -> None:
     pids = {name: service.pid_of(name) for name in ("worker", "worker.runtime", "api")}
     run_many(service, 300)
@@ -113,6 +121,7 @@ async def leave_at_random(base_url: str, rng: random.Random, count: int) -> None
         )
 
 
+@pytest.mark.promise("Chat: disconnects at random moments affect no other client")
 def test_two_hundred_disconnects_at_random_leave_everything_alive(service: ServiceClient) -> None:
     processes = set(service.penstock.descendants())
     asyncio.run(leave_at_random(service.base_url, random.Random(5), 200))
@@ -122,6 +131,8 @@ def test_two_hundred_disconnects_at_random_leave_everything_alive(service: Servi
     assert token_ids_of(service.generate([5, 6], 5)) == [5, 6, 5, 6, 5]
 
 
+@pytest.mark.promise("Streaming: idle costs next to nothing, and the next request starts at once")
+@pytest.mark.promise("HTTP: idle does not spin, nor do waiting streams")
 @pytest.mark.alone
 def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(service: ServiceClient) -> None:
     service.until_idle()
@@ -148,6 +159,10 @@ def test_an_idle_service_costs_next_to_nothing_and_wakes_at_once(service: Servic
     assert wait_s < 20 * (answer_s + STEP_S), (waits_s, answers_s)
 
 
+@pytest.mark.promise(
+    "Streaming: over the limit a request is refused at once with `Retry-After`; accepted ones are "
+    "not affected"
+)
 @pytest.mark.alone
 def test_too_many_at_once_are_refused_and_the_others_do_not_notice(tmp_path: Path) -> None:
     env = {

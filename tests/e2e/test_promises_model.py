@@ -45,6 +45,10 @@ def complete(service: ServiceClient, prompt: str, max_tokens: int) -> tuple[str,
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
+@pytest.mark.promise(
+    "Streaming: a small model without any download (trained in advance and shipped; `make "
+    "demo-model` reproduces it)"
+)
 def test_the_model_that_ships_is_ready_without_any_download(service: ServiceClient) -> None:
     assert "the model is loaded" in service.penstock.output
     (model,) = service.http.get("/v1/models").json()["data"]
@@ -53,6 +57,11 @@ def test_the_model_that_ships_is_ready_without_any_download(service: ServiceClie
     assert model["max_model_len"] == json.loads(DEMO_CONFIG.read_text())["max_position_embeddings"]
 
 
+@pytest.mark.promise(
+    "Streaming: one model for the life of the process, no gradients, greedy output never varies "
+    "(up to rounding where products of many rows are computed differently (ADR 26), never for "
+    "small weights)"
+)
 def test_the_same_greedy_prompt_gives_the_same_text_alone_and_in_company(
     service: ServiceClient,
 ) -> None:
@@ -110,6 +119,7 @@ def break_one_token(checkpoint: Path) -> None:
     save_file({**tensors, "model.embed_tokens.weight": embedding}, path, {"format": "pt"})
 
 
+@pytest.mark.promise("Streaming: a failing step ends its own streams with an error, and no others")
 def test_a_step_that_fails_ends_its_stream_in_words_and_spares_the_others(
     tmp_path: Path,
 ) -> None:

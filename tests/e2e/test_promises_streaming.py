@@ -62,6 +62,10 @@ def service(
         yield made
 
 
+@pytest.mark.promise("Streaming: tokens are streamed as they are generated")
+@pytest.mark.promise("Streaming: at its token limit a stream ends cleanly")
+@pytest.mark.promise("Chat: one chunk per delta of text, sent when it is generated")
+@pytest.mark.promise("HTTP: tokens are sent as they are decoded")
 @pytest.mark.alone
 def test_each_token_arrives_when_it_is_made(service: ServiceClient) -> None:
     *tokens, last, done = service.generate("First Citizen:", 50)
@@ -73,6 +77,7 @@ def test_each_token_arrives_when_it_is_made(service: ServiceClient) -> None:
     assert last.at_s - tokens[0].at_s >= 10 * STEP_MS / 1000
 
 
+@pytest.mark.promise("Streaming: the first event is marked and has the time to the first token")
 def test_the_time_to_the_first_token_is_reported_as_the_client_measures_it(
     service: ServiceClient,
 ) -> None:
@@ -87,6 +92,10 @@ def test_the_time_to_the_first_token_is_reported_as_the_client_measures_it(
     assert 0 <= job["timings"]["queue_ms"] <= job["timings"]["ttft_ms"] <= measured_ms + 1
 
 
+@pytest.mark.promise("Chat: the last chunk has an empty delta and the finish reason")
+@pytest.mark.promise(
+    "Chat: id, time, model and object stay the same through a stream, also across workers"
+)
 def test_a_stream_keeps_its_name_and_its_tokens_when_its_worker_is_killed(
     service: ServiceClient, throttle: Throttle
 ) -> None:
@@ -112,6 +121,8 @@ def test_a_stream_keeps_its_name_and_its_tokens_when_its_worker_is_killed(
     service.until(lambda: service.health()["status"] == "ok", "the worker's successor")
 
 
+@pytest.mark.promise("Streaming: unique ids in order of time; the submit time is recorded")
+@pytest.mark.promise("Streaming: each stream gets its own tokens, without loss or repeats")
 def test_two_hundred_streams_lose_and_double_nothing(service: ServiceClient) -> None:
     prompts = [[300 + (7 * i + j) % 900 for j in range(3 + i % 11)] for i in range(200)]
     bodies = [{"prompt": prompt, "max_tokens": 5 + i % 20} for i, prompt in enumerate(prompts)]
@@ -136,6 +147,9 @@ TEXTS = (
 )
 
 
+@pytest.mark.promise("Chat: the chunks concatenated equal the unstreamed response")
+@pytest.mark.promise("Runtime: invalid bytes are U+FFFD, once, also at the end")
+@pytest.mark.promise("Runtime: unstreamed text is decoded in the same way")
 def test_deltas_put_together_are_the_unstreamed_answer(service: ServiceClient) -> None:
     def compare(number: int) -> tuple[str, str]:
         body = {
@@ -189,6 +203,7 @@ async def through(proxy: ImpatientProxy, body: str) -> str:
     return received.decode()
 
 
+@pytest.mark.promise("Chat: comments keep quiet streams alive through proxies with short timeouts")
 @pytest.mark.alone
 def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(
     service: ServiceClient,
@@ -219,6 +234,9 @@ def test_keepalives_carry_a_waiting_stream_through_an_impatient_proxy(
     assert job["timings"]["queue_ms"] > PROXY_PATIENCE_S * 1000
 
 
+@pytest.mark.promise(
+    "Chat: a slow reader delays no other, and one that stops reading is disconnected"
+)
 def test_a_reader_that_stops_reading_delays_no_other(service: ServiceClient) -> None:
     body = b'{"prompt": "stopped", "max_tokens": 1500}'
     with socket.socket() as stopped:
@@ -249,6 +267,7 @@ def test_a_reader_that_stops_reading_delays_no_other(service: ServiceClient) -> 
     service.until_idle()  # closing the socket has cancelled it
 
 
+@pytest.mark.promise("Chat: `[DONE]` is last, however the stream ends")
 def test_done_is_last_however_a_stream_ends(service: ServiceClient) -> None:
     """Cancelled here; failures, stops and lengths are in the tests of the frontend alone."""
     with service.stream("/v1/chat/completions", {**CHAT, "max_tokens": 800}) as events:

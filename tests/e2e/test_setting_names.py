@@ -11,6 +11,10 @@ from tests.support.launched import Launched
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.promise(
+    "Command: an unknown and a misspelt name of a setting is warned of once for all processes of a "
+    "launcher; another program's `HOST` is not ours"
+)
 def test_each_name_is_warned_of_once_for_all_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def models_file(directory: Path, text: str) -> dict[str, str]:
     return {"MODELS_FILE": "models.toml", "RUNNER": "echo"}
 
 
+@pytest.mark.promise("Models: one command serves several models by their names")
 def test_two_models_are_served_by_their_names(tmp_path: Path) -> None:
     env = models_file(
         tmp_path,
@@ -42,6 +43,9 @@ def test_two_models_are_served_by_their_names(tmp_path: Path) -> None:
         assert sorted(worker["models"] for worker in workers) == [["one"], ["two"], ["two"]]
 
 
+@pytest.mark.promise(
+    "Models: a model that cannot be loaded is named with its reason, and the others are served"
+)
 def test_a_model_that_cannot_be_loaded_is_named_and_the_other_is_served(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -23,7 +23,7 @@ SETTINGS = {name.upper() for name in setting_names()}
 def codes_of_the_page() -> set[str]:
     """The codes in the first cells of the tables with errors."""
     _, _, errors = TROUBLES.read_text().partition("## Errors of requests")
-    errors, _, _ = errors.partition("## What stops a start")
+    errors, _, _ = errors.partition("## Errors at start")
     rows = [line.split(" | ")[0] for line in errors.splitlines() if line.startswith("| `")]
     return {code for row in rows for code in CODE.findall(row)}
 

@@ -42,6 +42,10 @@ def p95(values: list[float]) -> float:
     return sorted(values)[int(0.95 * (len(values) - 1))]
 
 
+@pytest.mark.promise(
+    "Neighbours: a tenant that fills a bound of a frontend (open responses, sockets, dashboards, "
+    "uploads, bodies, answers, waiting text) is refused alone; every request of another succeeds"
+)
 @pytest.mark.parametrize("pot", FILLERS)
 async def test_who_fills_a_pot_is_refused_alone(small_pots: Shared, pot: str) -> None:
     url = small_pots.penstock.base_url

@@ -133,6 +133,10 @@ async def until_idle(service: Shared) -> None:
                     await asyncio.gather(*map(http.delete, paths[begin : begin + 8]))
 
 
+@pytest.mark.promise(
+    "Neighbours: the largest responses, the most choices and the slowest readers end and change no "
+    "other stream; gaps and first tokens stay within a ratio to the calm run"
+)
 async def test_the_largest_answers_stop_no_other(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
@@ -150,6 +154,14 @@ async def test_slow_readers_delay_no_other(echo_service: Shared, bystanders: Bys
     await storm(echo_service, bystanders, "slow_readers", **{"bytes read slowly": 160})
 
 
+@pytest.mark.promise(
+    "Neighbours: the same for floods, aborts, reconnects, hundreds of waiting streams and huge "
+    "batches; a flooding client gets its own limit's error"
+)
+@pytest.mark.promise(
+    "Neighbours: the states of a job are linearizable, as seen by its clients, its workers and "
+    "readers (of these runs and of the long round)"
+)
 async def test_a_flood_refuses_the_flooder_alone(
     echo_service: Shared, bystanders: Bystanders
 ) -> None:
@@ -170,6 +182,9 @@ async def test_a_huge_batch_waits_behind_others(
     assert counts["cancel 200"] == 1
 
 
+@pytest.mark.promise(
+    "Neighbours: the same for bodies at their limits, expensive grammars and every route at once"
+)
 async def test_huge_bodies_delay_no_other(echo_service: Shared, bystanders: Bystanders) -> None:
     counts = await storm(echo_service, bystanders, "huge_bodies", **{"POST 400": 5})
     assert not any(name.startswith("POST 5") for name in counts), counts

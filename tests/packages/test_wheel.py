@@ -167,6 +167,10 @@ def test_the_client_is_installed_with_its_types(installed: Installed) -> None:
     assert ended.stdout == "Client True\n", ended.stderr
 
 
+@pytest.mark.promise(
+    "Command: an installed wheel has one package in site-packages, and serves the demo model from "
+    "it alone, beside folders named like its rooms; files and modules of tracebacks are true"
+)
 def test_the_wheel_alone_serves_the_demo_model_beside_folders_named_like_its_rooms(
     installed: Installed,
 ) -> None:

@@ -33,6 +33,13 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.promise(
+    "Runtime: every end has exactly one terminal event, with the text generated so far (steps, "
+    "devices, memory, signals, deaths and lost data; a device's failures are simulated by the "
+    "errors that torch raises for them)"
+)
+@pytest.mark.promise("Runtime: state moves with its sequence, in any order of ends")
+@pytest.mark.promise("HTTP: blocks are freed at every end")
 @pytest.mark.timeout(0 if "PENSTOCK_SIM_SEEDS" in os.environ else 600)
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_every_request_ends_once_with_the_text_of_its_lone_run(lookahead: int) -> None:

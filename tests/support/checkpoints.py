@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from shared.text.checkpoint_text import card_from_checkpoint
+from shared.text.model_card import ModelCard
+
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -106,6 +109,13 @@ def make_checkpoint(
     _write_tokenizer_config(directory, vocab_size, chat_template)
     _write_weights(directory, _random_weights(family, config, seed), dtype, num_shards)
     return directory
+
+
+def card_of(path: str | Path, **members: Any) -> tuple[ModelCard, dict[str, bytes]]:
+    """Returns the card of a checkpoint and its blobs; `members` are the keywords of
+    card_from_checkpoint, of which those that a worker alone knows have defaults here."""
+    known: dict[str, Any] = {"name": "m", "max_model_len": 4096, "kv_capacity_tokens": 0}
+    return card_from_checkpoint(path, **known | {"dtype": "", "num_parameters": 0} | members)
 
 
 def _config(family: str, vocab_size: int, tied: bool, dtype: str) -> dict[str, Any]:

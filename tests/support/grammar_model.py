@@ -20,11 +20,11 @@ from api.output_parsers.events import OutputEvent, ToolArguments, ToolCall
 from api.output_parsers.format_parser import merged
 from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
 from shared.messages import Grammar
-from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import ModelCard, TextModel
 from shared.text.text_model import load_text
 from shared.text.tool_formats import ToolFormat, reasoning_format_of
+from tests.support.checkpoints import card_of
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -91,14 +91,7 @@ class Model:
 
     def __init__(self, make: Callable[..., Path], path: Path) -> None:
         self.card: ModelCard
-        self.card, blobs = card_from_checkpoint(
-            make(path),
-            name="m",
-            max_model_len=4096,
-            kv_capacity_tokens=0,
-            dtype="",
-            num_parameters=0,
-        )
+        self.card, blobs = card_of(make(path))
         self.text: TextModel = load_text(self.card, blobs)
         self.form = ToolFormat(self.card.tool_format or "")
         self.compiler = GrammarCompiler(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import select
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -17,6 +20,7 @@ from shared.messages import (
     SamplingParams,
     TokenLogprob,
 )
+from shared.process import dying_with_this_process
 from tests.support.vllm_environment import vllm_python
 from worker.engine_options import EngineOptions
 from worker.runtime.interpreter import environment_of
@@ -62,6 +66,13 @@ class Run(msgspec.Struct):
     generated_tokens: int
 
 
+class Printed(NamedTuple):
+    """What a program wrote."""
+
+    stdout: str
+    stderr: str
+
+
 @dataclass
 class VllmWork:
     """Runs for one start of vLLM, one after the other."""
@@ -91,22 +102,57 @@ def run_in_vllm(
     options: EngineOptions,
     env: dict[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> str:
+) -> Printed:
     """Returns what a program prints that runs as an engine process would.
 
     Raises AssertionError with what it wrote when it fails.
     """
-    python = vllm_python()
-    assert python is not None, "the marker vllm is for tests that are skipped without it"
     inherited = environment_of(options)
     assert inherited is not None, "PENSTOCK_ENGINE=vllm has an environment of its own"
-    done = subprocess.run(
-        [python, *arguments],
-        env=inherited | {"OMP_NUM_THREADS": "1"} | (env or {}),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    return done.stdout
+    variables = inherited | {"OMP_NUM_THREADS": "1"} | (env or {})
+    with tempfile.TemporaryDirectory() as folder:
+        stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
+        request = {"arguments": list(arguments), "variables": variables}
+        request |= {"stdout": str(stdout), "stderr": str(stderr)}
+        status = _Forks.of_this_process(variables).run(request, timeout_s)
+        printed = Printed(stdout.read_text(errors="replace"), stderr.read_text(errors="replace"))
+        assert status == 0, printed.stderr[-8000:]
+        return printed
+
+
+class _Forks:
+    """A process of vLLM's interpreter that has imported vLLM (tests/support/vllm_forks.py)."""
+
+    _only: ClassVar[_Forks | None] = None
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        python = vllm_python()
+        assert python is not None, "the marker vllm is for tests that are skipped without it"
+        self._process = subprocess.Popen(
+            [python, str(Path(__file__).with_name("vllm_forks.py"))],
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=dying_with_this_process(),
+        )
+
+    @classmethod
+    def of_this_process(cls, variables: dict[str, str]) -> _Forks:
+        """Returns the one of this process of pytest, which is started at its first use."""
+        if cls._only is None or cls._only._process.poll() is not None:
+            cls._only = cls(variables)
+        return cls._only
+
+    def run(self, request: dict[str, Any], timeout_s: float) -> int:
+        """Returns the exit status of a program. Raises TimeoutError where it does not end."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(request).encode() + b"\n")
+        stdin.flush()
+        if not select.select([stdout], [], [], timeout_s)[0]:
+            self._process.kill()
+            raise TimeoutError(f"no end in {timeout_s} s: {request['arguments']}")
+        answer = stdout.readline()
+        assert answer, "vLLM cannot be imported"
+        return int(answer)

@@ -1,4 +1,4 @@
-"""ScheduledBatch: what one step computes, as plain data."""
+"""ScheduledBatch: the sequences and tokens of one step, as plain data."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class DecodeRun:
     """The decodes of consecutive steps that have the same ones, in the same order.
 
     In step n of the run, sequence i computes the one token at position `starts[i] + n` and samples.
-    So what a step has to say is n, and whose block tables have grown. A sequence that leaves, comes
-    in, or loses its blocks begins another run.
+    So a step carries n and the sequences whose block tables have grown. A sequence that leaves,
+    joins or loses its blocks starts a new run.
     """
 
     __slots__ = ("block_tables", "first_token_ids", "seq_ids", "sequences", "starts")
@@ -148,8 +148,8 @@ class ScheduledBatch:
     `finished_seq_ids` are gone since the last batch: the runner forgets their state. After a failed
     launch they may name a sequence again, or one that the runner never saw.
 
-    `sequences` are all of them. A runner that keeps what it knows of a run reads `decodes` and
-    `others` instead: where `decodes` is None, all are among the others.
+    `sequences` are all of them. A runner that keeps state for a run reads `decodes` and `others`
+    instead: if `decodes` is None, all are among the others.
     """
 
     def __init__(

@@ -7,7 +7,8 @@ have different names:
     root = xxh3_128("penstock.block.1" NUL tenant)
     hash = xxh3_128(parent's hash, token ids as little-endian uint32)
 
-xxh3 is fast and not cryptographic. Code that acts on an equal hash compares the tokens too.
+xxh3 is fast and not cryptographic. Code that acts on an equal hash compares the tokens too, so that
+a collision is a miss and never a wrong answer.
 """
 
 from __future__ import annotations

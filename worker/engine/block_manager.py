@@ -1,4 +1,4 @@
-"""BlockManager: which KV block belongs to whom. Ids, reference counts and hashes; no tensors.
+"""BlockManager: owners of KV blocks, by id, reference count and hash; no tensors.
 
 A block is exactly one of:
 
@@ -16,12 +16,12 @@ A block is exactly one of:
             +---- its place in the index taken over (see `publish`) -------------+
 
 A block becomes findable (*published*) when it is full of known tokens whose KV has been computed.
-The index is keyed by content hash (block_hash.py), which other processes can speak of; what a hit
-is believed for is exact: the tokens are compared, and so is the parent, by a `uid` that stands for
+The index is keyed by content hash (block_hash.py), which is the same in other processes. A hit is
+exact: the tokens are compared, and so is the parent, by a `uid` that stands for
 "these tokens after that parent" within this process. A collision costs a miss, never a wrong token.
 
 When two sequences compute the same content at the same time, the second block stays where it is
-(block tables are append-only, nothing is ever swapped under a running batch) and becomes an
+(block tables are append-only: no block is swapped under a running batch) and becomes an
 *alias*: same uid, so its children chain on as if it were the first, but it is not findable and is
 simply free again when released.
 
@@ -108,7 +108,7 @@ class BlockManager:
         """Returns the longest run of findable blocks that holds the sequence's first tokens.
 
         Never covers a token that has to be computed: see Sequence.num_skippable_tokens.
-        Changes nothing; the blocks stay what they are until `allocate` takes them.
+        Changes nothing: `allocate` takes the blocks.
         """
         if not self.prefix_caching:
             return []
@@ -173,8 +173,8 @@ class BlockManager:
         sequence.num_published_blocks = num_full
 
     def release(self, sequence: TokenSequence) -> None:
-        """Gives all its blocks back. What was published stays findable until evicted."""
-        # The tail first: it is evicted first, and a prefix outlives what was built on it.
+        """Releases all blocks of a sequence. Published ones stay findable until evicted."""
+        # The tail first: it is evicted first, so that prefixes stay longest.
         for block_id in reversed(sequence.block_table):
             block = self._blocks[block_id]
             block.ref_count -= 1

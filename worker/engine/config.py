@@ -20,7 +20,7 @@ class EngineConfig:
     policy: str = "fcfs"
     eos_token_ids: frozenset[int] = frozenset()
     structured_output: bool = False  # whether the runner keeps outputs to grammars
-    step_target_s: float | None = None  # for steps that compute prompts beside decodes; None: none
+    step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
 
     @property
     def capacity_tokens(self) -> int:

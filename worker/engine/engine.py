@@ -5,9 +5,9 @@
 
 With lookahead the next step is on the device before the host looks at the last one, so the device
 never waits for book-keeping. Outputs are the same; a sequence that stops costs one stray token.
-Sequences with a grammar are sampled apart from the others: what may come next depends on the token
-before, so it is when the step before is committed, and before the next one is launched. One of
-which that is not known in time is held: it sits steps out until then, and the others go on.
+Sequences with a grammar are sampled after the others: their mask depends on the previous token, so
+they are sampled when the previous step is committed and before the next one is launched. One whose
+mask is not ready in time is held: it skips steps until it is, and the others continue.
 
 A fault of one sequence ends that sequence. A step that raises is computed again: with fewer tokens
 when it was out of memory, else one sequence at a time. A sequence whose step raises alone is ended
@@ -71,7 +71,7 @@ class Engine:
         clock: Callable[[], float] | None = None,
     ) -> None:
         """`clock` returns seconds, for the config's step target. Without one the run is not paced:
-        an offline run has no readers whom a long step would delay."""
+        a long step delays no reader of an offline run."""
         self.config = config
         self._clock = clock or (lambda: 0.0)
         self._pacer = None
@@ -83,7 +83,7 @@ class Engine:
         self._live: dict[str, Sequence] = {}
         self._ended_on_arrival: dict[str, EngineOutput] = {}
         self._in_flight: LaunchedStep | None = None  # between two calls of `step`
-        self._held: dict[Sequence, Future[None]] = {}  # with what they wait for
+        self._held: dict[Sequence, Future[None]] = {}  # with the future that each waits for
         self._next_seq_id = 0
         self._counts = EngineCounts()
         self.measures = StepMeasures()
@@ -218,7 +218,7 @@ class Engine:
         return self._scheduler.schedule(paced, most_tokens=recovery.most_tokens)
 
     def _sample_structured(self) -> list[EngineOutput]:
-        """Samples what has waited for the step before; a failure is that of the whole step."""
+        """Samples the rows that waited for the previous step; a failure is the whole step's."""
         step = self._in_flight
         if step is None:
             return []
@@ -243,13 +243,13 @@ class Engine:
         return step
 
     def _hold(self, step: LaunchedStep, put_off: dict[Sequence, Future[None]]) -> None:
-        """Takes sequences out of a step that go on when something is done."""
+        """Removes sequences from a step until their futures are done."""
         if put_off:
             self._scheduler.put_off(step.schedule, put_off.keys())
             self._held |= put_off
 
     def _release_held(self) -> None:
-        """Has those go on that need not wait any more, and forgets those that have ended."""
+        """Releases held sequences whose futures are done, and forgets those that have ended."""
         for sequence, waits_for in list(self._held.items()):
             if sequence.is_finished or waits_for.done():
                 sequence.is_held = False
@@ -310,7 +310,7 @@ class Engine:
             if is_first:
                 sequence.first_token_s = now_s
             stop = None
-            if (  # else there is none, and few of hundreds of sequences end in a step
+            if (  # otherwise none can match; few of hundreds of sequences end in a step
                 len(known) >= sequence.max_num_tokens
                 or known[-1] in eos_token_ids
                 or sequence.params.stop_token_ids
@@ -325,7 +325,7 @@ class Engine:
     def _end_computed_prompts(
         self, planned: tuple[PlannedSequence, ...], now_s: float
     ) -> list[EngineOutput]:
-        """Ends the sequences of which only the prompt was to be computed."""
+        """Ends the sequences that request only log probabilities of the prompt."""
         outputs = []
         for item in planned:
             sequence = item.sequence

@@ -1,6 +1,6 @@
 """The engine's exceptions.
 
-RequestRefused      request error: this request, as it is, cannot be run
+RequestRefused      request error: this request cannot be run
   EngineFull        too many requests wait; the same request may be accepted later
 IntegrityError      bug: an invariant is broken, no output of the engine can be trusted any more
 OutOfMemory         device error: this step does not fit its memory; a smaller one may
@@ -8,7 +8,7 @@ EngineFailed        device error: this process can compute no more steps; a new 
   DeviceLost        an error of the device that outlives the step in which it occurred
   StepsFailed       several steps in a row raised, or the engine's self-test did
 
-A fault of one sequence is none of these: it ends that sequence, in an EngineOutput.
+The fault of one sequence raises none of these: it ends that sequence, in an EngineOutput.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RequestRefused(Exception):
 
 
 class EngineFull(RequestRefused):
-    """As many sequences wait as may wait; nothing is wrong with the request."""
+    """The waiting queue is full; nothing is wrong with the request."""
 
     def __init__(self, max_waiting: int) -> None:
         super().__init__(ErrorCode.ENGINE_ERROR, f"{max_waiting} sequences are waiting already")

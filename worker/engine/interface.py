@@ -1,4 +1,4 @@
-"""EngineInterface: what EngineLoop drives. BuiltEngine: an engine and what the service must know.
+"""EngineInterface: the engine that EngineLoop drives. BuiltEngine: an engine and its facts.
 
 worker.engine has one implementation, worker.engines.vllm another.
 """
@@ -20,8 +20,8 @@ Progress = Callable[[str, float], None]
 class EngineInterface(Protocol):
     """Runs many requests at once. One thread calls it, which no method holds up beyond a step.
 
-    An implementation keeps what worker.engine.engine promises: a request that resumes continues
-    behind its `output_token_ids`, a cancelled one has no further outputs, and the fault of one
+    An implementation keeps the promises of worker.engine.engine: a resumed request continues
+    after its `output_token_ids`, a cancelled one has no further outputs, and the fault of one
     request ends that request alone.
     """
 
@@ -65,7 +65,7 @@ class BuiltEngine:
     engine: EngineInterface
     config: EngineConfig
     vocab_size: int
-    num_parameters: int  # 0 where it is not known
+    num_parameters: int  # 0 if it is not known
     dtype: str  # of weights and KV cache, e.g. "bfloat16"
     version: str = ""  # of another's engine
     exact_resume: bool = True  # whether a resumed output continues as if it had not been cut

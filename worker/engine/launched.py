@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class LaunchedStep:
-    """A plan, and the runner's handle of it. Each method passes on what the runner raises."""
+    """A plan and the runner's handle for it. Each method raises the runner's errors."""
 
     __slots__ = ("_clock", "_handle", "_host_s", "schedule")
 
@@ -30,7 +30,7 @@ class LaunchedStep:
 
     def sample_structured(self) -> dict[Sequence, Future[None]]:
         """Samples the sequences with a grammar that have not ended meanwhile. Returns those that
-        are put off, with what they wait for.
+        are put off, each with the future that it waits for.
 
         All tokens of the steps before have to be committed.
         """
@@ -56,10 +56,10 @@ class LaunchedStep:
         return result
 
     def discard(self) -> None:
-        """Waits for the device and drops what it says. Raises EngineFailed only."""
+        """Waits for the device and drops the result. Raises EngineFailed only."""
         try:
             self._handle.collect()
         except EngineFailed:
             raise
         except Exception as error:
-            log.debug("the step after a failed one failed too", exc_info=error)
+            log.debug("the step after the failed one failed too", exc_info=error)

@@ -1,4 +1,4 @@
-"""StepMeasures and EngineCounts: what an engine's steps were, counted where they are made."""
+"""StepMeasures and EngineCounts: distributions of an engine's steps, counted in the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
-# Counts between the bounds, the last one beyond all of them; and the sum of what was observed.
+# Counts between the bounds, the last one above all of them; and the sum of the observations.
 Counts = tuple[tuple[int, ...], float]
 
 
@@ -35,7 +35,7 @@ class Distribution:
 
 
 class StepMeasures:
-    """Distributions since the engine's start. The engine observes sizes; who steps it, seconds.
+    """Distributions since the engine's start. The engine observes sizes, its caller seconds.
 
     `drain_masks` returns the processor seconds of grammars' masks since its last call, by tenant.
     """
@@ -47,7 +47,7 @@ class StepMeasures:
         self.sequences = Distribution(SIZES)
 
     def counts(self) -> dict[str, Counts]:
-        """Returns what was counted so far, by the attributes' names."""
+        """Returns the counts so far, by the attributes' names."""
         return {
             "seconds": self.seconds.counts,
             "tokens": self.tokens.counts,

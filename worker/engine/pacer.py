@@ -3,18 +3,18 @@
 A step is as long as its tokens, and every stream waits for it: with a whole budget of prompt
 tokens, a long prompt that comes in holds them all up for as long. The pacer learns from the steps
 how long a prompt token takes, and gives each step as many as fit a target; but never fewer than a
-few for each stream: where many streams make steps long by themselves, a waiting prompt would
-otherwise wait for all of them to end, and steps with so few tokens are inefficient.
+few for each stream: if many streams make steps long by themselves, a waiting prompt would
+otherwise wait for all of them to end, and steps with few tokens are inefficient.
 
-With lookahead a step is planned before the time of the one in front of it is known: what the pacer
-learns of a step holds from the next but one.
+With lookahead a step is planned before the time of the previous one is known: the measured
+time of a step applies from the next but one.
 """
 
 from __future__ import annotations
 
 _LEAST_TOKENS = 16  # a prompt gets on, however slow the machine is
 _LEAST_PER_DECODE = 8  # what prompts are to their answers where prompts are long
-_NEWEST_SHARE = 0.5  # of the last step in what is expected of the next: contexts grow step by step
+_NEWEST_SHARE = 0.5  # weight of the last step in the estimate: contexts grow step by step
 
 
 class ChunkPacer:
@@ -28,7 +28,7 @@ class ChunkPacer:
         self._token_s = 0.0  # a prompt token on top of them; 0.0: not known yet
 
     def tokens(self, num_decodes: int) -> int:
-        """Returns how many prompt tokens the next step may compute beside decodes; 1 or more."""
+        """Returns how many prompt tokens the next step may compute besides decodes; 1 or more."""
         least = max(_LEAST_TOKENS, _LEAST_PER_DECODE * num_decodes)
         if self._token_s == 0.0:
             return min(least, self._most)

@@ -1,7 +1,7 @@
 """Schedule: one step's plan, the scheduler's side of a ScheduledBatch.
 
-Most sequences of most steps are decodes that were decodes in the step before. They are planned as a
-`Decoding`, which goes on from step to step: what holds for all of its steps is found once.
+Most sequences of most steps were decodes in the previous step too. They are planned as a
+`Decoding`, which continues from step to step and computes the constant parts once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlannedSequence(NamedTuple):
     start: int
     num_tokens: int
     samples: bool
-    num_preemptions: int  # when planned: a later value means that this work was thrown away
+    num_preemptions: int  # when planned: a later value means that this work was discarded
     scores: range = range(0)  # as ScheduledSequence.scores
 
     @property
@@ -71,8 +71,8 @@ class Decoding:
         )
         self.number = 0
         self.num_preemptions = [s.num_preemptions for s in sequences]
-        # Steps behind this one in which no sequence has its last token in flight: in step 0 the
-        # last of its known tokens is at `start`, and one is sampled behind it.
+        # Further steps in which no sequence has its last token in flight: in step 0 the last known
+        # token is at `start`, and one is sampled after it.
         self.num_left = (
             min(s.max_num_tokens - start for s, start in zip(sequences, starts, strict=True)) - 2
         )
@@ -98,8 +98,8 @@ class Decoding:
         return frozenset(s.seq_id for s in self.sequences if s.params.logprobs is not None)
 
     @cached_property
-    def _told(self) -> tuple[list[str], list[int]]:
-        """What outputs say of each sequence that is the same in all of them."""
+    def _constant_fields(self) -> tuple[list[str], list[int]]:
+        """The fields of each sequence's outputs that are the same in all steps."""
         return (
             [s.request_id for s in self.sequences],
             [s.num_cached_tokens for s in self.sequences],
@@ -113,7 +113,7 @@ class Decoding:
         self, number: int, token_ids: View[int], eos_token_ids: Set[int]
     ) -> Iterator[EngineOutput] | None:
         """Returns the outputs of step `number`, which gave each sequence one of `token_ids`; None
-        where one of them may have more to say than its token."""
+        if one of them may hold more than its token (an end, log probabilities)."""
         if (
             number >= self._num_without_end
             or self.wanting_logprobs
@@ -122,11 +122,11 @@ class Decoding:
             or any(s.first_token_s is None for s in self.fresh)
         ):
             return None
-        request_ids, num_cached_tokens = self._told
+        request_ids, num_cached_tokens = self._constant_fields
         return plain_outputs(request_ids, token_ids, num_cached_tokens)
 
     def next_step(self, blocks: BlockManager) -> DecodeStep:
-        """Goes on by one step, for which there have to be blocks."""
+        """Continues by one step. The caller has made sure that the blocks suffice."""
         self.number += 1
         self.num_left -= 1
         turns = self._turns(blocks.block_size)[self.number % blocks.block_size]
@@ -191,13 +191,13 @@ class Draft:
 
     def __init__(self, left: int) -> None:
         self.left = left  # of the token budget
-        self.decoding: list[Sequence] = []  # beside those of a run that goes on
+        self.decoding: list[Sequence] = []  # besides those of a run that continues
         self.chunks: list[PlannedSequence] = []
         self.outgrown: list[Sequence] = []
 
 
 class Schedule:
-    """One step's plan. `outgrown` needed more blocks than the pool has: end them, others go on.
+    """One step's plan. `outgrown` need more blocks than the pool has and must end.
 
     `decoding` has the batch's decodes, `chunks` are all others.
     """
@@ -217,15 +217,15 @@ class Schedule:
 
     @property
     def planned(self) -> tuple[PlannedSequence, ...]:
-        """Returns all of the batch, in its order, but for what was put off."""
+        """Returns the batch in its order, without the sequences that were put off."""
         step = self.batch.decodes
         if self.decoding is None or step is None:
             return self.chunks
         return (*self.decoding.planned(step.number, self._put_off), *self.chunks)
 
     def put_off(self, sequences: Set[Sequence]) -> None:
-        """Takes sequences' last token out of the step: nothing is sampled behind it now. What a
-        chunk computes in front of it stays."""
+        """Removes the sequences' last token from the step, so that none is sampled after it. The
+        tokens before it in a chunk stay."""
         for item in self.planned:
             sequence = item.sequence
             if sequence not in sequences or not item.samples:
@@ -267,7 +267,7 @@ class Schedule:
     def commit(self, token_ids: Mapping[int, int], blocks: BlockManager) -> list[Sequence]:
         """Takes the step's tokens in; returns the sequences that grew, in batch order.
 
-        Finished sequences are passed over: what was sampled for them after their end is dropped.
+        Finished sequences are skipped: tokens sampled for them after their end are dropped.
         """
         grown: list[Sequence] = []
         if self.decoding is not None:

@@ -26,7 +26,7 @@ class StepResult:
     sequence in `failed` has no sampled token; the value is the reason: an ErrorCode's value, and
     after ": " a sentence where there is more detail. The results of the others are valid.
 
-    `device_s` are the seconds that the device had to do with the step; None: the runner cannot say.
+    `device_s`: seconds of the device's work for the step; None if the runner cannot measure it.
     """
 
     token_ids: Mapping[int, int]
@@ -42,9 +42,9 @@ class StepHandle(Protocol):
     def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         """Samples those of the batch's sequences that have a grammar, as far as `launch` has not.
 
-        Returns those that get no token in this step, because it is not known yet what may come
-        next, by seq_id, each with what it waits for. A step does not wait for them beyond a short
-        while: they are launched again, from their last token on, when that is done.
+        Returns those that get no token in this step because their mask is not ready, by seq_id,
+        each with the future that it waits for. A step waits for them only briefly: they are
+        launched again, from their last token on, when the future is done.
 
         Called once where the batch has such sequences and samples from them: when the step before
         is collected, so that all their tokens are known, and before the next launch. A sequence of
@@ -56,22 +56,22 @@ class StepHandle(Protocol):
     def collect(self) -> StepResult:
         """Waits for the device and returns the result; called once, in launch order.
 
-        A step behind one that failed is collected without `sample_structured`, and its result
+        A step after a failed one is collected without `sample_structured`, and its result is
         dropped.
         """
         ...
 
 
 class ModelRunner(Protocol):
-    """Computes what was scheduled. Implemented by the model side and by EchoModelRunner."""
+    """Computes scheduled batches. Implemented by the model side and by EchoModelRunner."""
 
     vocab_size: int
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         """Enqueues the device's work without waiting; steps execute in launch order.
 
-        With the step before still in flight, a sequence with a grammar may lack the newest of its
-        `output_token_ids`: what may come next is known when they have it, see `sample_structured`.
+        While the previous step is in flight, a sequence with a grammar may lack the newest of its
+        `output_token_ids`; its next tokens are masked later, see `sample_structured`.
 
         An exception here or in the handle means that the whole step failed: OutOfMemory, DeviceLost
         (no further step can succeed in this process), or any other, after which the same

@@ -39,7 +39,7 @@ class SequenceQueue:
         self._sequences.insert(i, sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence that is there."""
+        """Removes a sequence. The caller knows that it is in the queue."""
         i = bisect_left(self._ranks, self._rank(sequence))
         assert self._sequences[i] is sequence
         del self._ranks[i]
@@ -49,9 +49,8 @@ class SequenceQueue:
 # Scheduling policies. A policy is the rank of a sequence.
 #
 # Waiting sequences are admitted, and running ones are served, from the smallest rank up; when
-# blocks run out, the running sequence with the largest rank gives its own back. So a preempted
-# sequence is ahead of all that it was ahead of before: no rule of its own puts it at the head of
-# the queue.
+# blocks run out, the running sequence with the largest rank is preempted. So a preempted sequence
+# keeps its place before later ones without a special rule.
 #
 # To add a policy, write a class with `rank` and name it in POLICIES.
 

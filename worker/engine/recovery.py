@@ -1,4 +1,4 @@
-"""How the engine goes on when a step or a sequence in it failed.
+"""How the engine continues after a step or a sequence in it failed.
 
 out of memory      the same again with half the tokens; the bound is doubled every REGROW_STEPS
                    steps that succeed, until it is the whole budget
@@ -19,8 +19,8 @@ from worker.engine.ports import ModelRunner, StepResult
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, SequenceStatus
 
-# One step that raises may be a job's fault, and so may its repeat alone. Two jobs at fault, one
-# right behind the other, are rarer than an engine at fault.
+# One step that raises may be a job's fault, and so may its repeat alone. Two faulty jobs in a row
+# are rarer than a faulty engine.
 MAX_FAILED_STEPS = 4
 REGROW_STEPS = 100  # some seconds: long enough that a step out of memory stays rare
 SELF_TEST_PROMPT_TOKENS = 4  # with two output tokens: a prefill and a decode
@@ -107,7 +107,7 @@ def failure_of(
 def valid_tokens(
     decoding: Decoding | None, result: StepResult, vocab_size: int
 ) -> list[int] | None:
-    """Returns the decodes' tokens; None where `failure_of` would find something for some."""
+    """Returns the decodes' tokens; None if `failure_of` would return a failure for some."""
     if result.failed:
         return None
     if decoding is None:

@@ -22,8 +22,8 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     output_token_ids: tuple[int, ...] = ()
-    tenant: str = "default"  # prefixes are shared within a tenant only, seats among tenants
-    job_id: str = ""  # choices of one job share its part of the seats; empty: a job of its own
+    tenant: str = "default"  # prefixes are shared within a tenant only, slots among tenants
+    job_id: str = ""  # choices of one job share its slots; empty: each choice is its own job
     priority: int = 0  # smaller is served first, under a policy that uses it
     scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
 
@@ -86,7 +86,7 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
         raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "sampling needs a seed")
     if params.grammar is not None and not config.structured_output:
         raise RequestRefused(
-            ErrorCode.GRAMMAR_FAILED, "this engine cannot keep an output to a grammar"
+            ErrorCode.GRAMMAR_FAILED, "this engine does not support structured output"
         )
     num_prompt = len(request.prompt_token_ids)
     num_known = num_prompt + len(request.output_token_ids)

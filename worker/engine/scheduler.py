@@ -6,23 +6,23 @@ batch.
 
     1. Running sequences that miss one token: a decode never waits for another sequence's prefill.
     2. Running sequences that miss more, as far as the budget goes.
-    3. Waiting sequences, while there are budget, seats and blocks: by their share of the seats
-       (see seats.py), then by rank. When all seats are taken, one is first taken from a holder of
-       many.
+    3. Waiting sequences, while there are budget, slots and blocks: by their share of the slots
+       (running_slots.py), then by rank. When all slots are taken, a sequence of a tenant or job
+       with many may be preempted first.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
 than the budget has tokens, and every decode gets its token in every step.
 
-Blocks: a sequence is admitted when the blocks for all its known tokens are there, and gets them at
-once; from then on it grows by decoding only. When a decode finds no block, the running sequence of
-the largest rank is preempted, of the tenant with the most seats where there are several: it gives
-up its blocks, keeps its tokens and waits to be computed again, mostly out of the prefix cache. An
-admission leaves one block for each sequence that runs, or the newcomer would be preempted in the
-very next step; one whose tenant holds fewer seats would not, and leaves none.
+Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
+then it grows by decoding only. When a decode finds no free block, the running sequence of the
+largest rank is preempted, of the tenant with the most slots if there are several: it gives up its
+blocks, keeps its tokens and waits to be computed again, mostly out of the prefix cache. An
+admission leaves one block for each running sequence, or the newcomer would be preempted in the next
+step; one whose tenant holds fewer slots would not, and leaves none.
 
-`schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks: what a
-failed step touched was never reported. A schedule may be made while the step before is
-still in flight (lookahead): tokens sampled there but not seen yet count as `in_flight`. Blocks that
+`schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks, so a
+failed step publishes nothing. A schedule may be made while the previous step is still in flight
+(lookahead): tokens sampled there but not known yet count as `in_flight`. Blocks that
 a sequence gives up with a step in flight may be reused at once: steps execute in launch order.
 """
 
@@ -36,7 +36,7 @@ from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
 from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule
 from worker.engine.queue import SequenceQueue, make_policy
-from worker.engine.seats import SeatShares
+from worker.engine.running_slots import SlotShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
 
 
@@ -50,8 +50,8 @@ class Scheduler:
         )
         self.waiting = SequenceQueue(policy)
         self.running = SequenceQueue(policy)
-        self._shares = SeatShares(policy)
-        self._shares_changed = False  # since it was last looked who takes a seat from whom
+        self._shares = SlotShares(policy)
+        self._shares_changed = False  # since the last check for a sequence to preempt
         self._claims: list[Sequence] = []  # of this step; the last gives up its blocks first
         self._rank = policy.rank
         self._decoding: Decoding | None = None  # the decodes of the last schedule
@@ -61,7 +61,7 @@ class Scheduler:
         self.num_prefix_hit_tokens = 0
         self._has_prefix_cache = config.prefix_caching
         self._budget = config.max_num_batched_tokens
-        self._num_seats = config.max_num_seqs
+        self._num_slots = config.max_num_seqs
         self._launched_seq_ids: set[int] = set()  # live ones that the runner knows of
         self._gone_seq_ids: list[int] = []  # and those that it still has to forget
 
@@ -90,13 +90,13 @@ class Scheduler:
         most_tokens: int | None = None,
         only: Sequence | None = None,
     ) -> Schedule:
-        """Plans the next step; nothing planned means that there is nothing to launch now.
+        """Plans the next step; an empty plan means that no step can be launched now.
 
         Beside n decodes at most `prompt_tokens(n)` others are planned, and `most_tokens` in all.
         With `only`, which must be running, nothing else is planned.
         """
         if only is None:
-            self._share_seats()
+            self._share_slots()
         draft = Draft(self._budget if most_tokens is None else min(self._budget, most_tokens))
         going_on = self._going_on(draft.left) if only is None else None
         decodes, prefills = going_on or self._candidates(only)
@@ -173,14 +173,14 @@ class Scheduler:
                 and sequence.num_computed_tokens + sequence.num_scheduled_tokens
                 < len(sequence.block_table) * block_size
                 and sequence.params.max_tokens
-            ):  # mostly: there is nothing to decide
+            ):  # the usual case: no decision is needed
                 draft.decoding.append(sequence)
                 draft.left -= 1
             else:
                 self._plan_running(sequence, draft)
 
     def _plan_running(self, sequence: Sequence, draft: Draft) -> None:
-        """Plans what is missing of a running sequence, as far as budget and blocks go."""
+        """Plans the missing tokens of a running sequence, as far as budget and blocks allow."""
         if not draft.left or sequence.status is not SequenceStatus.RUNNING:
             return  # preempted for one before it
         end = min(sequence.num_virtual_tokens, sequence.next_position + draft.left)
@@ -192,7 +192,7 @@ class Scheduler:
             self._plan(sequence, end, draft)
 
     def _begin(self, sequences: list[Sequence]) -> DecodeStep | None:
-        """Begins a run of decodes; without sequences there is none."""
+        """Starts a run of decodes; returns None without sequences."""
         if not sequences:
             self._decoding = None
             return None
@@ -240,7 +240,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempts from the last claim up until the sequence fits; False if it was itself the last.
 
-        Never takes back what this step has planned: decodes are planned in the order of their
+        Never takes back tokens planned in this step: decodes are planned in the order of their
         claims, and a chunk has its blocks since its sequence was admitted.
         """
         while not self.blocks.allocate(sequence, num_tokens):
@@ -253,11 +253,11 @@ class Scheduler:
         return True
 
     def _by_claim(self) -> list[Sequence]:
-        """Returns who runs; the last gives up its blocks first, where they run out.
+        """Returns the running sequences; the last is preempted first when blocks run out.
 
-        That is the last rank of the tenant with the most seats, else one who came late would pay
-        for a neighbour's long outputs. The first of all ranks is never the last of several here,
-        so it goes on to its end, and the others after it.
+        That is the last rank of the tenant with the most slots: otherwise a late sequence would
+        pay for another tenant's long outputs. The first of all ranks is never the last of several
+        here, so it runs to its end, and the others after it.
         """
         self._claims = list(self.running)
         if self.blocks.num_available < len(self.running) and self._shares.num_tenants > 1:
@@ -271,13 +271,13 @@ class Scheduler:
         classes = {self._rank(s)[:-1] for s in (self.running.first, self.running.last, newcomer)}
         return len(classes) == 1
 
-    def _share_seats(self) -> None:
-        """Takes one seat from a large holder for the sequence that is next, where there is cause.
+    def _share_slots(self) -> None:
+        """Preempts one sequence of a large holder for the next waiting one, if shares require it.
 
-        Only when the blocks for it are free as well: else no sequence would gain. One in a step,
-        which the step then admits.
+        Only if the blocks for the newcomer are free as well: otherwise no sequence would gain. At
+        most one per step, which then admits the newcomer.
         """
-        if not self._shares_changed or len(self.running) < self._num_seats or not self.waiting:
+        if not self._shares_changed or len(self.running) < self._num_slots or not self.waiting:
             return
         newcomer = self._shares.next_of(self.waiting)
         if newcomer.in_flight:
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         blocks = self.blocks
-        while self.waiting and draft.left and len(self.running) < self._num_seats:
+        while self.waiting and draft.left and len(self.running) < self._num_slots:
             sequence = self._shares.next_of(self.waiting)
             if sequence.in_flight:
                 break  # it has to know its last token first; order is kept
@@ -316,7 +316,7 @@ class Scheduler:
                 draft.outgrown.append(sequence)  # by the token in flight when it was preempted
                 break
             hits = blocks.match(sequence)
-            # Beside those that run: the holder of more seats gives one up when they grow.
+            # Spare blocks for those that run; the holder of more slots gives blocks up instead.
             spare = 0 if self._is_due(sequence) else len(self.running)
             if not blocks.can_allocate(sequence, sequence.num_tokens, hits, spare):
                 break

@@ -35,8 +35,8 @@ class Sequence:
     """One request inside the engine. Compared by identity.
 
     The Scheduler changes the status and the counters, the BlockManager the blocks, `append` the
-    tokens. `block_table` only ever grows; when the blocks are given back the sequence gets a new
-    list, so a launched batch may go on reading the old one.
+    tokens. `block_table` only ever grows; when the blocks are released the sequence gets a new
+    list, so a launched batch may still read the old one.
     """
 
     __slots__ = (
@@ -104,10 +104,10 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_scheduled_tokens = 0
         self.in_flight = 0
-        self.is_held = False  # sits steps out: what may come next is not known yet
+        self.is_held = False  # skips steps until its mask is ready
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # of the prompt, got by the first admission's prefix hit
-        # Of the prompt, those whose log probabilities are known or not wanted. The first has none.
+        # Prompt tokens whose log probabilities are known or not requested; the first has none.
         self.num_scored_tokens = 1 if scores_prompt else len(prompt_token_ids)
         self.num_counted_prompt_tokens = 0  # already in the engine's statistics
         self.block_table: list[int] = []
@@ -171,8 +171,8 @@ class Sequence:
 
     @property
     def num_skippable_tokens(self) -> int:
-        """Leading tokens that need not be computed where their KV is found. The last one has to
-        be, or there are no logits, and so has what the next log probability follows from."""
+        """Leading tokens that a prefix hit may skip. The last token must be computed, or there are
+        no logits, and so must the token before the next log probability of the prompt."""
         if self.num_scored_tokens < self.num_prompt_tokens:
             return self.num_scored_tokens - 1
         return self.num_tokens - 1
@@ -186,7 +186,7 @@ class Sequence:
 
     @property
     def is_complete_in_flight(self) -> bool:
-        """Its last possible token is being sampled: there is nothing left to launch."""
+        """Its last possible token is being sampled: nothing is left to launch."""
         if self.samples_nothing:
             return self.num_missing_tokens == 0
         return self.num_virtual_tokens >= self.max_num_tokens

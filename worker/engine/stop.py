@@ -25,7 +25,7 @@ def find_stop(
     eos_token_ids: Set[int],
     max_output_tokens: int,
 ) -> StopMatch | None:
-    """Returns the stop that the newest output token has reached; None: the output goes on.
+    """Returns the stop that the newest output token has reached; None if the output continues.
 
     EOS takes precedence over stop token ids, both over length. Neither of the first two ends an
     output of fewer than `min_tokens` tokens (the sampler does not draw them until then). EOS after

@@ -1,1 +1,1 @@
-"""The engines behind one interface: Penstock's own, vLLM, and an echo; models of transformers."""
+"""The engines with one interface: Penstock's own, vLLM, and an echo; models of transformers."""

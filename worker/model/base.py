@@ -37,7 +37,7 @@ class AttentionMetadata:
 class Reach:
     """Which keys a query attends to, of those up to its own position."""
 
-    window: int | None = None  # the last so many, its own included
+    window: int | None = None  # that many last positions, its own included
     chunk: int | None = None  # those of its own chunk: positions are cut into chunks of this size
 
     def first(self, position: int) -> int:

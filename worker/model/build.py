@@ -187,7 +187,7 @@ def complete(
 def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
     """Returns how the checkpoint's model is made: as a native family, or by transformers.
 
-    "auto" takes a native family where there is one. Raises ModelError naming what is at fault.
+    "auto" takes a native family where there is one. Raises ModelError naming the member at fault.
     """
     if implementation != "transformers":
         try:

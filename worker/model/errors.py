@@ -45,7 +45,7 @@ class DeviceUnavailable(ModelError):
 
 
 class KVCacheTooSmall(ModelError):
-    """The memory left for the KV cache cannot hold what was requested."""
+    """The memory left for the KV cache is less than requested."""
 
 
 class TierUnavailable(ModelError):

@@ -27,7 +27,7 @@ class KVCachePool:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Raises KVCacheTooSmall where the memory does not hold so many blocks."""
+        """Raises KVCacheTooSmall if the memory does not hold that many blocks."""
         layers = config.kv_layers
         shape = (num_blocks, block_size * sum(layer.numbers for layer in layers))
         size = num_blocks * block_bytes(config, block_size, dtype)

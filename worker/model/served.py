@@ -1,5 +1,5 @@
 """ServedModel: what runner and engine need of a model; ModelSource: one way to make it; OtherRanks:
-what has the rest of it."""
+the part that has the rest of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.model.parallel.group import Placement
 
 
 class ServedConfig(Protocol):
-    """The bounds of a model, as its checkpoint says."""
+    """The bounds of a model, from its checkpoint."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -60,7 +60,7 @@ class ServedModel(Protocol):
 
 
 Report = Callable[[float], None]  # gets the share that is done, 0 to 1
-# Gets what is being done while a model loads, and the share of it that is done, 0 to 1.
+# Gets the stage of a model that loads, and its progress, 0 to 1.
 Progress = Callable[[str, float], None]
 WEIGHTS, KERNELS, LAYOUT = "loading weights", "compiling kernels", "laying out weights"
 

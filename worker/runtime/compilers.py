@@ -39,7 +39,7 @@ def compiler_caches(vllm_version: str, env: Mapping[str, str]) -> dict[str, str]
 
 
 def is_compiling(session_id: int) -> bool:
-    """Returns whether a compiler runs in a session. False where there is no /proc."""
+    """Returns whether a compiler runs in a session. False without /proc."""
     for path in _PROC.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             head, _, fields = path.read_text(errors="replace").rpartition(")")

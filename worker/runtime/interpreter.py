@@ -27,7 +27,7 @@ NEEDED = ("vllm", "torch", "msgspec", "numpy", "tokenizers", "jinja2")
 CHECK_TIMEOUT_S = 60.0
 OPENMP_BLOCKTIME_MS = "5"  # as vLLM sets it where it binds threads to cores
 
-# The environment of an engine process, which runs what others wrote: no password of Redis, no token
+# The environment of an engine process, which runs third-party code: no password of Redis, no token
 # of a hub, no key of a cloud. Settings of the worker come with Configure.
 _PASSED_ON = frozenset(
     (
@@ -93,8 +93,8 @@ def passed_on(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _openmp(python: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that load Intel's OpenMP in place of GNU's, where the interpreter's
-    environment has it: vLLM for CPUs brings it along, and its manual asks for it."""
+    """Returns the variables that load Intel's OpenMP instead of GNU's, if the interpreter's
+    environment has it: vLLM for CPUs installs it, and its manual requires it."""
     library = Path(python).absolute().parents[1] / "lib" / "libiomp5.so"
     preload = env.get("LD_PRELOAD", "")
     if not python or "omp" in preload or not library.exists():
@@ -118,7 +118,7 @@ async def check_interpreter(python: str) -> str:
     `python` cannot run the engine process."""
     given = passed_on(os.environ)
     env = {name: value for name, value in given.items() if not name.startswith("PYTHON")}
-    env["PYTHONSAFEPATH"] = "1"  # a directory `vllm` where this process was started is none
+    env["PYTHONSAFEPATH"] = "1"  # a folder `vllm` in the current directory is not imported
     what = f"PENSTOCK_ENGINE=vllm needs an interpreter with vLLM: PENSTOCK_ENGINE_PYTHON={python!r}"
     try:
         process = await asyncio.create_subprocess_exec(

@@ -145,7 +145,7 @@ class EngineLink:
     async def start(cls, configure: Configure) -> EngineLink:
         """Starts the process and configures it; `ready` waits for the model.
 
-        Raises EngineNotLoaded when the interpreter of an engine in one of its own cannot run it.
+        Raises EngineNotLoaded when the engine's own interpreter cannot run it.
         """
         version = ""
         if configure.options.engine == "vllm":

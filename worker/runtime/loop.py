@@ -1,6 +1,6 @@
 """EngineLoop: takes messages, steps the engine and sends the outputs, until the process ends.
 
-One thread, one blocking socket. When nothing is to be computed the loop sleeps in `recv` and a
+One thread, one blocking socket. Without work the loop sleeps in `recv` and a
 message wakes it at once. When the service does not read, `sendall` blocks: the socket's buffer is
 the bounded outbox, and a full one pauses the engine.
 """
@@ -34,7 +34,7 @@ from worker.runtime.messages import (
 
 STATS_INTERVAL_S = 0.05
 MEASURES_INTERVAL_S = 1.0
-MAX_INBOX_BYTES = 1 << 20  # taken between two steps; a frame that has begun is always finished
+MAX_INBOX_BYTES = 1 << 20  # read between two steps; a partial frame is always completed
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class EngineSocket:
             raise LinkClosed(str(error)) from error
 
     def receive(self, *, wait: bool) -> Iterator[ToEngine]:
-        """Returns what has arrived; with `wait`, at least one message. Raises LinkClosed."""
+        """Returns the messages that have arrived; with `wait`, at least one. Raises LinkClosed."""
         messages = list(self._parsed())
         num_bytes = 0
         while num_bytes < MAX_INBOX_BYTES:

@@ -45,7 +45,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
 
 class ChoiceStart(msgspec.Struct, frozen=True, array_like=True):
-    """Where one choice of a job begins or resumes."""
+    """Where one choice of a job starts or resumes."""
 
     request_id: str
     seed: int | None
@@ -145,7 +145,7 @@ FromEngine = LoadProgress | EngineReady | LoadFailed | StepOutputs | RequestReje
 
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-# Of a frame's body; they raise msgspec.DecodeError or ValidationError.
+# These decode a frame's body and raise msgspec.DecodeError or ValidationError.
 decode_to_engine = _to_engine.decode
 decode_from_engine = _from_engine.decode
 _encoder = msgspec.msgpack.Encoder()
@@ -168,8 +168,8 @@ def frame_length(header: bytes) -> int:
 
 
 def take_bodies(buffer: bytearray) -> Iterator[bytes]:
-    """Yields the bodies of the whole frames at the beginning of `buffer`, and at its end takes them
-    out of it. Raises FrameTooLong."""
+    """Yields the bodies of the whole frames at the start of `buffer`, then removes them from it.
+    Raises FrameTooLong."""
     begin = 0
     while len(buffer) - begin >= HEADER.size:
         body = begin + HEADER.size

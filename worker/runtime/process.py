@@ -73,10 +73,10 @@ def main() -> int:
     try:
         return _serve(configure.options, link, logs)
     except LinkClosed:
-        log.info("the worker process ended; the engine exits")
+        log.info("the worker process ended; exiting")
         return 0
     except Exception:
-        log.critical("the engine process ends after an unexpected error", exc_info=True)
+        log.critical("the engine process failed unexpectedly", exc_info=True)
         return EXIT_UNEXPECTED
     finally:
         logs.stop()
@@ -92,7 +92,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
     def end(sentence: str) -> None:
         log.critical("the engine cannot continue", extra={"error": sentence})
         logs.stop()
-        os._exit(EXIT_RANK_LOST)  # the thread that computes may wait for ever
+        os._exit(EXIT_RANK_LOST)  # the computing thread may wait forever
 
     try:
         built = _build(options, _Progress(link), end)
@@ -135,7 +135,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
 def _build(
     options: EngineOptions, report: Progress, on_rank_end: Callable[[str], None]
 ) -> BuiltEngine:
-    # Here and not above: an environment for vLLM need not have what our own engine imports.
+    # Imported here: vLLM's environment may lack our own engine's dependencies.
     if options.engine == "vllm":
         from worker.engines.vllm.build import build_vllm_engine
 

@@ -1,7 +1,7 @@
 """Scratch: a folder for the temporary files of one engine process, which goes with it.
 
-vLLM, its compilers and its sockets leave files behind where they are killed. The worker removes the
-folder; where the worker was killed too, the next one that starts does.
+vLLM, its compilers and its sockets leave files when they are killed. The worker removes the
+folder; if the worker was killed too, the next one that starts does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Scratch:
         return self._lock.fileno()
 
     def close(self) -> None:
-        """Removes the folder with what can be removed. Idempotent."""
+        """Removes the folder as far as possible. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
@@ -73,8 +73,8 @@ def _remove(path: Path) -> bool:
 
 
 def _locked(path: Path, mode: str) -> TextIO | None:
-    """Returns the lock file, held until all who have it close it; None where another holds it, or
-    has removed it."""
+    """Returns the lock file, held until all its owners close it; None if another process holds it
+    or has removed it."""
     try:
         lock: TextIO = open(path, mode, encoding="ascii")  # type: ignore[assignment]  # noqa: SIM115
     except FileNotFoundError:

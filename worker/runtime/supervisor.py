@@ -40,7 +40,7 @@ class EngineSupervisor:
     """One engine process at a time.
 
     `serve` passes every message to `on_message` and waits for `has_capacity` before each: while the
-    store is unreachable and enough output is buffered, the engine is not read and pauses by itself.
+    Redis is unavailable and enough output is buffered, the engine is not read and pauses by itself.
     `watch` kills an engine that makes no progress.
     """
 
@@ -65,7 +65,7 @@ class EngineSupervisor:
         self._killed: EngineLink | None = None  # because it made no progress
         self._paused = False
         self._quiet_s = 0.0
-        self._compile_s = 0.0  # of the time without a message, in which a compiler ran
+        self._compile_s = 0.0  # part of `_quiet_s` in which a compiler ran
         self.up = asyncio.Event()  # set while jobs may be sent
         self.progress = ("starting", 0.0)  # of a load: its stage, and the share that is done
         self.num_restarts = 0
@@ -74,7 +74,7 @@ class EngineSupervisor:
         self._has_output = False  # this engine process has given a token
         self.stats: dict[str, int] = {}
         self.measures: dict[str, Counts] = StepMeasures().counts()
-        self.mask_us: Counter[str] = Counter()  # of masks, by tenant; who reports it takes it out
+        self.mask_us: Counter[str] = Counter()  # of masks, by tenant, since the last report
         self.ready: EngineReady | None = None
 
     async def start(self) -> EngineReady:
@@ -166,7 +166,7 @@ class EngineSupervisor:
     def step_age_s(self) -> float:
         """Seconds without a message from the engine although it has work; 0 when idle or paused.
 
-        Counted by `watch`, so that time in which this process itself was stopped does not count.
+        Counted by `watch`, so that time in which this process was stopped does not count.
         """
         return self._quiet_s
 
@@ -207,7 +207,7 @@ class EngineSupervisor:
                 self._quiet_s = 0.0
             if self.is_lost and link is not self._killed:  # its end may be reported later
                 log.error(
-                    "the engine makes no progress and is killed",
+                    "the engine made no progress and was killed",
                     extra={"engine_pid": link.pid, "step_age_s": self._quiet_s},
                 )
                 self._killed = link

@@ -29,7 +29,7 @@ from shared.text.base import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """What a completion request wants of its response as a whole.
+    """Options of a completion request for its response as a whole.
 
     ResponseContext.num_choices is the number of prompts times `best_of`.
     """
@@ -80,9 +80,9 @@ class CompletionFormatter(ChunkFormatter[CompletionEntry]):
         self._is_echoed = [False] * num_choices  # in a stream, with its log probabilities
 
     def opening(self) -> Sequence[Any]:
-        """Returns the prompts, where they are to be shown: one chunk per choice.
+        """Returns the prompts that the response shows: one chunk per choice.
 
-        Where their log probabilities are shown too, their text comes with these.
+        If it shows their log probabilities, too, these come with the text.
         """
         members = self.prompt_members()
         is_echoed = self._shape.echoes is not None and not self._echoed

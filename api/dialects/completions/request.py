@@ -105,7 +105,7 @@ async def prepare_completions(
     model = await generation.models.require(completion.model)
     is_at_once = is_short_prompt(model, completion.prompt) and not completion.echo
     best_of = check_choices(completion)
-    if not is_at_once:  # what is wrong is refused before the long work
+    if not is_at_once:  # faults are refused before the long work
         _fitted(generation, completion, completion_sampling(completion, model.budget()))
     lane = job_lane(completion)
     if is_at_once:
@@ -190,7 +190,7 @@ def _fitted(
     num_prompts: int = 1,
     repeated: tuple[str, int] = ("echo", 0),
 ) -> SamplingParams:
-    """Returns the sampling of one of so many prompts, for a response within its bound.
+    """Returns the sampling of one of `num_prompts` prompts, for a response within its bound.
 
     `repeated`: the member that requests the prompts in the answer, and their bytes in it.
     """

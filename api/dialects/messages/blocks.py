@@ -2,8 +2,8 @@
 
 A block that has text is served as text. A block of a tool that runs at Anthropic's servers, and one
 that only Anthropic can read, is dropped. An image, and a document that is not text, is left out of
-a tool's result and refused in the user's own message (`api.dialects.messages.turns`). What is
-dropped or left out is reported (`left_out_blocks`).
+a tool's result and refused in the user's own message (`api.dialects.messages.turns`). Parts
+that are dropped or left out are reported (`left_out_blocks`).
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def tool_changes(messages: Iterable[Message]) -> Iterator[tuple[_ToolChange, str
 
 def last_summary(messages: Sequence[Message]) -> tuple[int, int, str | None]:
     """Returns the indices of the message and of the block that follow the last summary of a
-    conversation, and its text; (0, 0, None): there is none."""
+    conversation, and its text; (0, 0, None) without a summary."""
     for index in range(len(messages) - 1, -1, -1):
         content = messages[index].content
         if isinstance(content, str):
@@ -313,7 +313,7 @@ def last_summary(messages: Sequence[Message]) -> tuple[int, int, str | None]:
 
 
 def shown_blocks(messages: Sequence[Message]) -> Iterator[RequestModel]:
-    """Yields the blocks behind the last summary, and those of results."""
+    """Yields the blocks after the last summary, and those of results."""
     begin, at, _ = last_summary(messages)
     for index, message in enumerate(messages[begin:]):
         if isinstance(message.content, str):

@@ -1,14 +1,14 @@
 """The tools of a Messages request that the model may call.
 
 A tool with `defer_loading` is offered once the conversation names it: by a `tool_reference` in the
-result of a search, by a `tool_addition`, by a call, or by `tool_choice`. Where nothing can find it,
-because Anthropic's own search was to do so or because every tool is deferred, it is offered at
-once.
+result of a search, by a `tool_addition`, by a call, or by `tool_choice`. It is offered at once if
+nothing can find it: Anthropic's own search was to do so, or every tool is deferred.
 
 The prompt lists at its beginning the tools that the request has from its beginning on. One that is
-found or added later is defined where that happens, and one that is removed stays in the list, with
-a sentence where that happens: so the prefix of the turns before lasts. What was found or added
-before a summary, and what only a call or `tool_choice` names, has no such place, and is listed.
+found or added later is defined at that place, and one that is removed stays in the list, with
+a sentence at that place: so the prefix of the earlier turns stays the same. Tools found or added
+before a summary, and those that only a call or `tool_choice` names, have no such place: they are
+listed.
 Without any tool in the list the templates would not show how tools are called: then all are listed.
 """
 

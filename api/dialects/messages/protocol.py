@@ -1,7 +1,7 @@
 """The requests of the Messages dialect, member by member, as Anthropic's SDKs type them.
 
-What is not here is refused by name. `cache_control` and `service_tier` are here with the values
-that ask for what happens anyway (the prefix cache finds every repeated prefix by itself). Others
+Other members are refused by name. `cache_control` and `service_tier` are here with the values
+that request the default (the prefix cache finds every repeated prefix by itself). Others
 that change nothing are in `api.generation.ignored_parameters`.
 """
 
@@ -45,7 +45,7 @@ class ThinkingAdaptive(_Shown):
 
 
 class ThinkingEnabled(_Shown):
-    """As adaptive, with at most so many tokens of it, where the model can be kept to that."""
+    """As adaptive, with at most `budget_tokens` of it, if the model can be kept to that."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -86,13 +86,13 @@ _THREAD, _NO_THREADS = "thread", "thread_unsupported_request"
 _UNSERVED = (
     (
         re.compile(r"messages\.\d+\.content\.\d+\.type"),
-        "it is no type of block that messages of this role have",
+        "messages of this role have no blocks of this type",
     ),
     (
         re.compile(r"messages\.\d+\.content\.\d+\.content\.\d+\.type"),
-        "results of tools have text, images, documents, search results and tool references",
+        "tool results may have text, images, documents, search results and tool references",
     ),
-    (re.compile(r"system\.\d+\.type"), "the system prompt is text"),
+    (re.compile(r"system\.\d+\.type"), "the system prompt must be text"),
     (
         re.compile(r"tools\.\d+\.type"),
         "it is neither 'custom' nor a type of Anthropic's with its date, such as 'bash_20250124'",
@@ -136,7 +136,9 @@ class CountTokensRequest(RequestModel):
     def explain(cls, error: InvalidParameter) -> InvalidParameter:
         """Returns an error of parsing with the reason, where one is known."""
         if error.param == _THREAD:
-            message = "No threads are kept here: send the whole conversation, without this member."
+            message = (
+                "Threads are not supported: send the whole conversation, without this parameter."
+            )
             return InvalidParameter(_THREAD, message, _NO_THREADS)
         return super().explain(error)
 
@@ -171,7 +173,7 @@ class MessagesErrorDetails(ResponseModel):
 
 
 class MessagesErrorObject(ResponseModel):
-    """What is wrong, and of which of Anthropic's kinds it is."""
+    """The error's message and its type, one of Anthropic's."""
 
     type: str
     message: str

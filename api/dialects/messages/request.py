@@ -107,8 +107,8 @@ def message_prompt(
 def message_sampling(request: MessageRequest, budget: ContextBudget) -> SamplingParams:
     """Raises InvalidParameter.
 
-    `max_tokens` may be more than the context has left: the answer then ends where the context does,
-    and says so (`is_cut_by_context`).
+    `max_tokens` may be more than the context has left: the answer then ends at the context's end,
+    and reports it (`is_cut_by_context`).
     """
     temperature = request.temperature
     if temperature is not None and not 0.0 <= temperature <= MAX_TEMPERATURE:
@@ -228,11 +228,12 @@ def _is_continued(request: CountTokensRequest) -> bool:
         content = last.text
     if not content or content[-1].isspace():
         raise InvalidParameter(
-            param, "must have text at its end and no white space behind it, to be continued"
+            param, "must end with text, without trailing white space, to be continued"
         )
     if (found := _format(request)) is not None:
         raise InvalidParameter(
-            found[1], "is for whole answers: the last message begins this one already"
+            found[1],
+            "cannot be combined with a last message of the assistant, which begins the answer",
         )
     return True
 

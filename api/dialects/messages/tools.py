@@ -141,7 +141,7 @@ _CUSTOM, _CLIENT, _HOSTED = "custom tool", "client tool", "hosted tool"
 
 
 def _kind(tool: Any) -> str:
-    """Returns which model a tool is read as; CustomTool explains what is none of them."""
+    """Returns which model a tool is read as; CustomTool explains unknown types."""
     kind = tool.get("type") if isinstance(tool, Mapping) else getattr(tool, "type", None)
     if isinstance(kind, str):
         if kind in DEFINITIONS:

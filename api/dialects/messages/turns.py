@@ -1,11 +1,11 @@
 """From the messages of a Messages request to those that chat templates know.
 
-Where the two differ: a `tool_result` is a message of its own (role `tool`), with the name of the
+The differences: a `tool_result` is a separate message (role `tool`), with the name of the
 tool that was called; the result of a call that failed begins with `Error: `, since templates know
-no `is_error`; messages of one role in a row are one turn; a summary takes the place of all that
+no `is_error`; messages of one role in a row are one turn; a summary replaces all that
 comes before it. Documents and search results are text. An image, or a document that is not text,
-becomes a text that says so where a tool returned it, and is refused where the user sent it. What
-stands beside the results of tools in one message is theirs: agents put it there.
+becomes a text that names it if a tool returned it, and is refused if the user sent it. Other
+blocks in a message with tool results belong to these: agents put them there.
 """
 
 from __future__ import annotations

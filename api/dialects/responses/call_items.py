@@ -30,7 +30,7 @@ class InputTextPart(TypedDict):
 
 @with_config(ConfigDict(extra="ignore", strict=True))
 class MediaPart(TypedDict):
-    """A part of a result that is not text: a text that says so stands for it."""
+    """A part of a result that is not text: a text that names it replaces it."""
 
     type: Literal["input_image", "input_file", "input_audio"]
 
@@ -40,7 +40,7 @@ _OutputPart = Annotated[InputTextPart | MediaPart, Field(discriminator="type")]
 
 @with_config(MEMBERS)
 class _Labelled(TypedDict):
-    """Members of items that say nothing to a model."""
+    """Members of items without meaning for a model."""
 
     id: NotRequired[str]
     status: NotRequired[Status]

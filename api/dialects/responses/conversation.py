@@ -105,7 +105,7 @@ def _add(turn: dict[str, Any], item: Item) -> None:
         calls = turn.setdefault("tool_calls", [])
         if len(calls) == MAX_CALLS or any(call["id"] == item["call_id"] for call in calls):
             raise InvalidParameter(
-                "input", f"calls in one turn have ids of their own, and are at most {MAX_CALLS}"
+                "input", f"calls in one turn have distinct ids, and are at most {MAX_CALLS}"
             )
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 

@@ -35,7 +35,7 @@ class ResponseFormatter(Formatter[msgspec.Raw]):
     """Numbers its events; leaves out those that the reader has.
 
     `failed` ends a stream and not the response. Its event has the number of the last one that its
-    reader has: a reader that resumes behind it misses nothing and gets nothing twice.
+    reader has: a reader that resumes after it misses nothing and gets nothing twice.
     """
 
     kind = "response"

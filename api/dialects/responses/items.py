@@ -42,7 +42,7 @@ COMPACTION_TRIGGER = "compaction_trigger"
 REFERENCE = "item_reference"
 _PARTS = ("content", "output", "summary")  # members of items that have parts
 _OBJECTS = ("action", "operation")
-# Items of tools that OpenAI runs, and of what is unknown here: the conversation is whole without.
+# Items of tools that OpenAI runs, and unknown ones: the conversation is complete without them.
 HOSTED_ITEMS = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
     *("computer_call", "computer_call_output", "program", "program_output"),
@@ -158,7 +158,7 @@ InputItem = Annotated[
 
 def _present_items(payload: object) -> object:
     """Returns the items without null members, each with its type. Raises InvalidParameter for more
-    items or parts than are allowed, and for what is no text in a message."""
+    items or parts than are allowed, and for parts of a message that are not text."""
     if not isinstance(payload, list):
         return payload
     if not 0 < len(payload) <= MAX_ITEMS:
@@ -259,7 +259,7 @@ def input_items(
 
 
 def _kept(item: Item, path: str, call_ids: dict[str, str]) -> Item:
-    """Returns what is kept of an item, beside its labels."""
+    """Returns the kept members of an item, without its labels."""
     if item["type"] == "message":
         return _message(item, path)
     if item["type"] == "reasoning":

@@ -122,7 +122,7 @@ class OpenCall:
         yield {"type": "response.output_item.added", "output_index": self.index, "item": item}
 
     def end(self) -> Iterator[Payload]:
-        """Yields the event of what is left, once the arguments have ended."""
+        """Yields the event of the rest, once the arguments have ended."""
         if self._input is not None:
             yield from self._delta(self._input.end())
 
@@ -255,7 +255,7 @@ class ResponseOutput:
                 yield from self._open.add(text)
 
     def end(self, *, is_complete: bool) -> Iterator[Payload]:
-        """Closes what is open. A response without any output has a message without text."""
+        """Closes the open item. A response without any output has a message without text."""
         if self._summary is not None:
             self._open = self._summary
         elif self._open is None and not self._done:

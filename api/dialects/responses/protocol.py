@@ -1,4 +1,4 @@
-"""The request of POST /v1/responses, member by member, and what is known to be refused.
+"""The request of POST /v1/responses, member by member, and the members known to be refused.
 
 As in the other OpenAI dialects a member whose value is null counts as absent, and a member that
 changes nothing is taken out before (`api.generation.ignored_parameters`).
@@ -59,7 +59,7 @@ class ResponseText(RequestModel):
 
 
 class ResponseReasoning(RequestModel):
-    """`reasoning`: nothing of it can be chosen here, except that there is none."""
+    """`reasoning`: only `none` can be chosen here."""
 
     effort: str | None = None
     summary: str | None = None
@@ -285,7 +285,7 @@ class IncludeQuery(QueryModel):
     sdk_include: list[str] = Field([], alias="include[]", json_schema_extra=_INCLUDED)
 
     def check(self) -> None:
-        """Raises InvalidParameter for what cannot be included."""
+        """Raises InvalidParameter for values that cannot be included."""
         check_includes([*self.include, *self.sdk_include])
 
 
@@ -294,7 +294,7 @@ class ResponseQuery(IncludeQuery):
 
     stream: Flag = False
     starting_after: Annotated[int, Field(ge=0, lt=MAX_SEQUENCE_NUMBER), DIGITS] | Absent = Field(
-        None, description="Only with `stream`: the number of the last event that was read."
+        None, description="Only with `stream`: the number of the last event read."
     )
     include_obfuscation: Flag = Field(False, json_schema_extra={"enum": [False]})
 

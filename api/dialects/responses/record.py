@@ -67,7 +67,7 @@ def stored_request(
     sampling: SamplingParams,
     calls: Mapping[str, CallTarget] = NO_CALLS,
 ) -> StoredRequest:
-    """Returns what is stored of a request: `items` are its own; `sampling` is its job's."""
+    """Returns the stored form of a request: `items` are its own; `sampling` is its job's."""
     return StoredRequest(
         created_s=created_s,
         card=card,

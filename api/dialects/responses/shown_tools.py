@@ -85,7 +85,7 @@ def offered_tools(
         has_place = not is_search_without_call(item, call_ids)
         for one in shown_tools(tools_of(item["tools"]), "input"):
             tool, target = _kept_to(one, enforced)
-            is_new = tool.name not in known  # a search may find what is known
+            is_new = tool.name not in known  # a search may find known tools
             known.add(tool.name)
             shown += [(tool, target)] if is_new else []
             unkept += ["input.tools.format"] if _is_unkept(tool, target) else []
@@ -277,5 +277,5 @@ def chosen_name(shown: Sequence[Shown], name: str, namespace: str | None, param:
         return name
     found = [tool.name for tool, target in shown if target.name == name]
     if len(found) > 1:
-        raise InvalidParameter(param, f"is ambiguous: {', '.join(found[:8])} are meant by it")
+        raise InvalidParameter(param, f"is ambiguous: it matches {', '.join(found[:8])}")
     return found[0] if found else name

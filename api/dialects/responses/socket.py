@@ -1,9 +1,9 @@
 """Responses over WebSocket: GET /v1/responses, upgraded.
 
-Each message of a client becomes a request of its own to the application behind: keys, origins,
+Each message of a client becomes a separate request to the inner application: keys, origins,
 limits, errors and streams are those of HTTP. Its server-sent events are sent as frames of text.
-Turns run one at a time, in order. A stored response goes on when its socket is cut: any frontend
-sends the rest to `response.resume`, behind the number of the last event that was received.
+Turns run one at a time, in order. A stored response continues when its socket is cut: any frontend
+sends the rest to `response.resume`, after the number of the last event received.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from api.http.shares import Pot
 from shared.tasks import cancel_and_wait
 
 PATH = "/v1/responses"
-MAX_WAITING = 8  # messages behind the one that is served
+MAX_WAITING = 8  # messages after the current one
 MAX_IDLE_S = 3600.0
 INLINE_CHARS = 65_536  # longer messages are decoded on a thread
-# In the request's state: its job goes on without a reader; the turn is checked and not generated,
-# which a client sends ahead: the next one names it.
+# In the request's state: its job continues without a reader; the turn is checked and not generated,
+# as a client sends it ahead of the turn that names it.
 CONTINUES, WARMS_UP = "continues_unread", "warms_up"
 _POLICY, _GOING_AWAY = 1008, 1001
-# Of the handshake, and of what is this connection's or this request's alone.
+# Headers of the handshake, of this connection, or of this request only.
 _OWN_HEADERS = frozenset(
     {b"upgrade", b"connection", b"content-length", b"content-type", b"content-encoding"}
     | {b"transfer-encoding", b"accept-encoding", b"idempotency-key", b"expect"}
@@ -160,7 +160,7 @@ class ResponseSocket:
             await cancel_and_wait(reading)
 
     def end(self, why: str) -> None:
-        """Closes the socket for a reason, "" where the client is gone, behind the current turn."""
+        """Closes the socket for a reason, "" if the client is gone, after the current turn."""
         self._why = why
         self._is_gone.set()
         self._has_more.set()
@@ -187,7 +187,7 @@ class ResponseSocket:
                 async with asyncio.timeout(MAX_IDLE_S):
                     await self._has_more.wait()
             except TimeoutError:
-                await self._close(_GOING_AWAY, "No message came for an hour.")
+                await self._close(_GOING_AWAY, "No message was received for an hour.")
                 return None
         if self._why:
             await self._close(_POLICY, self._why)
@@ -294,7 +294,7 @@ class ResponseSocket:
                 yield event
             await running
         finally:
-            # Where the client is gone, the response ends by itself: it settles its job.
+            # If the client is gone, the response ends by itself: it settles its job.
             if self._is_gone.is_set():
                 while not running.done() and await chunks.get() is not None:
                     pass
@@ -316,7 +316,7 @@ class ResponseSocket:
 
 
 async def _message_of(text: str) -> Payload:
-    """Returns a message. Raises ClientError for what is no object."""
+    """Returns a message. Raises ClientError if it is not an object."""
     return _decoded(text) if len(text) < INLINE_CHARS else await asyncio.to_thread(_decoded, text)
 
 

@@ -33,13 +33,13 @@ PARAM = "previous_response_id"
 REFERRER = "input"
 MAX_TURNS = 256
 MAX_BYTES = 8 * 2**20  # of all their items together, as JSON
-# Of what is read for them from the store: tools, instructions and log probabilities included.
+# Read for them from Redis: tools, instructions and log probabilities included.
 MAX_READ_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What is kept of a response, beside its job's log."""
+    """The stored parts of a response, besides its job's log."""
 
     name: str  # as the caller wrote it
     record: JobRecord
@@ -131,9 +131,9 @@ class ResponseStore:
     async def earlier_items(self, tenant: str, name: str | None) -> list[Item]:
         """Returns the items of all turns up to the response `name`, its own output last.
 
-        Without a name there are none. The size of each response is looked at before it is read, and
-        counts as a body on its way until the items are returned. Renews the retention of every
-        response of the chain, so that a conversation lives while it goes on. Raises ClientError
+        Without a name the list is empty. The size of each response is checked before it is read,
+        and counts as a received body until the items are returned. Renews the retention of every
+        response of the chain, so that a conversation in use does not expire. Raises ClientError
         (400) when a response of it is gone, has not ended or has failed, InvalidParameter when
         there are too many, UnavailableError where the tenant reads too much at once, and
         TransportError.
@@ -144,7 +144,7 @@ class ResponseStore:
             return await self._earlier_items(tenant, name, charge)
 
     async def _charge(self, charge: Charge, job_id: str, param: str) -> None:
-        """Charges what is stored of a response, before it is read. Raises UnavailableError and
+        """Charges the stored size of a response, before it is read. Raises UnavailableError and
         InvalidParameter."""
         charge.grow(await self._jobs.stored_bytes(job_id))
         if charge.amount > MAX_READ_BYTES:

@@ -32,7 +32,7 @@ _Callers = Annotated[list[Literal["direct"]], WrapValidator(at_the_object)]
 
 
 class FunctionTool(RequestModel):
-    """A function. Of `allowed_callers` and `async` only defaults are served."""
+    """A function. Only the defaults of `allowed_callers` and `async` are served."""
 
     type: Literal["function"]
     name: ToolName
@@ -140,7 +140,7 @@ ResponseTool = Annotated[
 
 
 def left_out_of(tools: Sequence[RequestModel], name: str) -> Iterator[str]:
-    """Yields the names of what the model does not see of tools, which are the member `name`."""
+    """Yields the names of the parts of tools, the member `name`, that the model does not see."""
     for tool in tools:
         payload = tool_payload(tool)
         if is_hosted(payload):

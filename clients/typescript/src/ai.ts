@@ -5,7 +5,7 @@
  *     const chat = useChat({ id, transport, resume: true });
  *
  * Each answer is a job in the background. It belongs to no connection: a reload, another frontend,
- * a killed worker go on with the same answer. The AI SDK is not imported: its shapes are written
+ * a killed worker resume the same answer. The AI SDK is not imported: its shapes are written
  * here as far as they are used.
  */
 import type { Json } from './answer.js';
@@ -42,7 +42,7 @@ export interface JobStorage {
 export interface TransportOptions {
   /** By default the page's localStorage; in Node the memory. */
   storage?: JobStorage;
-  /** Of each request, such as `instructions`, `max_tokens`, `tools`; a request's `body` has more. */
+  /** Parameters of each request, such as `instructions`, `max_tokens`, `tools`; a request's `body` has more. */
   parameters?: Parameters;
 }
 
@@ -78,7 +78,7 @@ export class PenstockChatTransport {
     return this.chunks(chatId, jobId, abortSignal);
   }
 
-  /** Returns the answer that is under way in a chat, null where there is none. */
+  /** Returns a chat's unfinished answer, or null. */
   async reconnectToStream({ chatId, abortSignal }: Reconnecting): Promise<ReadableStream<Chunk> | null> {
     const jobId = await this.storage.getItem(keyOf(chatId));
     if (!jobId) return null;
@@ -113,7 +113,7 @@ export class PenstockChatTransport {
           throw error;
         }
       },
-      cancel: () => stream.close(), // whoever reads no more may resume
+      cancel: () => stream.close(), // the reader may resume later
     });
   }
 }

@@ -9,7 +9,7 @@ export type Json = Record<string, any>;
  */
 export interface Delta {
   text: string;
-  /** Of the choice. */
+  /** Index of the choice. */
   index: number;
   reasoning: string;
   /** Parts, as in OpenAI's chunks. */

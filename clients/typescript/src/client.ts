@@ -54,7 +54,7 @@ export interface Submitting extends Leaving {
 export interface Following extends Leaving {
   /** The text as the model wrote it, its reasoning and calls in it. */
   raw?: boolean;
-  /** The id of the event behind which a raw stream begins. */
+  /** The id of the event after which a raw stream starts. */
   after?: string;
 }
 
@@ -77,7 +77,7 @@ export class Client {
 
   /**
    * Takes the URLs of one or several frontends: another one is asked when one is away. Without them
-   * PENSTOCK_URL has them. Throws TypeError for what is no URL.
+   * PENSTOCK_URL has them. Throws TypeError for an invalid URL.
    */
   constructor(urls?: string | readonly string[], options: ClientOptions = {}) {
     this.places = new Places(urls);
@@ -132,7 +132,7 @@ export class Client {
   }
 
   /**
-   * Returns the stream of a job that somebody has submitted, from its begin. Leaving it does not
+   * Returns the stream of a submitted job, from its start. Leaving it does not
    * cancel the job. Jobs that `submit` did not make are always `raw`.
    */
   follow(jobId: string, { raw = false, after = '', signal }: Following = {}): Stream {

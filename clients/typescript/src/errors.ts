@@ -1,5 +1,5 @@
 /*
- * What the client throws. The text of an error is the service's own sentence.
+ * Errors of the client. The text of an error is the service's own sentence.
  *
  * PenstockError
  * ├── Unreachable         nothing answers, or what answered ended the connection
@@ -11,11 +11,11 @@
  * ├── JobFailed           the job ended with an error: code, jobId
  * │   ├── JobCancelled    it was cancelled, or no reader was left
  * │   └── JobExpired      its deadline or its queue timeout passed
- * └── StreamLost          what was read cannot be continued without doubt
+ * └── StreamLost          the stream cannot be resumed reliably
  */
 import type { Json } from './answer.js';
 
-// Of a response without `x-should-retry`: a later try may succeed.
+// Status codes without `x-should-retry` for which a retry may succeed.
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const CANCELLED = new Set(['cancelled', 'disconnected', 'orphaned']);
 const EXPIRED = new Set(['deadline_exceeded', 'queue_timeout']);
@@ -44,7 +44,7 @@ export class PenstockError extends Error {
 }
 
 /**
- * Nothing answers, or the connection was lost. A job that was accepted goes on.
+ * Nothing answers, or the connection was lost. A job that was accepted continues.
  * `isUnsent`: there was no connection, so the service has nothing of the request.
  */
 export class Unreachable extends PenstockError {
@@ -56,7 +56,7 @@ export class Unreachable extends PenstockError {
   }
 }
 
-/** An error response. `kind` is its `type`, `param` names what is at fault. */
+/** An error response. `kind` is its `type`, `param` names the parameter at fault. */
 export class Refused extends PenstockError {
   status: number;
   kind: string | null;
@@ -82,7 +82,7 @@ export class InvalidRequest extends Refused {}
 /** The service asks for a key, or the key does not permit this. */
 export class NotPermitted extends Refused {}
 
-/** There is no such job, model or file, or it belongs to somebody else. */
+/** There is no such job, model or file, or it belongs to another tenant. */
 export class NotFound extends Refused {}
 
 /** A limit was reached, or the service cannot accept requests now. */

@@ -34,7 +34,7 @@ class EventParser {
     try {
       return { id: this.id, data: JSON.parse(text) };
     } catch {
-      throw new PenstockError(`${this.url} is no frontend of Penstock: no JSON.`);
+      throw new PenstockError(`${this.url} is not a Penstock frontend: it did not return JSON.`);
     }
   }
 }

@@ -4,12 +4,12 @@ import { PenstockError, Unreachable, refusal } from './errors.js';
 import { eventsOf, type Event } from './events.js';
 import { SILENCE_MS, headersOf, type Request } from './requests.js';
 
-/** A stream's response has begun: the job is accepted. Its id is the job's. */
+/** A stream's response has started: the job is accepted. Its id is the job's. */
 export interface Opened {
   requestId: string;
 }
 
-// No connection was made, as undici names it in Node. A browser does not say.
+// No connection was made, as undici names it in Node. A browser does not report it.
 const UNSENT = new Set(['ECONNREFUSED', 'ENOTFOUND', 'EHOSTUNREACH', 'ENETUNREACH', 'UND_ERR_CONNECT_TIMEOUT']);
 
 export class Caller {
@@ -124,7 +124,7 @@ async function* pieces(body: ReadableStream<Uint8Array>, watch: Watch): AsyncGen
   }
 }
 
-/** Returns what a failure of fetch is to a caller. */
+/** Returns the client's error of a failure of fetch. */
 function reached(error: unknown, url: string, watch: Watch): unknown {
   if (error instanceof PenstockError) return error;
   if (watch.left?.aborted) return watch.left.reason;
@@ -137,11 +137,11 @@ function parsed(content: string, url: string): any {
   try {
     return JSON.parse(content);
   } catch {
-    throw new PenstockError(`${url} is no frontend of Penstock: no JSON.`);
+    throw new PenstockError(`${url} is not a Penstock frontend: it did not return JSON.`);
   }
 }
 
-/** Waits. Rejects with the signal's reason where it is aborted. */
+/** Waits. Rejects with the signal's reason if it is aborted. */
 export function pause(ms: number, signal?: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const leave = () => {

@@ -1,5 +1,5 @@
 /*
- * A client of a running service, whose streams go on by themselves over whatever fails.
+ * A client of a running service, whose streams resume by themselves after a failure.
  *
  *     import { Client } from 'penstock';
  *

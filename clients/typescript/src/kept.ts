@@ -1,6 +1,5 @@
 /*
- * What was delivered of an answer, which a connection that repeats it from its begin is held
- * against.
+ * The delivered part of an answer: a connection that repeats it from its start is compared with it.
  */
 import type { Choice, Delta, Json } from './answer.js';
 import { StreamLost } from './errors.js';
@@ -8,13 +7,13 @@ import { StreamLost } from './errors.js';
 /** A text that grows. Pieces that are there already are compared and left out. */
 class KeptText {
   whole = '';
-  private place = 0; // in what the connection says
+  private place = 0; // of the connection's text
 
   repeat(): void {
     this.place = 0;
   }
 
-  /** Returns what of the next piece is new. Throws StreamLost where it differs. */
+  /** Returns the new part of the next piece. Throws StreamLost if it differs. */
   rest(piece: string): string {
     const had = this.whole.slice(this.place, this.place + piece.length);
     this.place += piece.length;
@@ -45,7 +44,7 @@ class KeptList {
 }
 
 function differs(): StreamLost {
-  return new StreamLost('The service repeats this answer with another text.');
+  return new StreamLost('The resumed stream does not match the text already received.');
 }
 
 /** A tool call: its first part with id and name, then parts of its arguments. */
@@ -58,7 +57,7 @@ class KeptCall {
     this.arguments.repeat();
   }
 
-  /** Returns what of a part is new; null: nothing. Throws StreamLost. */
+  /** Returns the new part of a part; null: nothing. Throws StreamLost. */
   rest(part: Json): Json | null {
     const added = this.arguments.rest(part.function?.arguments || '');
     if (part === this.first) return { ...part };
@@ -72,7 +71,7 @@ class KeptCall {
   }
 }
 
-/** What an event says of a choice. */
+/** The part of a choice in an event. */
 export interface Part {
   text?: string | undefined;
   reasoning?: string | undefined;
@@ -95,14 +94,14 @@ export class KeptChoice {
 
   constructor(private index: number) {}
 
-  /** Expects the choice from its begin. */
+  /** Expects the choice from its start. */
   repeat(): void {
     for (const kept of [this.text, this.reasoning, this.tokenIds, ...this.logprobs.values(), ...this.calls.values()]) {
       kept.repeat();
     }
   }
 
-  /** Returns the delta of what an event adds. Throws StreamLost. */
+  /** Returns the delta of an event. Throws StreamLost. */
   take(event: Json, part: Part): Delta {
     const isEnd = part.finishReason != null && this.finishReason === null;
     if (isEnd) {
@@ -121,12 +120,12 @@ export class KeptChoice {
     };
   }
 
-  /** Whether nothing was delivered of it. */
+  /** Whether none of it was delivered. */
   get isEmpty(): boolean {
     return !this.text.whole && !this.reasoning.whole && !this.tokenIds.whole.length && !this.calls.size && this.finishReason === null;
   }
 
-  /** What was delivered of it. */
+  /** The delivered part. */
   get whole(): Choice {
     const logprobs = Object.fromEntries([...this.logprobs].map(([name, kept]) => [name, [...kept.whole]]));
     return {

@@ -1,9 +1,9 @@
 /*
- * How an answer is read: what each connection asks for, and what each event adds. No network.
+ * Reads an answer: the request of each connection, and the deltas of each event. No network.
  *
- * A submitted answer is asked for again with its idempotency key: the service repeats it from its
- * begin, and what was delivered is left out. An answer in the background is read on from the
- * number, a job's log from the id, of the last event that was read.
+ * A submitted answer is requested again with its idempotency key: the service repeats it from its
+ * start, and the delivered part is left out. An answer in the background resumes after the
+ * number, a job's log after the id, of the last event read.
  */
 import { answerOf, emptyDelta, type Answer, type Delta, type Json } from './answer.js';
 import { NotFound, PenstockError, StreamLost, Unreachable, jobFailure } from './errors.js';
@@ -11,7 +11,7 @@ import type { Event } from './events.js';
 import { KeptChoice, isEmpty, sorted } from './kept.js';
 import { idempotent, inPath, type Request } from './requests.js';
 
-// The job is gone before anything of it was delivered: the same request begins it anew.
+// The job is lost before any of it was delivered: the same request starts it again.
 const BEGINS_ANEW = new Set(['worker_lost', 'engine_died', 'payload_lost', 'job_lost']);
 const LOST = new Set(['job_lost', 'stream_diverged']);
 const PASSING_KINDS = new Set(['service_unavailable', 'overloaded_error', 'rate_limit_error']);
@@ -20,8 +20,8 @@ const ENDS = new Set(['response.completed', 'response.incomplete', 'response.fai
 /**
  * One answer, over as many connections as it takes.
  *
- * `isOver` after its last event; `failure` is then the error that it ended with. `cancels`: who
- * leaves it early cancels its job. `needsModel`: `choose` has to be called first.
+ * `isOver` after its last event; `failure` is then the error that it ended with. `cancels`:
+ * leaving it early cancels its job. `needsModel`: `choose` has to be called first.
  */
 export abstract class Reading {
   readonly cancels: boolean = false;
@@ -35,10 +35,10 @@ export abstract class Reading {
   /** Returns the request of the next connection. */
   abstract request(): Request;
 
-  /** Returns what an event adds. Throws PenstockError where the stream ends early. */
+  /** Returns the deltas of an event. Throws PenstockError if the stream ends early. */
   abstract take(event: Event): Delta[];
 
-  /** What was read so far. */
+  /** The answer read so far. */
   abstract get answer(): Answer;
 
   /** Names the model that serves it. */
@@ -46,14 +46,14 @@ export abstract class Reading {
     throw new Error('this answer has a model');
   }
 
-  /** Notes whose stream has begun, for who leaves it before its first event. */
+  /** Records the request id once the stream is open, for readers that stop before its first event. */
   opened(requestId: string): void {
     this.jobId ||= requestId;
   }
 
   /**
-   * Returns whether another connection may go on after `error`. What was there a moment ago may be
-   * unknown for a while: to a frontend that has just started, after a loss of Redis.
+   * Returns whether another connection may continue after `error`. A known job may be missing for a
+   * while: at a frontend that has just started, after a loss of Redis.
    */
   mayPass(error: PenstockError): boolean {
     return error.mayPass || (this.hasBegun && error instanceof NotFound);
@@ -127,7 +127,7 @@ export class SubmittedReading extends Reading {
     return [...this.choices.values()].some((choice) => !choice.isEmpty);
   }
 
-  /** Notes which job speaks. Throws StreamLost where it is another than before. */
+  /** Records the job of the stream. Throws StreamLost if it is another than before. */
   private meet(data: Json): void {
     this.model = String(data.model || this.model);
     const before = this.jobId;
@@ -257,7 +257,7 @@ export class LogReading extends Reading {
     return answerOf(this.jobId, '', sorted(this.choices).map((choice) => choice.whole), this.usage);
   }
 
-  /** Notes how the job ended: that has an id of its own. Throws Unreachable where only the stream did. */
+  /** Records the error of the job, which has its own id. Throws Unreachable if only the stream failed. */
   private takeError(error: Json, isEnd: boolean): void {
     const { code } = error;
     const message = String(error.message);
@@ -273,7 +273,7 @@ function choiceOf(choices: Map<number, KeptChoice>, index: number): KeptChoice {
   return choice;
 }
 
-/** Returns what an event of the native API, or a choice in one of another, says. */
+/** Returns the data of an event of the native API, or of a choice in another's. */
 function generated(data: Json): Json {
   return { text: data.text, tokenIds: data.token_ids ?? [], finishReason: data.finish_reason, stopReason: data.stop_reason };
 }
@@ -282,7 +282,7 @@ function calls(response: Json): Json[] {
   return (response.output ?? []).filter((item: Json) => item.type === 'function_call');
 }
 
-/** Returns chat's word for how a response ended; null where it failed. */
+/** Returns chat's finish reason of a response; null if it failed. */
 function finishReason(response: Json): string | null {
   if (response.status === 'completed') return calls(response).length ? 'tool_calls' : 'stop';
   return response.status === 'incomplete' ? 'length' : null;

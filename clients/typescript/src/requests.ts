@@ -1,4 +1,4 @@
-/* What the client sends, how often, and where: without a network. */
+/* The client's requests, retries and URLs: without a network. */
 import type { Json } from './answer.js';
 import { PenstockError, Unreachable } from './errors.js';
 
@@ -77,7 +77,7 @@ export class Tries {
     this.openedAt = null;
   }
 
-  /** Notes that a response began, which may say nothing for long. */
+  /** Records that a response started, whose first event may take long. */
   opened(): void {
     this.openedAt = performance.now();
   }
@@ -104,7 +104,7 @@ export class Tries {
   }
 }
 
-/** Returns the header of an idempotency key, by default of one that nobody else has. */
+/** Returns the header of an idempotency key, by default a new one. */
 export function idempotent(key: string = newKey()): Record<string, string> {
   return { [IDEMPOTENCY_KEY]: key };
 }

@@ -28,7 +28,7 @@ export class Stream implements AsyncIterableIterator<Delta> {
     return this.reading.jobId;
   }
 
-  /** What was read so far. */
+  /** The answer read so far. */
   get answer(): Answer {
     return this.reading.answer;
   }

@@ -1,7 +1,7 @@
 -- announce: publish a model's card and keep it, its blobs and its queues alive.
 -- ARGV: 3 model, 4 card, 5 life_ms, 6 blob_life_ms, 7 number of queues q, then q queues, then blob digests
--- Returns the digests that are not stored. Where there are any, nothing is published: the caller sets
--- them and announces again. So a card is never seen before its blobs.
+-- Returns the digests that are not stored. If there are any, nothing is published: the caller sets
+-- them and announces again. So a card is never visible before its blobs.
 -- Cards that were not announced or kept (see keep.lua) for `life_ms` are dropped here, so the hash stays
 -- bounded.
 --@include lib/common.lua

@@ -1,11 +1,13 @@
 -- append: one engine step of all jobs of a worker: log, then publish, then perhaps end the job.
+-- The end is in the same call: a worker that dies between two calls would leave a complete log whose
+-- job still runs, and every step would cost a second round trip.
 -- ARGV: 3 worker, 4 lease_ms, then per item 11: id, attempt, n0, b0, h0, n1, b1, h1, token ids, text, and
 --   the number of arguments that follow: names and values of what few items have.
 --   lp: logprobs (JSON). c: segments (JSON without '|'); without, all of it is choice 0's.
 --   cached: cached tokens. state, reason, tail: the end; tail is stop_reason|message (stop_reason is JSON
 --   without '|'). scores: the item is that slice (`slice`, from 0) of the prompt's log probabilities and
 --   holds nothing else. slice without scores: how many of them come before the first delta.
--- Returns one word per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
+-- Returns one reply per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
 --   bad:<why>, error:<why>.
 -- Idempotent: the same item again answers ok, and so does the same end by the same attempt.
 -- Progress renews the lease; it is also the write that lets the rest run above maxmemory. A script is
@@ -19,7 +21,7 @@
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
 local FIXED = 11
 local NOTHING = {}
-local now = nil   -- of all items, as it is stored
+local now = nil   -- one time for all items, as stored
 
 local function stamp()
   now = now or whole(now_ms())
@@ -46,7 +48,7 @@ local function total(segments)
   return {tokens, bytes}
 end
 
--- Is there something to log? Returns verdict or nil to go on, and whether the delta is logged already.
+-- Checks an item. Returns a verdict, or nil to continue, and whether the delta is logged already.
 local function check(id, job, item, more)
   if not job.state then return 'gone' end
   if TERMINAL[job.state] then
@@ -83,7 +85,7 @@ local function check(id, job, item, more)
   return nil, false
 end
 
--- Adds an entry. One that began the log, or began it again after it was deleted, gives it its life.
+-- Adds an entry. The first entry of a new or deleted log sets the log's expiry.
 -- Returns nil, or the server's error.
 local function add(id, ...)
   local log_key = P .. 'log:' .. id

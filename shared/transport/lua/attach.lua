@@ -1,7 +1,7 @@
--- attach: readers have come, or report again that they are there (every two seconds, while they read).
+-- attach: adds readers, or renews them (every two seconds, while they read).
 -- ARGV: 3 frontend lease ms, then job id and reader ("<frontend>#<n>") of each
--- Returns one word per reader: the job's state, or 'gone'. Idempotent.
--- A reader who is there stops the orphan clock. The mark (`fe`) says whose leaving starts it again: it
+-- Returns one reply per reader: the job's state, or 'gone'. Idempotent.
+-- A connected reader stops the orphan clock. The mark (`fe`) names the reader whose leaving starts it: it
 -- stays with a reader whose frontend lives, and the next one that attaches takes it over from a reader
 -- that has left or whose frontend has died.
 --@include lib/common.lua

@@ -1,7 +1,7 @@
--- batch_cancel: request the end of a batch; its owner cancels what runs and keeps what is done.
+-- batch_cancel: requests the end of a batch; its owner cancels running rows and keeps finished ones.
 -- ARGV: 3 id, 4 tenant
--- Returns {'OK', status} or {'GONE'}. One without an owner so far ends here; one that is finalizing or
---   has ended stays as it is.
+-- Returns {'OK', status} or {'GONE'}. A batch without an owner ends here; one that is finalizing or
+--   has ended is not changed.
 -- Idempotent.
 --@include lib/common.lua
 --@include lib/held.lua

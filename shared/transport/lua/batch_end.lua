@@ -1,9 +1,9 @@
--- batch_end: the owner ends its batch, and what it wrote becomes files.
+-- batch_end: the owner ends its batch, and its output becomes files.
 -- ARGV: 3 id, 4 fence, 5 status, 6 errors (JSON or ''), 7 number of files f, then 5 per file: field of
 --   the batch that names it, id, name, bytes, parts (JSON); then names of blobs that are of no use
 -- Returns {'OK', status}, {'FENCED'}, or {'OVER', status}: it has ended (by an earlier try of this, or
---   was cancelled before it began), or is gone.
--- A batch that is being cancelled ends cancelled, whatever its owner wanted.
+--   was cancelled before it started), or is gone.
+-- A batch that is being cancelled ends cancelled, whatever its owner requests.
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
 --@include lib/held.lua

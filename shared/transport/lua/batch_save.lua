@@ -1,5 +1,5 @@
--- batch_save: store the owner's progress of its batch; renews the lease.
--- ARGV: 3 id, 4 fence, 5 lease_ms (0: give the batch back), 6 next status ('' as it is), 7 number of
+-- batch_save: stores the owner's progress of its batch; renews the lease.
+-- ARGV: 3 id, 4 fence, 5 lease_ms (0: give the batch back), 6 next status ('' unchanged), 7 number of
 --   fields f, then f names and values, then ids of jobs whose results are saved with this
 -- Returns {'OK', status, milliseconds left}, {'FENCED'}, or {'OVER', status}: it has ended, or is gone.
 -- A batch that is being cancelled stays so: the status in the reply is the one that counts.

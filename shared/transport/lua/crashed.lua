@@ -2,8 +2,8 @@
 -- blames the jobs of a worker that died.
 -- ARGV: 3 worker, 4 max crashes, 5 cause (see CrashCause), then id and attempt of each job that was
 --   in the engine
--- Returns one word per job: 'released', 'ended' (it was the last death too many), or 'fenced': not
--- (any more) this attempt's job. A repeat answers fenced or ended.
+-- Returns one reply per job: 'released', 'ended' (it has reached the limit of deaths), or 'fenced': not
+-- (any more) this attempt's job. A repeat returns fenced or ended.
 -- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are. For
 -- an error of the device none is blamed but the named one, on a device that had worked for others. An
 -- engine that hung makes suspects of its jobs at once.

@@ -1,6 +1,6 @@
 -- dead_letter_drop: delete a dead letter.
 -- ARGV: 3 id of the job
--- Returns 1, or 0 where there is none (any more). Idempotent.
+-- Returns 1, or 0 if it does not exist (any more). Idempotent.
 --@include lib/common.lua
 --@include lib/held.lua
 --@include lib/dead_letter.lua

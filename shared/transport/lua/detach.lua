@@ -1,7 +1,7 @@
--- detach: a reader has left. Starts the job's grace, or cancels it at once where there is none.
+-- detach: removes a reader. Starts the job's grace, or cancels the job at once if it has no grace.
 -- ARGV: 3 id, 4 reader, 5 how long the log of a job that its reader saw end is kept (ms), unless the
---   job says itself how long
--- Returns {'OK', state} or {'NOOP'}: no such job, or a newer reader is there. Idempotent.
+--   job has its own time
+-- Returns {'OK', state} or {'NOOP'}: no such job, or a newer reader is attached. Idempotent.
 -- A job submitted by a frontend (without "#<n>") may be left by any reader of that frontend.
 --@include lib/common.lua
 --@include lib/allowance.lua
@@ -11,7 +11,7 @@
 --@include lib/orphan.lua
 local id, reader = ARGV[3], ARGV[4]
 
--- The log alone: the record says for longer that the job has ended.
+-- Only the log: the record is kept longer.
 local function shorten_log(ms)
   redis.call('PEXPIRE', P .. 'log:' .. id, ms)
   local ended = read_job(id, 'tenant', 'n', 'b', 'lp_bytes', 'held', 'kept_until_ms')

@@ -1,4 +1,4 @@
--- file_sweep: forget files that have expired, and return what is to be removed from the disk.
+-- file_sweep: forgets files that have expired, and returns the names to remove from the disk.
 -- ARGV: 3 most files and most names in one call, then names that have been removed
 -- Returns names of blobs that nothing refers to. They are returned again until a caller passes them as
 --   removed, which includes names that did not exist.
@@ -12,7 +12,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'files', '-inf', whole(serv
   lost = lost or redis.call('EXISTS', P .. 'file:' .. id) == 0
   drop_file(id)
 end
-if lost then  -- a hash expired before its sweep, and with it what to subtract: count again
+if lost then  -- a hash expired before its sweep, and with it the bytes to subtract: count again
   for _, field in ipairs(redis.call('HKEYS', P .. 'files_bytes')) do
     local mine = P .. 'files:' .. (string.match(field, '^of:(.*)$') or '')
     for _, id in ipairs(redis.call('ZRANGE', mine, 0, -1)) do

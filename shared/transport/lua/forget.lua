@@ -1,6 +1,6 @@
--- forget: what is kept of an ended job goes before its time.
+-- forget: deletes an ended job's records before their expiry.
 -- ARGV: 3 id
--- Returns {'OK'}, {'LIVE', state} (left as it is) or {'GONE'}. Idempotent.
+-- Returns {'OK'}, {'LIVE', state} (not changed) or {'GONE'}. Idempotent.
 --@include lib/common.lua
 --@include lib/held.lua
 local id = ARGV[3]

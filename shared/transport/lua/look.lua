@@ -1,6 +1,6 @@
--- look: where jobs stand, for readers that have heard nothing for a while. Changes nothing.
+-- look: returns jobs' states, for readers without events for a while. Changes nothing.
 -- ARGV: 3.. ids
--- Returns one word per job: '<state> <tokens logged>-<bytes logged>', or 'gone'.
+-- Returns one reply per job: '<state> <tokens logged>-<bytes logged>', or 'gone'.
 --@include lib/common.lua
 local found = {}
 for i = 3, #ARGV do

@@ -1,10 +1,10 @@
--- oversubscribe: deliver and claim a few jobs for a worker without a free place, whose engine takes
--- seats from those that hold many.
+-- oversubscribe: delivers and claims a few jobs for a worker without a free slot, whose engine preempts
+-- sequences of tenants and jobs that hold many slots.
 -- ARGV: 3 worker, 4 jobs at most, 5 max crashes, 6 number of tenants to leave out, 7.. these tenants,
 --   then the queues, those that go first at the front
--- Nothing is taken out of its lane's order: the job of a tenant that is left out is taken too when one of
--- another tenant waits close behind it. Every 8th job
--- that a worker takes is the oldest that waits, here too, whatever its tenant holds.
+-- The lane's order is kept: the job of a left-out tenant is taken too when one of another tenant waits
+-- close after it. Every 8th job that a worker takes is the oldest waiting one, here too, whatever its
+-- tenant holds.
 -- The first write is refused above maxmemory: a full server starts no new work.
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
@@ -26,7 +26,7 @@ local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {} end
 local OLDEST_EVERY, CLOSE, FIRST_QUEUE = 8, 4, 7 + num_tenants
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
-redis.call('HSET', lease, 'taken', taken)  -- not `pull_ms`: nothing is deferred to it (lib/portion.lua)
+redis.call('HSET', lease, 'taken', taken)  -- not `pull_ms`: no job is deferred to it (lib/portion.lua)
 local left_out, claims = {}, {}
 for i = 7, 6 + num_tenants do left_out[ARGV[i]] = true end
 
@@ -36,12 +36,12 @@ local function next_of(queue, count)
   return redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', count)
 end
 
--- Whether the next job of the lane, or one close behind it, is of a tenant that is not left out.
+-- Whether the next job of the lane, or one close after it, is of a tenant that is not left out.
 local function is_wanted(queue)
   for _, item in ipairs(next_of(queue, CLOSE)) do
     local id = read_entry(item[2])
     local tenant = id and redis.call('HGET', P .. 'job:' .. id, 'tenant')
-    if not tenant then return false end  -- `pull` clears it away
+    if not tenant then return false end  -- `pull` removes it
     if not left_out[tenant] then return true end
   end
   return false

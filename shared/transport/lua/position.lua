@@ -1,7 +1,7 @@
 -- position: how many queued jobs precede each of these. Reads only.
 -- ARGV: 3 most entries counted per lane, then ids
 -- Returns one number per id, -1 for a job that is not queued.
--- Counted in the streams behind the group's last delivery: their length would count running jobs too.
+-- Counted in the streams after the group's last delivery: their length would count running jobs too.
 -- Each lane is read once, however many jobs are given.
 --@include lib/common.lua
 --@include lib/delivered.lua

@@ -1,19 +1,19 @@
--- pull: deliver new entries to this worker while it has a free place, and claim each, in one step.
--- ARGV: 3 worker, 4 free places, 5 max crashes, 6 ms for which jobs beyond this worker's portion
+-- pull: delivers new entries to this worker while it has a free slot, and claims each, in one step.
+-- ARGV: 3 worker, 4 free slots, 5 max crashes, 6 ms for which jobs beyond this worker's portion
 --   are deferred to others (lib/portion.lua), 7 ms for which a worker that pulled counts among those;
 --   8.. queues, the first lane at the front
--- A job takes a place for each of its choices. The last one taken may have more of them than places
--- were left: its choices cannot be divided, and it must not wait behind narrower ones.
+-- A job takes a slot for each of its choices. The last one taken may have more of them than slots
+-- were left: its choices cannot be divided, and it must not wait for narrower ones.
 -- Returns {'OK', claims, more, last, deferred}: `claims` as lib/claim.lua gives them, `more` = 1 when the
---   sweep stopped at its own bound, `last` the newest entry of each queue when places are left and all
---   entries have been delivered or deferred (a wait for work waits for what comes after it),
+--   sweep stopped at its own bound, `last` the newest entry of each queue when slots are left and all
+--   entries have been delivered or deferred (the worker then waits for later entries),
 --   `deferred` the ms after which the deferred ones may be taken, 0 without any; {'NOLEASE'} without a
 --   lease (a thawed worker must send a heartbeat first).
 -- Lanes are taken in order, but every 8th job that a worker takes is the oldest that waits in any of
 -- them: no lane starves another.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
--- The first write is refused above maxmemory, before anything is delivered: a full server starts
--- no new work, and what runs can end.
+-- The first write is refused above maxmemory, before anything is delivered: a full Redis starts
+-- no new work, and running jobs can end.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
@@ -63,7 +63,7 @@ local function take(queue, count)
   return newest
 end
 
--- How many of the entries behind the newest delivered one the free places are for.
+-- The number of entries after the newest delivered one that the free slots take.
 local function fitting(queue, newest)
   local places = 0
   local waiting = redis.call('XRANGE', queue, '(' .. newest, '+', 'COUNT', left)
@@ -106,7 +106,7 @@ end
 
 local is_done = sweep()
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
--- Full: nothing is deferred to it until it pulls again.
+-- Full: no job is deferred to it until it pulls again.
 if left <= 0 then redis.call('HDEL', lease, 'pull_ms') end
 local last = {}
 if is_done and left > 0 then

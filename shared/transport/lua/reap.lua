@@ -1,13 +1,13 @@
--- reap: end what is past its deadline, queued or running, what no worker claimed within its queue
--- timeout, and what has no reader any more. Every frontend and worker may call it at any time.
+-- reap: ends jobs past their deadline, queued or running, jobs that no worker claimed within their queue
+-- timeout, and jobs without a reader. Every frontend and worker may call it at any time.
 -- ARGV: 3 testimony (lib/pulse.lua)
 -- Returns what `pulse` returns, and the number of jobs that this call ended.
 -- Orphans are looked for in one page of the live jobs per call, the next page each time: a job that
 -- waits in the queue has no other caller that would notice the death of its frontend.
 -- What an older release submitted or moved is listed there too, where this release looks for it.
 -- When no job is live the gauges are set to zero: a job whose hash expired unreaped (no process ran
--- for a day) cannot be counted back one by one. When no batch is open either, no deadline is left that
--- the time must be continuous for: it is what the server's clock shows again.
+-- for a day) cannot be counted back one by one. When no batch is open either, no deadline needs a
+-- continuous time: it is the server's clock again.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
@@ -41,7 +41,7 @@ for _, id in ipairs(waited) do
   end
 end
 
--- By rank. What ends elsewhere moves the jobs behind it down: one that is skipped so is met next time.
+-- By rank. Jobs that end elsewhere move later ones down: a job skipped by that is met next time.
 local from = math.max(0, tonumber(redis.call('HGET', P .. 'pulse', 'swept') or '0') - ended)
 local page = redis.call('ZRANGE', P .. 'live', from, from + PAGE - 1)
 local to = from + #page
@@ -82,7 +82,7 @@ if redis.call('EXISTS', P .. 'live') == 0 then
   end
 end
 
--- What the server uses, as of now; admission adds what has come since.
+-- The memory that Redis uses now; admission adds later bytes.
 local function sample_store()
   local info = redis.pcall('INFO', 'memory')
   if type(info) ~= 'string' then return end  -- the access list forbids it: only maxmemory itself holds

@@ -2,14 +2,14 @@
 -- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6 whether suspects are taken (0 or 1),
 --   7.. queues this worker serves
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
--- After the store itself was away only released jobs are taken: see lib/pulse.lua.
+-- After an outage of Redis itself only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
 --
 -- Jobs that were set aside for workers with other files (lib/served_by.lua) are taken by these alone. When
 -- none of these is left, the next recover of any worker of the queue ends them, a page at a time.
 --
--- A crash of a batching worker says little about each of its jobs. The first is blamed on no job: all
--- are taken over. A job that was there twice is a suspect: a worker admits one suspect at a time and
+-- A crash of a batching worker shows little about each of its jobs. The first is blamed on no job: all
+-- are taken over. A job that was in two crashes is a suspect: a worker admits one suspect at a time and
 -- names it in probe:<worker>; if that worker dies, only the named one is blamed. The one that was
 -- there the fewest times is the first: the culprit must not keep the others from being cleared. A
 -- worker whose device has failed takes none before the device has worked for others.
@@ -85,7 +85,7 @@ local function take_all(queue, dead, is_dead)
   end
 end
 
--- DELCONSUMER silently drops what is still pending: only when provably empty.
+-- DELCONSUMER silently drops pending entries: only when provably empty.
 local function bury(dead, models)
   local left = 0
   local decoded, list = pcall(cjson.decode, models)
@@ -109,7 +109,7 @@ local function bury(dead, models)
   end
 end
 
--- Ends a page of the jobs that were set aside for workers of which none is left.
+-- Ends a page of the jobs that were set aside for workers that no longer exist.
 local function end_aside(queue, consumer)
   for _, pending in ipairs(redis.call('XPENDING', queue, GROUP, '-', '+', PAGE, consumer)) do
     local got = redis.call('XRANGE', queue, pending[1], pending[1])
@@ -123,7 +123,7 @@ local function end_aside(queue, consumer)
   end
 end
 
--- Takes what was set aside for workers like this one, and ends what none can take.
+-- Takes jobs that were set aside for workers like this one, and ends those that none can take.
 local function take_aside(need)
   local consumer, is_empty = ASIDE .. need, true
   local is_mine = fits(wid, need)

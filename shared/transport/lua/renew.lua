@@ -1,4 +1,4 @@
--- renew: ended jobs that say how long they are kept are kept for so long from now.
+-- renew: restarts the retention of ended jobs that have their own.
 -- ARGV: 3... ids
 -- Returns how many. Idempotent.
 --@include lib/common.lua

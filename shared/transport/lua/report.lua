@@ -1,5 +1,5 @@
--- report: keep what a process says of itself, and list it while it goes on saying so.
--- ARGV: 3 'frontend' or 'loading' (a worker that cannot serve yet), 4 its id, 5 ms for which that holds,
+-- report: stores a process's report, and lists the process while its reports continue.
+-- ARGV: 3 'frontend' or 'loading' (a worker that cannot serve yet), 4 its id, 5 ms for which it is valid,
 --   6 number of accounts, then as many triples (lib/accounts.lua), then names and values
 -- Returns 1. PEXPIRE is first, as in heartbeat.lua: the report of a process that is listed is not refused
 -- above maxmemory.

@@ -1,16 +1,16 @@
--- restore: a worker puts back a job that the server has lost while it ran (FLUSHALL, the last part of
+-- restore: a worker restores a job that Redis has lost while it ran (FLUSHALL, the last part of
 -- the append-only file, a failover), or takes back a claim that the server has lost.
 -- ARGV: 3 worker, 4 id, 5 attempt, 6 how long ago the server last knew this claim (ms),
---   7 what is left of its timeout (ms), 8 request, 9 facts ('' none), 10.. names and values of the job's
+--   7 the rest of its timeout (ms), 8 request, 9 facts ('' none), 10.. names and values of the job's
 --   hash as at its claim
--- Returns one word: 'restored'; 'over': it has ended, or may have; 'fenced': another attempt owns it;
+-- Returns 'restored'; 'over': it has ended, or may have; 'fenced': another attempt owns it;
 --   'nolease': the worker must send a heartbeat first. Idempotent.
 -- The proof of loss: an ended job has a record or a tombstone for TOMBSTONE_MS, and the worker was sure
 -- of its claim within that time. An attempt never shrinks: a smaller one is of a state before the claim.
--- The deadline is counted anew from what is left: the `skew_ms` that the stored one was counted by may be
--- lost too.
+-- The deadline is computed again from the rest of the timeout: the `skew_ms` of the stored one may be lost
+-- too.
 -- The log comes from the worker's next appends, which meet a gap. XADD is the first write, so above
--- maxmemory nothing is put back.
+-- maxmemory nothing is restored.
 --@include lib/common.lua
 --@include lib/held.lua
 local wid, id, attempt = ARGV[3], ARGV[4], ARGV[5]
@@ -46,7 +46,7 @@ local function take_back(job)
   return own()
 end
 
--- What is written anew, or belongs to what was lost with the job.
+-- Fields that are written again, or belong to records that were lost with the job.
 local LEFT_OUT = {state = true, owner = true, attempt = true, n = true, b = true, h = true, q = true,
   qid = true, ps = true, claim_ms = true, deadline_ms = true, orphan_ms = true, reserved = true,
   idem_body = true, lp_bytes = true}

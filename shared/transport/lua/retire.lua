@@ -1,5 +1,5 @@
--- retire: a worker leaves in good order: what it still holds goes back to the queue without blame,
--- its consumer, lease and name go.
+-- retire: removes a worker that stops: its jobs return to the queue without blame; its consumer, lease and
+-- name are deleted.
 -- ARGV: 3 worker, 4.. queues it serves
 -- Returns the number of jobs given back. A repeat finds nothing.
 --@include lib/common.lua

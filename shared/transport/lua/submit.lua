@@ -1,4 +1,4 @@
--- submit: admit one job, or refuse it before anything is written.
+-- submit: admits one job, or refuses it before anything is written.
 -- ARGV: names and values from 3 on. Of the job: id, model, lane (priority: the first it may get),
 --   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
@@ -8,14 +8,14 @@
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
 --   tokens_per_minute.
 --   token_bytes: of a token of the output in the log.
---   tok_s: what is computed in a second while work waits, prompts and outputs ('' unknown).
+--   tok_s: tokens computed in a second while work waits, prompts and outputs ('' unknown).
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
---   prompt_digest: of what the prompt was prepared with ('' unknown).
---   letter: the dead letter that it takes the place of ('' none).
+--   prompt_digest: of the model card that the prompt was prepared with ('' unknown).
+--   letter: the dead letter that it replaces ('' none).
 --   again: '1' for a job that was accepted before and that the server has lost: no limit holds for it.
 -- Returns {'OK', entry, left}; {'DUP', state, left}; {'FULL', scope, tokens of work that wait, ms until
---   it may fit or '', left}, `left` of each of the tenant's allowances what told_of gives, after what
---   this job took; for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
+--   it may fit or '', left}, `left`: the tenant's allowances after this job, as reply_of gives them;
+--   for an idempotency key also {'SAME', id} (that job has it) and {'REUSED', id} (with another
 --   body); for a dead letter also {'REQUEUED', id} (it was taken before, by that job) and {'NODEADLETTER'};
 --   with `again` also {'OVER'}: the job has ended, and its record was removed.
 -- Idempotent: the same id again (after a lost reply) answers DUP and changes nothing.
@@ -31,7 +31,7 @@ local params = {}
 for i = 3, #ARGV, 2 do params[ARGV[i]] = ARGV[i + 1] end
 local id, model, tenant, reader = params.id, params.model, params.tenant, params.reader
 local prompt_tokens, timeout_ms = tonumber(params.prompt_tokens), tonumber(params.timeout_ms)
--- A queue timeout that is not shorter than the deadline can never pass first: it is none.
+-- A queue timeout that is not shorter than the deadline can never pass first: it is dropped.
 local queue_timeout_ms = tonumber(params.queue_timeout_ms)
 if queue_timeout_ms and queue_timeout_ms >= timeout_ms then queue_timeout_ms = nil end
 local reserved = prompt_tokens + tonumber(params.max_output)
@@ -46,11 +46,11 @@ if params.tokens_per_minute ~= '' then
   rates[#rates + 1] = {'tokens', reserved, tonumber(params.tokens_per_minute)}
 end
 
--- For who takes nothing.
+-- For a refused submit, which uses nothing.
 local function allowances_left()
   local left = {}
   for k, rate in ipairs(rates) do
-    left[k] = told_of(rate[1], rate[3], used_now(tenant, rate[1], rate[3]))
+    left[k] = reply_of(rate[1], rate[3], used_now(tenant, rate[1], rate[3]))
   end
   return left
 end
@@ -80,7 +80,7 @@ if answer then return answer end
 local is_again = params.again == '1'
 if is_again and redis.call('EXISTS', P .. 'tombstone:' .. id) == 1 then return {'OVER'} end
 
--- The fields of a hash as numbers, and the last one as it is.
+-- The fields of a hash as numbers, and the last one unchanged.
 local function numbers(key, ...)
   local found, kept = {}, redis.call('HMGET', key, ...)
   for k, value in ipairs(kept) do found[k] = tonumber(value or '0') end
@@ -93,7 +93,7 @@ for lane = 0, base do of_tenant[#of_tenant + 1] = 'base' .. lane end
 local mine = numbers(tenant_key, unpack(of_tenant))
 local work, mean = numbers(work_key, '0', '1', '2', '3', '4', '5', '6', '7', 'output')
 
--- How many of its own jobs the tenant has before this one, those of a later priority left out.
+-- The number of the tenant's own jobs before this one, without those of a later priority.
 local function depth()
   local sum = 0
   for k = 5, #mine do sum = sum + mine[k] end
@@ -122,9 +122,9 @@ end
 
 local function over(limit, amount) return limit ~= '' and not is_again and amount > tonumber(limit) end
 
--- Whether a tenant would have more waiting than its share of what it has and what is left. The more
--- tenants fill the queue, the smaller the share of each. The last tenth is reserved for those that
--- have nothing or little waiting. `amount` is what the job adds.
+-- Whether a tenant would have more waiting than its share of the free amount and its own. The more
+-- tenants fill the queue, the smaller the share of each. The last tenth is reserved for tenants with
+-- nothing or little waiting. `amount` is the job's.
 local RESERVED, LITTLE = 1 / 10, 1 / 200   -- of the limit
 local function over_share(limit, all, own, amount)
   if is_again or params.max_tenant_share == '' or own <= 0 or own + amount <= limit * LITTLE then
@@ -205,7 +205,7 @@ redis.call('HSET', tenant_key, 'newest' .. base, lane)
 expire_at_least(tenant_key, life_ms)
 local left = {}
 for k, rate in ipairs(rates) do
-  left[k] = told_of(rate[1], rate[3], use(tenant, rate[1], rate[2], rate[3]))
+  left[k] = reply_of(rate[1], rate[3], use(tenant, rate[1], rate[2], rate[3]))
 end
 if params.dead_letter ~= '' then take_dead_letter(params.dead_letter, id) end
 -- The caller is alive: without this a frontend's first job could count as orphaned before its first

@@ -1,7 +1,6 @@
 """BatchStore: batches and how far they are. One frontend at a time runs a batch, under a lease.
 
-The fence of a lease is to a batch what the attempt is to a job: writes under an older one are
-refused.
+The fence of a batch's lease is like the attempt of a job: writes under an older one are refused.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class BatchError(NamedTuple):
 class BatchProgress:
     """The progress of a batch, which a new owner resumes.
 
-    Every line before `low_line` (the first is 1) is done, and `low_offset` is where it begins; bit
+    Every line before `low_line` (the first is 1) is done, and `low_offset` is its first byte; bit
     i of `done_bits` is set when line `low_line + i` is done too. Done: its result is in the first
     bytes of the parts, which are on disk.
     """
@@ -128,7 +127,7 @@ class BatchLimits:
     max_tenant_open: int
     max_tenant_records: int
     keep_ms: int
-    max_share_per_tenant: float | None = None  # of the bytes of the store that are its own or free
+    max_share_per_tenant: float | None = None  # of Redis' bytes that are its own or free
 
 
 class BatchesFull(Exception):
@@ -179,7 +178,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """How the owner ends its batch. `useless`: names of blobs that it leaves behind."""
+    """How the owner ends its batch. `useless`: names of blobs to be removed."""
 
     status: BatchStatus
     errors: tuple[BatchError, ...] = ()
@@ -219,7 +218,7 @@ class BatchStore(Protocol):
     async def claim(
         self, frontend_id: str, lease_ms: int, unwanted: Sequence[str]
     ) -> BatchClaim | None:
-        """Returns the lease of a batch without an owner; None: there is none but the unwanted."""
+        """Returns the lease of a batch without an owner; None if only unwanted ones have none."""
         ...
 
     async def save(

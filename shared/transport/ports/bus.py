@@ -20,7 +20,7 @@ class Subscription(Protocol):
         """Returns the next event; RESYNC; or None when nothing came within `timeout_s`. One task at
         a time.
 
-        A subscription's queue is bounded: what does not fit is dropped, RESYNC comes instead.
+        A subscription's queue is bounded: events that do not fit are replaced by RESYNC.
         """
         ...
 
@@ -55,7 +55,7 @@ class EventBus(Protocol):
         ...
 
     async def confirmed(self, subscription: Subscription) -> None:
-        """Waits until the server confirmed what `begin` returned. Ends the subscription where it
+        """Waits until the server confirms a subscription of `begin`. Ends the subscription if it
         raises TransportError."""
         ...
 

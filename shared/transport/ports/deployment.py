@@ -14,7 +14,7 @@ REPORT_LIFE_MS = 10_000  # of a process's report
 
 
 class ProcessKind(StrEnum):
-    """Processes that report what they are. A worker that serves has its heartbeat instead."""
+    """Processes that report themselves. A serving worker has its heartbeat instead."""
 
     FRONTEND = "frontend"
     LOADING = "loading"  # a worker whose model is not loaded yet

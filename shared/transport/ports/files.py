@@ -1,4 +1,4 @@
-"""FileIndex: what is known of files whose bytes lie on a disk that the frontends share.
+"""FileIndex: records of files whose bytes are on a disk that the frontends share.
 
 api/files/storage.py keeps the bytes; the index keeps a file's tenant, its parts and its lifetime.
 """
@@ -34,7 +34,7 @@ class FileRecord:
     file_id: str
     tenant: str
     purpose: str
-    name: str  # what its maker called it
+    name: str  # given by its creator
     num_bytes: int
     parts: tuple[FilePart, ...]
     created_ms: int
@@ -59,7 +59,7 @@ class FileLimits:
     max_bytes: int
     max_tenant_files: int
     max_tenant_bytes: int
-    max_share_per_tenant: float | None = None  # of the bytes of the store that are its own or free
+    max_share_per_tenant: float | None = None  # of Redis' bytes that are its own or free
 
 
 class FilesFull(Exception):

@@ -1,6 +1,6 @@
 """The ports of a frontend for jobs: the store, and confirmations of durability.
 
-The semantics of all ports (atomicity, fencing, what is durable) are docs/WIRE.md's. Both sides type
+The semantics of all ports (atomicity, fencing, durability) are docs/WIRE.md's. Both sides type
 against these Protocols; only the two `main` modules choose an implementation.
 """
 
@@ -28,7 +28,7 @@ class TransportError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A tenant's allowance for a minute, and what a submit left of it."""
+    """A tenant's allowance for a minute, and its rest after a submit."""
 
     name: str  # "requests" or "tokens"
     per_minute: int
@@ -43,9 +43,9 @@ class QueueFull(TransportError):
     """Admission refused a job; nothing was written.
 
     `scope` names the limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
-    (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that leave
-    nothing behind), "deadline" (it would wait past its own), "queue_timeout" (it would not be
-    begun within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
+    (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that keep
+    nothing after their end), "deadline" (it would wait past its own), "queue_timeout" (it would
+    not start within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
     (waiting or running), "tenant_store" (its share of Redis' memory), "requests_per_minute" and
     "tokens_per_minute". `allowances`: of the job's tenant, as in Submission.
     """
@@ -87,7 +87,7 @@ class KeptKey:
 
 
 class Submitted(StrEnum):
-    """The outcome of a submit. DUPLICATE: the same job id is there already."""
+    """The outcome of a submit. DUPLICATE: the job id exists already."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -105,7 +105,7 @@ class Submission:
 
 
 # How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). A
-# job that was last seen alive within this time may be put back.
+# job that was last seen alive within this time may be restored.
 TOMBSTONE_MS = 600_000
 MAX_BLIND_S = TOMBSTONE_MS / 1000 / 2  # then a job may have ended unseen
 PATIENCE_S = 3.0  # for the worker that runs a lost job: it puts it back together with its log
@@ -114,7 +114,7 @@ PATIENCE_S = 3.0  # for the worker that runs a lost job: it puts it back togethe
 class Restored(StrEnum):
     """The outcome of putting a job back that the server has lost."""
 
-    RESTORED = "restored"  # it is there again, or still is
+    RESTORED = "restored"  # it exists again, or still exists
     OVER = "over"  # it has ended, or may have ended
     FENCED = "fenced"  # another attempt owns it
     NO_LEASE = "nolease"  # a worker must send a heartbeat first
@@ -143,7 +143,7 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """A claim of a job, as it was then. `deaths`: unexplained ones of its earlier holders."""
+    """A claim of a job. `deaths`: unexplained deaths of its earlier holders until then."""
 
     attempt: int
     claimed_ms: int
@@ -180,7 +180,7 @@ class JobRecord:
     extra: Mapping[str, str] = field(default_factory=dict)  # hash fields of a newer release
     on_disconnect: OnDisconnect = OnDisconnect.CANCEL
     num_choices: int = 1
-    durability: Durability = Durability.NONE  # what its acceptance waits for
+    durability: Durability = Durability.NONE  # that its acceptance waits for
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
@@ -188,7 +188,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """The latched state after a cancel: CANCELLED, or the state in which the job had ended."""
+    """The final state after a cancel: CANCELLED, or the state in which the job had ended."""
 
     state: JobState
     num_tokens: int
@@ -200,7 +200,7 @@ class JobLook:
     """How far a job is: enough to know whether its reader has missed something."""
 
     state: JobState
-    end: Cursor  # of what was logged
+    end: Cursor  # of the log
 
 
 class JobStore(Protocol):
@@ -218,9 +218,9 @@ class JobStore(Protocol):
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
         """Queues a job that was accepted before and that the server has lost; no limit holds.
 
-        `timeout_ms`: what is left of its timeout. `reader_id`: as in `submit`. Returns RESTORED
-        also where it is there already. Call it only for a job whose record, or acceptance, was seen
-        within TOMBSTONE_MS. Raises QueueFull above maxmemory alone.
+        `timeout_ms`: the rest of its timeout. `reader_id`: as in `submit`. Returns RESTORED also if
+        it exists already. Call it only for a job whose record, or acceptance, was seen within
+        TOMBSTONE_MS. Raises QueueFull only above maxmemory.
         """
         ...
 
@@ -262,7 +262,7 @@ class JobStore(Protocol):
         ...
 
     async def request_record(self, job_id: str) -> str | None:
-        """Returns the job's `request_record`; None where it has none or has expired."""
+        """Returns the job's `request_record`; None if it has none or has expired."""
         ...
 
     async def stored_bytes(self, job_id: str) -> int:
@@ -288,7 +288,7 @@ class JobStore(Protocol):
         ...
 
     async def forget(self, job_id: str) -> bool:
-        """Deletes what is kept of an ended job; False: it has not ended. Idempotent."""
+        """Deletes the records of an ended job; False if it has not ended. Idempotent."""
         ...
 
     async def renew(self, job_ids: Sequence[str]) -> None:
@@ -305,11 +305,11 @@ class JobStore(Protocol):
         ...
 
     async def detach(self, job_id: str, reader_id: str) -> None:
-        """Removes a reader; without another one the job's grace begins."""
+        """Removes a reader; without another one the job's grace starts."""
         ...
 
     async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
-        """Renews a frontend's lease. False: it had ended, or there was none; all its readers must
+        """Renews a frontend's lease. False: it had ended or did not exist; all its readers must
         attach before it reaps, or their jobs count as orphans."""
         ...
 

@@ -1,4 +1,4 @@
-"""The port of kept prompts: what a person reads to see why a prompt was not cached."""
+"""The port of kept prompts, with which a person finds out why a prompt was not cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JobQueue: what a worker takes, reports and gives back. Deliveries are at least once."""
+"""JobQueue: a worker pulls, reports and releases jobs. Deliveries are at least once."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Append(NamedTuple):
     held back travels in `delta.text` (then `end.num_bytes` grows alone).
 
     With a `prompt_slice` it holds nothing else: the delta is empty and lies at the start.
-    The first delta behind `num_prompt_slices` of them, and the end in its place, meet a gap where
-    the log has fewer; a slice that is there already is left as it is.
+    The first delta after `num_prompt_slices` of them (or the end without a delta) meets a gap if
+    the log has fewer; a slice that exists already is not changed.
     """
 
     job_id: str
@@ -120,7 +120,7 @@ class JobSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LostClaim:
-    """The claim before, of a worker that has not given the job back: it was taken for dead."""
+    """The previous claim, of a worker that did not release the job: its lease ended."""
 
     worker_id: str
     age_s: float  # from it to the present claim
@@ -133,8 +133,8 @@ class LostClaim:
 class Delivery:
     """A claimed job: run each of its choices from where its log ends, and append as `attempt`.
 
-    After a first claim the outputs are empty; after a recovery they are what the log holds, in its
-    order, and `segments` divide them among the choices (None: all of it is choice 0's).
+    After a first claim the outputs are empty; after a recovery they are the log's, in its order,
+    and `segments` divide them among the choices (None: all of it is choice 0's).
     """
 
     job: Job
@@ -150,7 +150,7 @@ class Delivery:
     prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
     # Seconds in the queue before the first claim; 0.0 after a later one. Measured, so not compared.
     waited_s: float = field(default=0.0, compare=False)
-    # Seconds since the worker of the claim before gave it back; None where none has.
+    # Seconds since the worker of the previous claim released it; None if it did not.
     requeued_s: float | None = field(default=None, compare=False)
     lost_claim: LostClaim | None = field(default=None, compare=False)
 
@@ -208,7 +208,7 @@ class CrashCause(StrEnum):
 class HeartbeatReply:
     """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore).
 
-    `taken` are those of `dropped` that were claimed again: this worker was taken for dead.
+    `taken` are those of `dropped` that were claimed again: this worker's lease had ended.
     """
 
     dropped: Sequence[str] = ()
@@ -233,9 +233,9 @@ class JobQueue(Protocol):
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         """Claims new jobs for `count` free places, waiting up to `block_ms` for the first.
 
-        A job takes a place for each of its choices; one is claimed while a place is free, so the
-        last may have more choices than places were left. Of jobs that were just queued it claims
-        this worker's portion and leaves the rest to others for a moment. A reply that is lost may
+        A job takes a slot for each of its choices; one is claimed while a slot is free, so the last
+        may have more choices than slots were left. From jobs that were just queued it claims this
+        worker's portion and leaves the rest to others for a moment. A reply that is lost may
         hold claims: `reconcile` finds them.
         """
         ...
@@ -246,7 +246,7 @@ class JobQueue(Protocol):
         """Takes up to `count` jobs for a worker without a free place, without waiting.
 
         A lane is taken in its order as long as a job of a tenant outside `leave_out` is next or
-        close behind. A reply that is lost may hold claims, as with `pull`.
+        close after it. A lost reply may hold claims, as with `pull`.
         """
         ...
 
@@ -258,7 +258,7 @@ class JobQueue(Protocol):
         self, worker_id: str, count: int, *, suspects: bool = True
     ) -> Sequence[Delivery]:
         """Takes over jobs of workers without a lease, and released ones; `count` as in `pull`.
-        Without `suspects` jobs that were there at several crashes are left."""
+        Without `suspects` jobs that were in several crashes are left."""
         ...
 
     async def append(

@@ -61,10 +61,10 @@ class QueueStats:
     # where all have the same timeout. Measured, so not compared.
     queue_age_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     dead_letters: int = 0
-    # Bytes that Redis uses, and may use (maxmemory); both 0 where it has no limit or hides it.
+    # Bytes that Redis uses, and may use (maxmemory); both 0 if it has no limit or hides it.
     store_used: int = field(default=0, compare=False)
     store_limit: int = field(default=0, compare=False)
-    # Of the tenants that hold most of them, the most first: estimated bytes.
+    # Estimated bytes of the tenants that hold most of them, the largest first.
     held_by_tenant: Mapping[str, int] = field(default_factory=dict)
     # The accounts of all tenants, those with the most first: processor microseconds, and requests
     # that were refused.
@@ -85,7 +85,7 @@ class WorkerRegistry(Protocol):
         ...
 
     async def models(self) -> Mapping[str, AnnouncedModel]:
-        """Returns by name what live workers serve, and what was announced within the last day or
+        """Returns, by name, the models of live workers and those announced within the last day or
         kept."""
         ...
 
@@ -94,5 +94,5 @@ class WorkerRegistry(Protocol):
         ...
 
     async def get_blob(self, digest: str) -> bytes | None:
-        """Returns the blob; None where it is not stored."""
+        """Returns the blob; None if it is not stored."""
         ...

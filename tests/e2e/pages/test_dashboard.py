@@ -25,7 +25,7 @@ def test_the_dashboard_shows_workers_queue_and_jobs(tab: Tab, service: Launched)
     expect(row).to_contain_text(worker["id"])
     expect(row).to_contain_text(model)
     expect(row).to_contain_text(f"of {worker['total_blocks']:,}")
-    expect(page.locator("#status")).to_have_text("All is well.")
+    expect(page.locator("#status")).to_have_text("Healthy.")
     expect(page.locator("#no-workers")).to_be_hidden()
 
     body = {"model": model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
@@ -72,7 +72,7 @@ def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service
     expect(tenant).to_have_count(1)
     expect(tenant.locator("td").first).to_have_text("default")
     pot = page.locator("#pots tr").filter(has_text="dashboards")
-    expect(pot).to_contain_text("everybody 1")
+    expect(pot).to_contain_text("everyone 1")
     expect(page.locator("#no-dead-letters")).to_be_visible()
     expect(page.locator("#no-batches")).to_be_visible()
     blocks = page.locator("#workers svg")
@@ -81,7 +81,7 @@ def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service
     body = {"model": model, "prompt": "Hello.", "max_tokens": 4}
     httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=30)
     first_token = page.get_by_role("img", name="Time to first token in the last hour")
-    label = re.compile(r"now p50 \d.* ms, p95 \d.* ms; at most \d")
+    label = re.compile(r"now p50 \d.* ms, p95 \d.* ms; max \d")
     expect(first_token).to_have_attribute("aria-label", label, timeout=PATIENCE_MS)
     expect(page.get_by_role("img", name="Queue depth in the last hour")).to_be_visible()
     expect(page.get_by_role("img", name="Requests per second in the last hour")).to_be_visible()
@@ -141,7 +141,7 @@ def test_the_dashboard_says_when_the_service_is_away_and_comes_back(
     expect(page.locator("#status")).to_have_text("The server cannot be reached.")
     expect(page.locator("#workers tr")).to_have_count(1)  # the last known stays in sight
     page.unroute(STREAM)
-    expect(page.locator("#status")).to_have_text("All is well.", timeout=PATIENCE_MS)
+    expect(page.locator("#status")).to_have_text("Healthy.", timeout=PATIENCE_MS)
     tab.expect_complaint("ERR_CONNECTION_REFUSED")
 
 
@@ -179,9 +179,9 @@ def test_the_last_hour_is_three_curves_with_words_for_each(tab: Tab) -> None:
     tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
     tab.page.goto("/dashboard")
     for label, num_lines in (
-        ("Queue depth in the last hour: now 3; at most 7", 1),
-        ("Requests per second in the last hour: now 1.5; at most 2.0", 1),
-        ("Time to first token in the last hour: now p50 35 ms, p95 80 ms; at most 900 ms", 2),
+        ("Queue depth in the last hour: now 3; max 7", 1),
+        ("Requests per second in the last hour: now 1.5; max 2.0", 1),
+        ("Time to first token in the last hour: now p50 35 ms, p95 80 ms; max 900 ms", 2),
     ):
         curve = tab.page.get_by_role("img", name=label, exact=True)
         expect(curve).to_be_visible(timeout=PATIENCE_MS)
@@ -205,9 +205,7 @@ def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
     expect(row.locator(".badge")).to_have_text("completed", timeout=PATIENCE_MS)
     expect(row).to_contain_text("2 of 2")
     expect(row).to_contain_text("/v1/completions")
-    expect(row.get_by_role("progressbar", name="Rows that are done")).to_have_attribute(
-        "value", "2"
-    )
+    expect(row.get_by_role("progressbar", name="Rows completed")).to_have_attribute("value", "2")
     expect(tab.page.locator("#no-batches")).to_be_hidden()
 
 

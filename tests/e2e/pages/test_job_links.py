@@ -45,7 +45,7 @@ def test_a_link_to_a_job_of_any_kind_shows_its_text(
     reply = answered.json()
     page = tab.page
     page.goto(f"/dashboard#job={reply['id']}")
-    page.get_by_role("link", name="Read its text").click()
+    page.get_by_role("link", name="Open its text").click()
     expect(page).to_have_url(f"{service.base_url}/#job={reply['id']}")
     answer = page.locator(".turn.assistant")
     expect_whole(answer)
@@ -104,10 +104,10 @@ def test_a_link_to_no_job_says_so(tab: Tab, later: str) -> None:
     tab.page.goto("/#job=chatcmpl-0-00000000-0000-4000-8000-000000000000")
     status = tab.page.locator("#status")
     if later == "v1/models":
-        expect(status).to_have_text("The server does not keep the linked answer.")
+        expect(status).to_have_text("The server no longer has the linked answer.")
     else:
         expect(status).to_contain_text("Ready: ")
     held.pop().continue_()
     expect(tab.page.locator("#send")).to_be_enabled()
-    expect(status).to_contain_text("The server does not keep the linked answer.")
+    expect(status).to_contain_text("The server no longer has the linked answer.")
     tab.expect_complaint("404")

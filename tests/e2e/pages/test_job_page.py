@@ -29,6 +29,11 @@ def open_job(page: Page, name: str) -> None:
     expect(page.locator("#job-known")).to_be_visible(timeout=PATIENCE_MS)
 
 
+@pytest.mark.promise(
+    "Dashboard: a job is found by its id, as the API or Redis has it, with its timeline, the "
+    "workers that it survived and its events; it is cancelled there, and a dead letter is run "
+    "again"
+)
 def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
     tab: Tab, service: RunningService
 ) -> None:
@@ -58,13 +63,13 @@ def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
     expect(fact(page, "Output tokens")).to_have_text("20")
     expect(fact(page, "Kind")).to_have_text("generate")
     expect(page.locator("#job-prefix")).to_contain_text("tokens")
-    said = page.locator("#job-events tr td.said")
+    said = page.locator("#job-events tr td.log-text")
     expect(said).to_have_count(21)
     texts = said.all_text_contents()
     assert "".join(texts[:-1]) == answer["text"]
     assert texts[-1] == "finished · length"
     expect(page.get_by_role("button", name="Cancel the job")).to_be_hidden()
-    expect(page.get_by_role("button", name="Run it again")).to_be_hidden()
+    expect(page.get_by_role("button", name="Run again")).to_be_hidden()
 
 
 def test_a_running_job_is_followed_and_cancelled(tab: Tab, service: RunningService) -> None:
@@ -72,7 +77,7 @@ def test_a_running_job_is_followed_and_cancelled(tab: Tab, service: RunningServi
     name, page = begun(service), tab.page
     open_job(page, name)
     expect(page.locator("#job-badge")).to_have_text("running")
-    said = page.locator("#job-events td.said")
+    said = page.locator("#job-events td.log-text")
     expect(said.nth(5)).to_be_attached(timeout=PATIENCE_MS)  # it grows
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator("#job-badge")).to_have_text("cancelled", timeout=PATIENCE_MS)
@@ -108,12 +113,12 @@ def test_the_workers_that_a_job_survived_are_named(tab: Tab, service: RunningSer
     open_job(page, name)
     attempts = page.locator("#job-attempts tr")
     expect(attempts).to_have_count(1)
-    expect(attempts.first).to_contain_text("runs it")
+    expect(attempts.first).to_contain_text("running")
     crashed(service, name, is_last=False)
-    expect(attempts.first).to_contain_text("died; the job went on", timeout=PATIENCE_MS)
+    expect(attempts.first).to_contain_text("worker lost; the job resumed", timeout=PATIENCE_MS)
     service.call(service.transport.queue.recover(service.worker.worker_id, 1))
     expect(attempts).to_have_count(2, timeout=PATIENCE_MS)
-    expect(attempts.nth(1)).to_contain_text("runs it")
+    expect(attempts.nth(1)).to_contain_text("running")
     expect(page.get_by_role("img", name=re.compile(", 2 attempts$"))).to_be_visible()
     httpx.delete(f"{service.base_url}/v1/jobs/{name}")
     expect(attempts.nth(1)).to_contain_text("ended the job", timeout=PATIENCE_MS)
@@ -137,20 +142,20 @@ def test_a_dead_letter_is_run_again(tab: Tab, service: RunningService, where: st
         link.click()
     else:
         open_job(page, name)
-        page.get_by_role("button", name="Run it again").click()
+        page.get_by_role("button", name="Run again").click()
         expect(page).not_to_have_url(re.compile(name))
         new = page.url.partition("#job=")[2]
     expect(page.get_by_role("heading", name=f"Job {new}")).to_be_visible(timeout=PATIENCE_MS)
     expect(page.locator("#job-badge")).to_have_text("finished", timeout=PATIENCE_MS)
     open_job(page, name)
-    page.get_by_role("link", name="It was run again as another job").click()
+    page.get_by_role("link", name="Open its rerun").click()
     expect(page.get_by_role("heading", name=f"Job {new}")).to_be_visible()
 
 
 def test_the_events_come_a_page_at_a_time(tab: Tab, service: RunningService) -> None:
     answer, page = generated(service, max_tokens=120), tab.page
     open_job(page, answer["id"])
-    said, note = page.locator("#job-events td.said"), page.locator("#job-events-note")
+    said, note = page.locator("#job-events td.log-text"), page.locator("#job-events-note")
     pages = []
     for number, length in ((1, 50), (2, 50), (3, 21)):
         expect(note).to_have_text(re.compile(f"^Page {number}: {length} events"))
@@ -199,6 +204,10 @@ def test_a_page_out_of_sight_has_no_stream(tab: Tab, service: RunningService) ->
     poll(lambda: feed.num_watchers == 1)
 
 
+@pytest.mark.promise(
+    "Dashboard: lists and the page of a job are accessible, light and dark, on 320 pixels, by "
+    "keyboard, and announce only what happened"
+)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_of_a_job_is_accessible_and_fits_a_phone(
     tab: Tab, service: RunningService, scheme: Any
@@ -262,4 +271,4 @@ def test_a_live_page_says_little_to_screen_readers(tab: Tab, service: RunningSer
     for _ in range(3):
         expect(beat).not_to_have_text(beat.inner_text(), timeout=PATIENCE_MS)
     finished.join()
-    assert page.evaluate("window.spoken") == ["All is well."]
+    assert page.evaluate("window.spoken") == ["Healthy."]

@@ -16,7 +16,7 @@ from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.playground import poll
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import RunningService, running_frontend
-from worker.loading import tell_loading
+from worker.loading import report_loading
 
 pytestmark = pytest.mark.browser
 
@@ -33,7 +33,7 @@ class Loading:
 
     def begin(self, worker_id: str, model: str, stage: str, share: float) -> None:
         self.stages[worker_id] = (stage, share)
-        told = tell_loading(
+        told = report_loading(
             self.service.transport.deployment, worker_id, model, lambda: self.stages[worker_id]
         )
         self._telling.append(asyncio.run_coroutine_threadsafe(told, self.service.loop))
@@ -66,13 +66,13 @@ def page(browser: Browser, loading: Loading) -> Iterator[Page]:
 
 def test_the_playground_says_how_far_a_model_is(page: Page, loading: Loading) -> None:
     page.goto("/")
-    expect(page.locator("#status")).to_have_text("No worker serves a model yet. Waiting for one…")
+    expect(page.locator("#status")).to_have_text("No worker serves a model yet. Waiting…")
     expect(page.locator("#loading")).to_be_hidden()
     loading.begin("w1", "Qwen3-0.6B", "loading weights", 0.43)
     lines = page.locator("#loading li")
     expect(lines).to_have_text(["Qwen3-0.6B: loading weights, 43 %"])
     expect(page.locator("#status")).to_have_text(
-        "A model is loading. Questions can be asked once it is there."
+        "A model is loading. You can ask once it is ready."
     )
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "43")
     assert Axe().run(page).violations_count == 0
@@ -91,7 +91,7 @@ def test_a_known_model_takes_questions_while_its_worker_loads(page: Page, loadin
     loading.begin("w1", "m", "compiling kernels", 0.0)
     page.goto("/")
     status = page.locator("#status")
-    expect(status).to_have_text("A worker is loading. Questions wait until it serves.")
+    expect(status).to_have_text("A worker is loading. Questions wait until it is ready.")
     expect(page.locator("#loading li")).to_have_text(["m: compiling kernels"])
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
     created = '{"type":"response.created","sequence_number":0,"response":{"model":"m"}}'

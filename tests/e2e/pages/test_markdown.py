@@ -163,7 +163,7 @@ def test_a_hostile_answer_of_a_model_stays_text(playground: Page, tab: Tab) -> N
     assert not [address for address in tab.addresses if "evil" in address]
 
 
-def test_nothing_hostile_runs_or_makes_an_element_of_its_own(playground: Page) -> None:
+def test_hostile_markdown_runs_no_script_and_makes_no_element(playground: Page) -> None:
     shown = playground.evaluate(SHOW, HOSTILE)
     assert shown["ran"] == 0
     for text, found in zip(HOSTILE, shown["found"], strict=True):

@@ -83,7 +83,7 @@ def test_enter_while_an_answer_runs_says_so_and_keeps_the_question(playground: P
     answer = ask(playground, "The first.")
     expect(text_of(answer)).not_to_be_empty(timeout=PATIENCE_MS)
     ask(playground, "The second.")
-    expect(playground.locator("#status")).to_contain_text("An answer is under way")
+    expect(playground.locator("#status")).to_contain_text("An answer is running")
     expect(playground.get_by_label("Message", exact=True)).to_have_value("The second.")
     expect(playground.locator(".turn")).to_have_count(2)
     playground.keyboard.press("Escape")

@@ -104,7 +104,7 @@ def test_two_tabs_of_one_chat_show_one_answer(tab: Tab, service: Launched) -> No
     other = ready(tab.page.context.new_page())
     expect(last_answer(other)).to_have_attribute("aria-busy", "true")
     ask(other, "A second question at once?")
-    expect(other.locator("#status")).to_contain_text("An answer is under way")
+    expect(other.locator("#status")).to_contain_text("An answer is running")
     expect_all_of_it(tab.page, service)
     expect_all_of_it(other, service)
     assert num_jobs(service) == before
@@ -156,7 +156,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(tab: Tab, service: Launched
     (pid,) = (worker["pid"] for worker in workers if worker["id"] == owner)
     os.kill(pid, signal.SIGKILL)
     expect_all_of_it(tab.page, service)
-    expect(answer.locator(".facts")).to_contain_text("went on at attempt 2")
+    expect(answer.locator(".facts")).to_contain_text("resumed at attempt 2")
 
 
 def test_a_link_shows_the_answer_at_any_frontend_while_it_runs_and_after(
@@ -188,7 +188,9 @@ def test_a_link_shows_the_answer_at_any_frontend_while_it_runs_and_after(
 
 def test_a_link_to_nothing_says_so(tab: Tab) -> None:
     tab.page.goto("/#job=resp_0-00000000-0000-4000-8000-000000000000")
-    expect(tab.page.locator("#status")).to_have_text("The server does not keep the linked answer.")
+    expect(tab.page.locator("#status")).to_contain_text(
+        "The server no longer has the linked answer."
+    )
     tab.expect_complaint("404")
 
 
@@ -200,7 +202,7 @@ def test_an_answer_that_the_service_lost_keeps_what_came(playground: Page, tab: 
     )
     playground.reload()
     expect(last_answer(playground).get_by_role("alert")).to_have_text(
-        "The server does not keep this answer any more."
+        "The server no longer has this answer."
     )
     assert text_of(last_answer(playground)).inner_text().startswith(first[:10])
     tab.expect_complaint("404")

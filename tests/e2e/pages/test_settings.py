@@ -88,7 +88,7 @@ def test_calls_of_tools_are_shown_and_their_results_sent(playground: Page) -> No
     shown = answer.locator(".call")
     expect(shown.locator("h4")).to_have_text("Call of weather")
     expect(shown.locator("pre")).to_contain_text('"city": "Ulm"')
-    shown.get_by_label("What weather returns").fill("rain")
+    shown.get_by_label("Result of weather").fill("rain")
     with playground.expect_request(CREATE) as sent:
         answer.get_by_role("button", name="Send the results").click()
     body = sent.value.post_data_json

@@ -10,7 +10,7 @@ from tests.support.playground import ask, expect_whole, last_answer, ready, set_
 
 pytestmark = pytest.mark.browser
 
-SENTENCE = "This browser keeps nothing for this page: chats are gone with this tab."
+SENTENCE = "This browser stores nothing for this page: chats are lost when you close this tab."
 # As Chromium does where cookies and site data are blocked; as a web view without DOM storage does.
 BLOCKED = {
     "throws": "get() { throw new DOMException('Access is denied', 'SecurityError'); }",
@@ -56,7 +56,7 @@ def test_a_storage_without_room_for_anything_holds_for_the_visit(tab: Tab) -> No
     set_settings(page, max_tokens="3", temperature="0.5")
     expect(page.locator("#show-settings")).to_have_text("Settings · 2")
     expect_whole(ask(page, "Of gates"))
-    expect(page.locator("#warning")).to_contain_text("is gone with this tab")
+    expect(page.locator("#warning")).to_contain_text("is lost when you close this tab")
     expect_whole(ask(page, "Of wheels"))
     expect(page.locator(".turn")).to_have_count(4)
     expect(last_answer(page).get_by_role("alert")).to_be_hidden()

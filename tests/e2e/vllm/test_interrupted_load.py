@@ -24,6 +24,10 @@ LACK, REFUSED = "Too many open files", "the model cannot be served"
 STAGES = ('stage="importing vLLM" percent=0', 'stage="importing vLLM" percent=100')
 
 
+@pytest.mark.promise(
+    "vLLM: a start that a passing fault of the host stops is tried again, and the worker then "
+    "serves (in `make chaos`)"
+)
 def test_a_load_is_tried_again_until_a_passing_fault_is_over(tmp_path: Path) -> None:
     penstock = Launched(tmp_path, vllm_settings(LOG_FORMAT="text"))
     penstock.spawn()

@@ -115,6 +115,10 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
         )
 
 
+@pytest.mark.promise(
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
+)
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -138,7 +142,7 @@ def test_a_worker_that_cannot_serve_says_why(
 
 
 @pytest.mark.long
-def test_what_a_child_of_vllms_cannot_load_is_told_with_its_reason(
+def test_a_load_error_of_a_vllm_child_is_reported_with_its_reason(
     redis_url: str,  # noqa: F811
     tmp_path: Path,
 ) -> None:

@@ -175,6 +175,10 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.promise(
+    "vLLM: over HTTP every dialect answers as with this project's engine: text, ends, counts, log "
+    "probabilities, choices, schemas, tools; whole and streamed"
+)
 @pytest.mark.parametrize("name", CHATS)
 def test_a_chat_is_answered_alike(services: Services, name: str) -> None:
     vllm, own = services.whole("/v1/chat/completions", _chat(**CHATS[name]))

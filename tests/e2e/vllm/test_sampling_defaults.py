@@ -99,6 +99,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(client, expected)
 
 
+@pytest.mark.promise(
+    "vLLM: sampling parameters and end tokens that a checkpoint recommends hold for what a request "
+    "leaves out, once, as with this project's engine"
+)
 @pytest.mark.parametrize("model", ["own", "vllm"])
 def test_a_request_without_parameters_is_sampled_as_recommended(served: Served, model: str) -> None:
     """Each answer ends at another of the end tokens, which only generation_config.json has."""

@@ -39,6 +39,9 @@ REQUEST = {
 }
 
 
+@pytest.mark.promise(
+    "Models: both engines may serve one model; a seeded request has one text (in float32)"
+)
 def test_both_engines_serve_one_model_and_say_so(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(FILE)
     env = {**ALIKE, "MODELS_FILE": "models.toml", "READY_TIMEOUT_S": str(READY_TIMEOUT_S)}

@@ -13,7 +13,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import pytest
+from openai import OpenAI
 
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
@@ -78,6 +81,29 @@ def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iter
 
         wait_until(served, "workers for all models", 120)
         yield service.base_url
+
+
+def module_chat_service(*models: str) -> Any:
+    """A module's `base_url` fixture, of a service that has these models ready."""
+
+    @pytest.fixture(scope="module")
+    def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+        with chat_service(redis_url, tmp_path_factory.mktemp("chat"), models) as url:
+            yield url
+
+    return base_url
+
+
+@pytest.fixture(scope="module")
+def openai_client(base_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def anthropic_client(base_url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
+        yield made
 
 
 def saying(text: str, *after: dict[str, Any]) -> list[dict[str, Any]]:

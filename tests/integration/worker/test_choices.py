@@ -135,7 +135,7 @@ async def test_a_cancelled_job_frees_the_blocks_of_every_choice(
 
 
 @pytest.mark.parametrize("how", ["killed", "drained"])
-async def test_every_choice_goes_on_at_another_worker_as_if_nothing_had_happened(
+async def test_every_choice_resumes_exactly_at_another_worker(
     how: str,
     start_worker: StartWorker,
     frontend: Frontend,

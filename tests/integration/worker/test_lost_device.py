@@ -89,6 +89,11 @@ def endings(results: list[Result]) -> Counter[str]:
     )
 
 
+@pytest.mark.promise(
+    "Runtime: every end has exactly one terminal event, with the text generated so far (steps, "
+    "devices, memory, signals, deaths and lost data; a device's failures are simulated by the "
+    "errors that torch raises for them)"
+)
 async def test_a_lost_device_ends_no_job_and_another_worker_does_them_all(
     start_worker: StartWorker, transport: RedisTransport, tmp_path: Path
 ) -> None:

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import ASKING_MS
 from tests.integration.worker.conftest import StartWorker
@@ -23,6 +25,11 @@ async def owners_of(transport: RedisTransport, job_ids: list[str]) -> Counter[st
     return Counter(record.owner or "" for record in records if record is not None)
 
 
+@pytest.mark.promise(
+    "Access: jobs that arrive together divide evenly over the workers that pull, and a stopped "
+    "worker delays none (by number, within 50 ms of their submit; the speed of a worker does not "
+    "count)"
+)
 async def test_streams_that_begin_together_divide_evenly_over_two_workers(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
 ) -> None:

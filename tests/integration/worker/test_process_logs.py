@@ -84,6 +84,10 @@ def logged(checkpoint: Path, tmp_path: Path) -> Iterator[Logged]:
         yield Logged(stack, checkpoint, tmp_path)
 
 
+@pytest.mark.promise(
+    "Telemetry: lines name their process and worker, and the trace of their job; what is polled "
+    "has none at INFO"
+)
 def test_lines_have_names_and_what_is_polled_has_none_at_info(logged: Logged) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     answer = logged.client.post(
@@ -135,6 +139,10 @@ def ends(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in lines if line["message"] == "the store answers again"]
 
 
+@pytest.mark.promise(
+    "Telemetry: an outage of Redis is one line of each process when it begins and one when it is "
+    "over"
+)
 def test_an_outage_of_redis_is_one_line_of_each_process_when_it_begins_and_one_when_it_is_over(
     logged: Logged,
 ) -> None:

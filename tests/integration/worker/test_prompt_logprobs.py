@@ -82,6 +82,11 @@ async def test_a_prompt_is_scored_in_slices_before_the_first_token(
         assert result.end.usage.cached_tokens == 0
 
 
+@pytest.mark.promise(
+    "Clients: log probabilities of the prompt equal those of transformers' forward to 1e-3, each "
+    "once and in order, with any cache, preemption or failure (float32; bfloat16 and int8 tiers as "
+    "close as the reference tier)"
+)
 async def test_a_prompt_is_scored_once_though_its_worker_dies(
     start_worker: StartWorker,
     frontend: Frontend,

@@ -102,6 +102,7 @@ async def test_ranks_are_children_that_listen_on_loopback_and_end_on_shutdown() 
         await gone([link.pid, rank], begin_s)
 
 
+@pytest.mark.promise("Engine: tensor parallel (on CPUs; NCCL was never run)")
 async def test_the_engine_ends_when_a_rank_does() -> None:
     async with started() as link:
         await busy(link)

@@ -140,6 +140,11 @@ async def taken_up(worker: WorkerProcess, job_id: str) -> None:
     await until(lambda: f"job_id={job_id} attempt=2" in worker.log, "the second attempt")
 
 
+@pytest.mark.promise(
+    "Telemetry: one trace covers frontend, queue, and the prefill and decode of each attempt, also "
+    "of a job whose worker was killed or drained; a worker that was only taken for dead sends no "
+    "span twice (a killed worker's decode is what the log has of it)"
+)
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
 async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_worker_was_lost(
     stop: signal.Signals,
@@ -321,6 +326,9 @@ def loads_protobuf(pid: int) -> bool:
     return "_upb" in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.promise(
+    "Telemetry: without configuration nothing of OpenTelemetry is loaded by us, and nothing is sent"
+)
 async def test_without_configuration_nothing_is_loaded_and_nothing_is_sent(
     start_worker: StartWorker,
     collector: Collector,
@@ -350,6 +358,9 @@ async def test_without_configuration_nothing_is_loaded_and_nothing_is_sent(
     assert sum(first_id in line for line in lines) >= 2
 
 
+@pytest.mark.promise(
+    "Telemetry: a collector that does not answer delays and fails no job, and is one line in a log"
+)
 async def test_a_collector_that_never_answers_holds_up_no_job_and_is_one_line(
     start_worker: StartWorker, redis_url: str, namespace: str
 ) -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import redis.asyncio
 
 from penstock.launcher.processes import ReportPipe
@@ -70,7 +71,7 @@ async def test_it_tells_its_launcher_that_it_serves(start_worker: StartWorker) -
         assert pipe.read() == (True, "")
 
 
-async def test_the_first_heartbeat_says_all_that_later_ones_say(
+async def test_the_first_heartbeat_has_all_fields_of_later_ones(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport
 ) -> None:
     """Nobody who looks at a worker has to wonder whether its engine has made a step yet."""
@@ -237,6 +238,7 @@ async def test_a_stalled_engine_is_replaced(
     assert "makes no progress" in worker.log
 
 
+@pytest.mark.promise("Streaming: SIGTERM to a worker loses nothing")
 async def test_sigterm_lets_running_jobs_finish(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle
 ) -> None:
@@ -285,6 +287,7 @@ async def test_a_second_sigterm_hands_back_at_once(
     assert await frontend.state(job_id) is JobState.QUEUED
 
 
+@pytest.mark.promise("HTTP: an idle worker stops at once")
 async def test_an_idle_worker_ends_at_once_and_leaves_no_process(
     start_worker: StartWorker, frontend: Frontend
 ) -> None:
@@ -367,7 +370,7 @@ def worker_namespace(worker: WorkerProcess) -> str:
     return next(v for v in environ if v.startswith(b"NAMESPACE=")).partition(b"=")[2].decode()
 
 
-async def test_a_worker_that_cannot_load_its_model_says_so_and_ends(
+async def test_a_worker_that_cannot_load_its_model_logs_it_and_ends(
     start_worker: StartWorker, tmp_path: Path, checkpoint: Path
 ) -> None:
     broken = tmp_path / "broken"

@@ -48,4 +48,4 @@ def test_every_error_code_has_a_status() -> None:
 
 def test_retry_after_is_a_whole_number_of_seconds() -> None:
     assert queue_full(QueueFull("total", 0.01)).headers["retry-after"] == "1"
-    assert "within its queue timeout" in queue_full(QueueFull("queue_timeout", 1.0)).message
+    assert "exceed its queue timeout" in queue_full(QueueFull("queue_timeout", 1.0)).message

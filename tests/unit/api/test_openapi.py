@@ -249,6 +249,10 @@ def test_the_document_allows_what_is_accepted(
     assert [fault.message for fault in faults] == []
 
 
+@pytest.mark.promise(
+    "Clients: every route is documented, accepts no other bodies than documented ones, and returns "
+    "only documented statuses and bodies"
+)
 def test_a_body_that_the_document_does_not_allow_is_reported() -> None:
     """By what every service of the tests has, so that the test which sent the body fails."""
     found: list[str] = []
@@ -313,7 +317,7 @@ def test_an_event_of_a_message_has_no_undocumented_member(document: dict[str, An
     assert not validator.is_valid(start)
 
 
-def test_what_has_no_effect_has_a_type_and_what_is_bounded_a_bound(
+def test_ignored_parameters_have_types_and_bounded_ones_bounds(
     document: dict[str, Any],
 ) -> None:
     chat = document["components"]["schemas"]["ChatRequest"]["properties"]
@@ -345,7 +349,7 @@ def test_the_messages_dialect_has_its_own_errors(document: dict[str, Any]) -> No
     assert schema == {"$ref": "#/components/schemas/MessagesError"}
 
 
-def test_what_is_left_out_is_never_null_and_what_is_always_sent_is_required(
+def test_omitted_fields_are_never_null_and_constant_ones_are_required(
     document: dict[str, Any],
 ) -> None:
     schemas = document["components"]["schemas"]

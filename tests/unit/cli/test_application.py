@@ -43,6 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
+@pytest.mark.promise("Command: every setting has a flag")
 @pytest.mark.parametrize("command", SETTINGS)
 def test_every_setting_has_a_flag_with_its_variable(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -66,6 +67,9 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
             yield (*words, name), command
 
 
+@pytest.mark.promise(
+    "Command: with `--json` stdout has JSON alone; exit codes are those of the page"
+)
 def test_every_command_has_json() -> None:
     found = dict(commands(typer.main.get_command(application())))
     asked = ["up", "api", "worker", "status", "workers", "chat", "generate", "bench", "doctor"]

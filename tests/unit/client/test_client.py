@@ -159,6 +159,7 @@ def test_calls_reasoning_and_log_probabilities_are_repeated_and_left_out() -> No
     assert parts == ["", '{"k"', ": 1}"]
 
 
+@pytest.mark.promise("Client: what cannot be continued without doubt is an error, never joined")
 def test_another_text_is_never_joined_to_what_was_delivered() -> None:
     service = Service(
         stream(chunk("Hel"), is_whole=False), stream(chunk("Hal")), httpx2.Response(200, json={})
@@ -315,6 +316,7 @@ def test_a_job_that_waits_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert service.asked == ["POST /generate", "DELETE /v1/jobs/gen-0-1"]
 
 
+@pytest.mark.promise("Client: leaving a stream cancels its job, leaving a followed one does not")
 def test_leaving_a_job_that_is_followed_cancels_nothing() -> None:
     created = {"type": "response.created", "sequence_number": 0, "response": {"status": "queued"}}
     service = Service(stream(created))
@@ -323,7 +325,7 @@ def test_leaving_a_job_that_is_followed_cancels_nothing() -> None:
     assert service.asked == ["GET /v1/responses/resp_0-1"]
 
 
-def test_a_followed_job_goes_on_behind_the_last_number() -> None:
+def test_a_followed_job_resumes_after_the_last_number() -> None:
     def event(number: int, kind: str, **more: Any) -> Any:
         return {"type": f"response.{kind}", "sequence_number": number, **more}
 

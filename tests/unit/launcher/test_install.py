@@ -36,6 +36,10 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
+@pytest.mark.promise(
+    "Command: the first start shows what it fetches, how much it has unpacked, and that kernels "
+    "are compiled; Ctrl-C in it ends with a sentence, and the next start goes on"
+)
 def test_what_is_unpacked_is_said_while_pip_is_silent(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,4 +84,4 @@ def test_ctrl_c_ends_it_with_a_sentence(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, shown = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT
-    assert "penstock: stopped; the next start goes on" in shown
+    assert "penstock: stopped; the next start resumes" in shown

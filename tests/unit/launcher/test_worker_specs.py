@@ -66,6 +66,9 @@ def test_each_table_is_a_model_with_its_own_settings(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.promise(
+    "Models: workers divide the cores and the memory of their device (of default sizes)"
+)
 def test_cores_are_divided_among_the_workers_of_all_models(tmp_path: Path) -> None:
     assert [int(number) for number in threads(specs_of(tmp_path, TWO))] == [2, 3, 3]
     fixed = TWO.replace("workers = 2", "workers = 2\nnum_threads = 1")
@@ -181,7 +184,7 @@ def test_each_worker_gets_a_cuda_device_of_its_own(
             2,
             {"PENSTOCK_DEVICE": "cuda:0", "CUDA_VISIBLE_DEVICES": ""},
             1,
-            "no CUDA device is there",
+            "there is no CUDA device",
         ),
     ],
 )
@@ -317,6 +320,9 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
         specs_of(tmp_path, f"[[models]]\nengine = {engine!r}")
 
 
+@pytest.mark.promise(
+    "Models: a file of models that cannot be used is one sentence that names the table and the key"
+)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

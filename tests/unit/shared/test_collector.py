@@ -29,7 +29,7 @@ def test_rests_inside_and_leaves_out_what_was_made() -> None:
     assert not any(tracked is made for tracked in gc.get_objects())
 
 
-def test_goes_on_after_an_error() -> None:
+def test_it_continues_after_an_error() -> None:
     with pytest.raises(ImportError), resting():
         raise ImportError
     assert gc.isenabled()

@@ -165,7 +165,7 @@ def test_a_long_outage_is_reminded_of_by_one_loop_at_a_time(loops: Loops) -> Non
     assert len(loops.lines) == 3
 
 
-def test_what_is_tried_once_has_a_line_of_its_own_where_no_loop_fails(loops: Loops) -> None:
+def test_a_single_failed_try_is_logged_if_no_loop_fails(loops: Loops) -> None:
     loops.logger.warning("failed to submit a job", extra=OF_STORE_OUTAGE)
     loops.fail("queue")
     loops.logger.warning("submit failed again", extra=OF_STORE_OUTAGE)

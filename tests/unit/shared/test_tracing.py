@@ -55,7 +55,7 @@ def test_a_traceparent_is_read(traceparent: str, flags: int) -> None:
         f"00-{TRACE[:-1]}٣-{SPAN}-01",
     ],
 )
-def test_what_is_no_traceparent_is_no_context(traceparent: str) -> None:
+def test_a_malformed_traceparent_is_no_context(traceparent: str) -> None:
     context = read_context(traceparent)
     assert not context.is_valid
     assert write_context(context) == ("", "")
@@ -120,7 +120,7 @@ def test_without_a_collector_nothing_is_made_and_contexts_pass_through(
         ({"OTEL_BSP_SCHEDULE_DELAY": "0"}, "schedule_delay"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_stops_nothing(
+def test_unsupported_tracing_options_are_warnings(
     variables: dict[str, str],
     words: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -84,7 +84,7 @@ def test_long_prompts_are_taken_as_far_as_their_blocks_reach(jobs: RunningJobs) 
     assert estimator() == 0  # one of these is enough; other workers may have blocks
 
 
-def test_what_has_not_begun_counts_before_the_engine_says_so(jobs: RunningJobs) -> None:
+def test_jobs_without_a_first_token_count_before_the_engine_reports_them(jobs: RunningJobs) -> None:
     engine = Engine()
     estimator = AdmissionEstimator(jobs, engine)
     take(jobs, estimator, delivery("0-1", 800))
@@ -118,7 +118,7 @@ def test_a_finished_job_makes_room(jobs: RunningJobs) -> None:
     assert estimator() == 1
 
 
-def test_before_its_first_report_an_engine_gets_jobs_for_its_seats_only(
+def test_before_its_first_report_an_engine_gets_jobs_only_for_its_slots(
     jobs: RunningJobs,
 ) -> None:
     assert AdmissionEstimator(jobs, Engine(ready=None))() == 8
@@ -152,7 +152,7 @@ def test_without_a_free_seat_jobs_are_pulled_that_get_one_from_others(
     assert (more.count, more.leave_out) == (1, left_out)
 
 
-def test_no_job_is_pulled_without_a_seat_when_none_can_be_freed(jobs: RunningJobs) -> None:
+def test_no_job_is_pulled_when_no_slot_can_be_freed(jobs: RunningJobs) -> None:
     engine = Engine()
     for index in range(8):
         place(jobs, engine, f"0-{index}", f"tenant-{index}")

@@ -183,7 +183,7 @@ def run(job: Job, rng: random.Random | None, **engine: int) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_choice_says_what_it_says_in_a_calm_run(seed: int) -> None:
+def test_every_resumed_choice_equals_the_uninterrupted_run(seed: int) -> None:
     rng = random.Random(seed)
     job = make_job(
         prompt=[rng.randrange(256) for _ in range(rng.randint(1, 20))],

@@ -63,7 +63,7 @@ def test_what_came_before_the_end_is_taken_before_it_is_raised(play: Scene) -> N
     play(scene)
 
 
-def test_a_frame_that_is_too_long_is_raised_behind_those_before_it(play: Scene) -> None:
+def test_an_oversized_frame_raises_after_earlier_frames(play: Scene) -> None:
     async def scene(frames: EngineFrames, theirs: socket.socket) -> None:
         theirs.send(frame_of(b"a") + HEADER.pack(MAX_FRAME_BYTES + 1))
         assert await frames.take() == b"a"

@@ -136,6 +136,10 @@ def test_the_choices_of_one_message_run_apart_and_share_what_their_prompt_comput
         assert [heard[name][-1].num_cached_tokens for name in heard] == [32, 40]
 
 
+@pytest.mark.promise(
+    "Streaming: requests that arrive during a step start at the next one; submitting waits for no "
+    "step"
+)
 def test_one_message_holds_a_whole_steps_outputs() -> None:
     with loop() as (service, _):
         service.say(add("a"), add("b"))
@@ -160,7 +164,7 @@ def test_statistics_come_at_once_when_the_engine_becomes_idle() -> None:
         assert message.stats["free_blocks"] == message.stats["total_blocks"] == 64
 
 
-def test_a_cancelled_request_says_nothing_more_and_its_blocks_are_free() -> None:
+def test_a_cancelled_request_has_no_more_output_and_frees_its_blocks() -> None:
     with loop() as (service, _):
         service.say(add("long", max_tokens=1000), add("short"))
         service.outputs_of("short")
@@ -191,6 +195,7 @@ def test_a_message_in_many_small_parts_is_put_together() -> None:
         assert service.outputs_of("r")
 
 
+@pytest.mark.promise("HTTP: one owner of the engine (a process with one thread)")
 def test_shutdown_ends_the_loop_and_so_does_the_end_of_the_socket() -> None:
     with loop() as (service, how):
         service.say(add("r", max_tokens=1000), Shutdown())

@@ -36,6 +36,10 @@ LACKING = OSError(errno.EMFILE, "Too many open files", "libfoo.so")
 UNREADABLE = CheckpointError("model.safetensors cannot be read")
 
 
+@pytest.mark.promise(
+    "vLLM: a start that a passing fault of the host stops is tried again, and the worker then "
+    "serves (in `make chaos`)"
+)
 @pytest.mark.parametrize(
     ("error", "by_settings"),
     [

@@ -56,7 +56,7 @@ class Bench:
         self.jobs.add(RunningJob.of(Delivery(make_job(job_id), attempt)))
 
 
-async def test_a_heartbeat_says_who_runs_and_how_busy() -> None:
+async def test_a_heartbeat_reports_the_worker_and_its_load() -> None:
     bench = Bench()
     bench.add("0-a", 3)
     bench.stalled = True

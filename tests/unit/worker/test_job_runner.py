@@ -135,7 +135,7 @@ async def test_a_cancelled_job_leaves_the_engine_and_says_nothing_more() -> None
     assert len(bench.jobs) == 0
 
 
-async def test_a_word_about_an_older_attempt_does_not_drop_the_newer_one() -> None:
+async def test_a_message_about_an_older_attempt_does_not_drop_the_newer_one() -> None:
     bench = Bench()
     bench.admit(make_job(), attempt=2)
     bench.runner.cancel("0-a", 1, "dropped")
@@ -247,7 +247,7 @@ def _refused(bench: Bench) -> None:
         _refused,
     ],
 )
-async def test_a_cancel_leaves_nothing_behind_in_any_state(reach: Callable[[Bench], None]) -> None:
+async def test_a_cancel_frees_everything_in_any_state(reach: Callable[[Bench], None]) -> None:
     bench = Bench()
     reach(bench)
     added = {

@@ -102,7 +102,7 @@ def test_a_line_has_the_name_of_its_process_and_of_its_worker(
     assert (line["process"], line["worker"]) == ("worker 3", "host-1")
 
 
-def test_fields_of_the_context_are_on_each_line_that_has_none_of_its_own() -> None:
+def test_context_fields_are_added_to_lines_without_their_own() -> None:
     with logs(LogFormat.JSON) as stream:
         token = log_context.set({"trace_id": "t1"})
         log.info("inside")

@@ -78,6 +78,9 @@ def test_several_results_for_a_prompt_come_one_after_another_and_share_its_compu
         llm.generate(prompts, n=0)
 
 
+@pytest.mark.promise(
+    "Engine: `generate` keeps the order; one set of parameters, or one for each prompt"
+)
 def test_results_come_in_the_order_of_the_prompts() -> None:
     llm, _ = make_llm(max_num_seqs=3, max_waiting=5)
     prompts = [chr(97 + i % 26) * (1 + i * 7 % 11) for i in range(100)]
@@ -119,6 +122,7 @@ def test_a_stop_string_ends_the_text_before_it_and_is_named(lookahead: int) -> N
     assert not engine.has_unfinished()
 
 
+@pytest.mark.promise("Engine: cached tokens are in the usage")
 def test_cached_tokens_are_reported() -> None:
     llm, _ = make_llm()
     llm.generate(["a long common beginning"], progress=False)
@@ -191,6 +195,10 @@ def test_after_an_interruption_the_llm_is_as_good_as_new() -> None:
         assert llm.generate(["abc"], progress=False)[0].text == "abc"
 
 
+@pytest.mark.promise(
+    "Engine: an offline `LLM` of configuration, tokenizer, runner and scheduler (unknown options "
+    "are refused)"
+)
 def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"no option 'gpu', 'tensors'; .*block_size"):
         LLM("nowhere", tensors=1, gpu=2)
@@ -226,6 +234,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.promise("Engine: a progress bar with rates that can be turned off")
 def test_progress_shows_rates_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -268,7 +277,7 @@ def test_rates_are_tokens_per_second() -> None:
         (["--file", sys.executable], f"{sys.executable} is not UTF-8"),
     ],
 )
-def test_the_command_says_in_one_line_what_is_wrong(
+def test_the_command_reports_an_error_in_one_line(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

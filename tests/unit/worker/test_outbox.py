@@ -127,7 +127,7 @@ def test_pieces_of_one_choice_are_separated_where_there_are_several() -> None:
     assert box.next_append().end_hash == chain_hash("", (1, 2, 3, 4, 5))
 
 
-def test_of_what_has_fallen_far_behind_neighbours_go_together() -> None:
+def test_a_large_backlog_merges_neighbouring_pieces() -> None:
     alone = outbox()
     for token_id in range(MAX_PIECES + 1):
         alone.add((token_id,), "a", None)

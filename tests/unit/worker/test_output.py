@@ -51,6 +51,7 @@ def test_streamed_text_equals_the_text_decoded_at_once_for_any_bytes(token_ids: 
     assert pieces[-1].finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.promise("Runtime: text is well-formed UTF-8 for any tokens")
 @given(tokens, stops)
 def test_every_piece_is_well_formed_utf8(token_ids: list[int], stop: tuple[str, ...]) -> None:
     _, pieces = run(processor(stop=stop), token_ids, FinishReason.LENGTH)
@@ -79,7 +80,7 @@ def test_text_is_cut_before_the_stop_string_that_completes_first(
 
 
 @given(texts, stops, st.integers(0, 60), st.integers(0, 5))
-def test_a_resumed_job_says_what_the_unbroken_one_says(
+def test_a_resumed_job_has_the_same_text_as_an_uninterrupted_one(
     text: str, stop: tuple[str, ...], cut: int, min_tokens: int
 ) -> None:
     token_ids = TOKENIZER.encode(text)
@@ -98,6 +99,7 @@ def test_a_resumed_job_says_what_the_unbroken_one_says(
     assert rest_pieces[-1] == whole_pieces[-1]
 
 
+@pytest.mark.promise("Runtime: an incomplete character waits for its rest")
 def test_an_emoji_over_four_tokens_is_one_piece_of_text() -> None:
     out = processor()
     assert [out.push((t,)).text for t in "😀".encode()] == ["", "", "", "😀"]

@@ -64,7 +64,8 @@ async def test_a_worker_lives_while_its_loop_turns_though_the_store_is_away(
     assert worker.probes.not_live() == "", "it has come round since"
     beating.cancel()
     now_s += STANDSTILL_S + 2
-    assert worker.probes.not_live() == f"The service has stood still for {STANDSTILL_S + 2:.0f} s."
+    reason = f"The event loop has been blocked for {STANDSTILL_S + 2:.0f} s."
+    assert worker.probes.not_live() == reason
 
 
 async def test_the_listener_answers_probes_beside_the_metrics() -> None:

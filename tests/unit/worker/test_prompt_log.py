@@ -47,7 +47,7 @@ def reply(box: Outbox) -> list[Append]:
     return items
 
 
-def test_an_outbox_says_slices_first_then_output_and_after_a_loss_all_again() -> None:
+def test_an_outbox_sends_slices_then_output_and_all_again_after_a_loss() -> None:
     box = outbox(PromptLog(len(ENTRIES)))
     box.add_prompt_logprobs(ENTRIES)
     assert box.next_append() is box.next_append(), "unchanged until it is settled"

@@ -219,7 +219,7 @@ async def test_a_log_that_answers_gap_for_ever_gives_the_job_up() -> None:
     "status",
     [AppendStatus.DIVERGED, AppendStatus.FENCED, AppendStatus.GONE, AppendStatus.ENDED],
 )
-async def test_a_job_that_is_not_ours_any_more_is_settled_and_says_nothing_more(
+async def test_a_fenced_job_is_settled_and_publishes_no_more(
     status: AppendStatus,
 ) -> None:
     async with running() as bench:
@@ -361,7 +361,7 @@ async def test_a_lost_job_is_put_back_and_says_everything_again() -> None:
         assert put_back[:2] == ("0-a", 2)
 
 
-async def test_a_lost_job_that_has_nothing_to_say_is_put_back_too() -> None:
+async def test_a_lost_job_without_output_is_restored_too() -> None:
     async with running() as bench:
         bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         bench.publisher.lost("0-a", 1)  # of an older attempt
@@ -428,7 +428,7 @@ async def test_a_full_server_that_refuses_one_lost_job_does_not_keep_the_others_
         assert not bench.settled
 
 
-async def test_how_long_ago_the_server_knew_a_job_counts_from_the_last_good_word() -> None:
+async def test_the_last_known_time_of_a_job_is_its_last_good_reply() -> None:
     async with running() as bench:
         bench.open(Outbox("0-a", 2, START, (), snapshot=SNAPSHOT))
         long_ago, lately = time.monotonic() - 1000, time.monotonic() - 500

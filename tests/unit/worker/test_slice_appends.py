@@ -80,7 +80,7 @@ async def test_the_scored_jobs_take_turns() -> None:
             assert round_of_all == SCORING
 
 
-async def test_each_scored_job_says_its_slices_in_order_and_then_its_end() -> None:
+async def test_each_scored_job_sends_its_slices_in_order_then_its_end() -> None:
     async with running() as bench:
         for job_id in SCORING:
             score(bench, job_id)

@@ -26,9 +26,9 @@ class Request:
 class Front:
     """An Admission, and what is inside vLLM by what it said."""
 
-    def __init__(self, policy: str = "fcfs", *, takes_seats: bool = True) -> None:
+    def __init__(self, policy: str = "fcfs", *, preempts: bool = True) -> None:
         self.admission: Admission[Request] = Admission(
-            SEATS, make_policy(policy), takes_seats=takes_seats
+            SEATS, make_policy(policy), preempts=preempts
         )
         self.inside: list[Request] = []  # in the order of entering
         self.num_left = 0
@@ -68,7 +68,7 @@ class Front:
         return [request.seq_id for request in self.inside]
 
 
-def test_no_more_enter_than_there_are_seats_and_the_first_come_first() -> None:
+def test_no_more_requests_enter_than_slots_in_order_of_arrival() -> None:
     front = Front()
     front.add("a", 6)
     front.step()
@@ -79,7 +79,7 @@ def test_no_more_enter_than_there_are_seats_and_the_first_come_first() -> None:
     assert front.num_left == 0
 
 
-def test_a_tenant_that_comes_gets_a_seat_in_the_next_step() -> None:
+def test_a_new_tenant_gets_a_slot_in_the_next_step() -> None:
     front = Front()
     front.add("a", 16, job_id="wide")
     front.step(3)
@@ -90,7 +90,7 @@ def test_a_tenant_that_comes_gets_a_seat_in_the_next_step() -> None:
     assert front.admission.num_preemptions == 1
 
 
-def test_who_left_returns_when_a_seat_is_free_ahead_of_those_behind_it() -> None:
+def test_a_preempted_request_returns_before_later_ones() -> None:
     front = Front()
     front.add("a", 16, job_id="wide")
     front.step()
@@ -122,7 +122,7 @@ def test_shares_settle_and_then_none_moves() -> None:
     assert front.num_left == num_left
 
 
-def test_a_tenant_of_single_jobs_that_is_alone_loses_no_seat() -> None:
+def test_a_single_tenant_of_single_jobs_is_not_preempted() -> None:
     front = Front()
     for _ in range(20):
         front.add("a", 2)
@@ -130,7 +130,7 @@ def test_a_tenant_of_single_jobs_that_is_alone_loses_no_seat() -> None:
     assert front.num_left == 0
 
 
-def test_nobody_takes_a_seat_from_a_smaller_priority() -> None:
+def test_no_request_preempts_a_smaller_priority() -> None:
     front = Front("priority")
     front.add("a", 8, priority=1)
     front.step()
@@ -146,7 +146,7 @@ def test_nobody_takes_a_seat_from_a_smaller_priority() -> None:
 
 
 def test_where_nobody_can_return_only_the_order_of_entering_is_shared() -> None:
-    front = Front(takes_seats=False)
+    front = Front(preempts=False)
     front.add("a", 16, job_id="wide")
     front.step()
     front.add("b")
@@ -170,7 +170,7 @@ def test_a_request_that_is_held_can_be_removed() -> None:
     assert front.num_left == 0
 
 
-def test_who_has_no_blocks_gets_them_from_who_holds_most() -> None:
+def test_a_starved_request_gets_blocks_of_the_largest_holder() -> None:
     front = Front()
     front.add("a", 3)
     front.step()
@@ -185,7 +185,7 @@ def test_who_has_no_blocks_gets_them_from_who_holds_most() -> None:
     assert front.seq_ids == [0, 3, 1, 2], "vLLM had blocks for b"
 
 
-def test_who_has_no_blocks_makes_room_for_who_holds_fewer_seats() -> None:
+def test_a_starved_request_makes_room_for_a_holder_of_fewer_slots() -> None:
     front = Front()
     front.add("a", 4)
     front.step()
@@ -198,7 +198,7 @@ def test_who_has_no_blocks_makes_room_for_who_holds_fewer_seats() -> None:
     assert front.seq_ids == [0, 1, 4, 2]
 
 
-def test_alone_without_blocks_nobody_moves() -> None:
+def test_a_single_tenant_without_blocks_moves_no_request() -> None:
     front = Front()
     front.add("a", 16)
     front.step()
@@ -224,7 +224,7 @@ def test_who_has_no_blocks_can_be_removed() -> None:
 def test_any_mix_comes_to_its_end(seed: int) -> None:
     """Inside, the first in order run as far as blocks go; each needs some steps in all."""
     rng = random.Random(seed)
-    front = Front(rng.choice(["fcfs", "priority"]), takes_seats=rng.random() < 0.8)
+    front = Front(rng.choice(["fcfs", "priority"]), preempts=rng.random() < 0.8)
     left = {i: rng.randint(1, 8) for i in range(80)}
     num_added = 0
     for _ in range(2000):
@@ -236,7 +236,7 @@ def test_any_mix_comes_to_its_end(seed: int) -> None:
             )
             num_added += 1
         room = rng.randint(1, SEATS)
-        takes = front.admission._takes_seats
+        takes = front.admission._preempts
         front.step(starved=front.inside[room:] if takes else ())
         for request in front.inside[:room]:
             left[request.seq_id] -= 1

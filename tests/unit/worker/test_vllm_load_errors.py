@@ -8,7 +8,12 @@ import errno
 import pytest
 from safetensors import SafetensorError
 
-from worker.engines.vllm.load_errors import LoadInterrupted, hearing, load_failure, telling
+from worker.engines.vllm.load_errors import (
+    LoadInterrupted,
+    capture_load_errors,
+    load_failure,
+    report_load_errors,
+)
 from worker.model.errors import ModelError
 
 GPU = (
@@ -86,7 +91,7 @@ def test_a_missing_module_is_named_with_what_helps() -> None:
 def fail_like(*errors: Exception) -> None:
     """Does what vLLM does when children raise these, one after the other."""
     for error in errors:
-        with contextlib.suppress(type(error)), telling():
+        with contextlib.suppress(type(error)), report_load_errors():
             raise error
     raise RuntimeError("a background process failed")
 
@@ -102,16 +107,16 @@ def fail_like(*errors: Exception) -> None:
 def test_what_a_child_raised_is_raised_by_its_parent(
     error: Exception, kind: type[Exception]
 ) -> None:
-    with pytest.raises(kind) as raised, hearing():
+    with pytest.raises(kind) as raised, capture_load_errors():
         fail_like(error, ValueError("the others fail because the first has"))
     assert str(error) in str(raised.value)
 
 
-def test_what_a_child_does_not_know_leaves_the_parents_error() -> None:
-    with pytest.raises(RuntimeError, match="a background process failed"), hearing():
+def test_an_unknown_child_error_leaves_the_parents_error() -> None:
+    with pytest.raises(RuntimeError, match="a background process failed"), capture_load_errors():
         fail_like(RuntimeError("a bug"))
 
 
 def test_without_a_parent_that_listens_the_error_goes_on() -> None:
-    with pytest.raises(ValueError, match="as it was"), telling():
+    with pytest.raises(ValueError, match="as it was"), report_load_errors():
         raise ValueError("as it was")

@@ -149,7 +149,7 @@ def test_another_device_than_vllm_is_built_for_is_refused() -> None:
         ("2,GPU-a", "cuda:1", "GPU-a"),
         (None, "cuda:2", "PENSTOCK_DEVICE=cuda:2: the CUDA devices are cuda:0 to cuda:1"),
         ("3", "cuda:1", "PENSTOCK_DEVICE=cuda:1: the only CUDA device is cuda:0"),
-        ("", "cuda:0", "PENSTOCK_DEVICE=cuda:0: no CUDA device is there"),
+        ("", "cuda:0", "PENSTOCK_DEVICE=cuda:0: there is no CUDA device"),
     ],
 )
 def test_vllm_sees_the_numbered_device_alone(
@@ -190,6 +190,10 @@ def test_what_is_not_the_operators_is_refused(text: str, sentence: str) -> None:
         parse_vllm_args(text)
 
 
+@pytest.mark.promise(
+    "vLLM: a setting, argument, interpreter or release that does not fit is one sentence that "
+    "names it"
+)
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

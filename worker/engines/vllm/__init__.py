@@ -1,1 +1,1 @@
-"""vLLM as the engine of a worker: runs in the engine process, in an interpreter of its own."""
+"""vLLM as a worker's engine: runs in the engine process, in its own interpreter."""

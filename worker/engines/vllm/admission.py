@@ -1,15 +1,16 @@
-"""Admission: which requests are inside vLLM, and which are held in front of it.
+"""Admission: which requests are inside vLLM, and which the engine holds.
 
-vLLM runs what it has in the order of arrival. So it is given no more requests than it has seats,
-and SeatShares and the policy's ranks say which, as in worker.engine.scheduler.
+vLLM runs requests in the order of arrival. So it gets no more requests than it has running slots,
+chosen by SlotShares and the policy's ranks, as in worker.engine.scheduler.
 
-A running request gives up its seat by leaving vLLM: it is held with its output, and returns as one
-that resumes. Where that would not be exact no seat is taken: only the order of entering is ours.
+A running request is preempted by leaving vLLM: the engine holds it with its output and later adds
+it as a resumed request. If that would not be exact, no request is preempted: only the order of
+admission is ours.
 
 vLLM may lack KV blocks for a request that is inside: it has preempted it, or does not start it. It
-is `starved`, and counts as waiting, as it holds nothing that others could use. While it is its turn
-it stays, none enters behind it, and who holds many more seats gives one up, with its blocks. When
-it is another's turn it leaves, because vLLM would start it before that one.
+is `starved`, and counts as waiting. While it is its turn it stays, no request enters after it, and
+a holder of many more slots gives one up, with its blocks. When it is another's turn it leaves,
+because vLLM would start it before the other.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from worker.engine.queue import SchedulingPolicy
-from worker.engine.seats import S, SeatShares
+from worker.engine.running_slots import S, SlotShares
 
 
 @dataclass(slots=True)
 class Moves(Generic[S]):
-    """What is to be done before a step, in this order."""
+    """Requests that leave and enter vLLM before a step, in this order."""
 
     leaving: list[S] = field(default_factory=list)  # vLLM, to be held
     entering: list[S] = field(default_factory=list)
@@ -33,17 +34,17 @@ class Moves(Generic[S]):
 class Admission(Generic[S]):
     """Knows each request from `add` to `remove`."""
 
-    def __init__(self, num_seats: int, policy: SchedulingPolicy, *, takes_seats: bool) -> None:
-        """`takes_seats`: running requests can leave vLLM and return."""
-        self._num_seats = num_seats
-        self._takes_seats = takes_seats
+    def __init__(self, num_slots: int, policy: SchedulingPolicy, *, preempts: bool) -> None:
+        """`preempts`: running requests can leave vLLM and return."""
+        self._num_slots = num_slots
+        self._preempts = preempts
         self._rank = policy.rank
-        self._shares = SeatShares(policy)
+        self._shares = SlotShares(policy)
         self._waiting: dict[int, S] = {}  # by seq_id, like the others
         self._running: dict[int, S] = {}
         self._starved: dict[int, S] = {}  # those that wait inside vLLM
-        self._has_changed = False  # since it was last looked who moves
-        self.num_preemptions = 0  # seats that were taken from running requests
+        self._has_changed = False  # since the last call of `moves`
+        self.num_preemptions = 0  # running requests that left vLLM for others
 
     def add(self, request: S) -> None:
         """Takes a request that is to enter when it is its turn."""
@@ -59,19 +60,19 @@ class Admission(Generic[S]):
         self._has_changed = True
 
     def moves(self, starved: Iterable[S] = ()) -> Moves[S]:
-        """Returns who leaves vLLM and who enters it now, and counts on it.
+        """Returns the requests that leave and enter vLLM now, and counts them as moved.
 
-        `starved`: those inside vLLM for which it has no blocks. At most one of those that run gives
-        up its seat in a step.
+        `starved`: those inside vLLM for which it has no blocks. At most one running request is
+        preempted in a step.
         """
         self._note(starved)
         moves: Moves[S] = Moves()
         if not self._has_changed or not self._waiting:
             return moves
         self._has_changed = False
-        if self._takes_seats:
-            self._take_seat(moves)
-        while self._waiting and len(self._running) < self._num_seats:
+        if self._preempts:
+            self._take_slot(moves)
+        while self._waiting and len(self._running) < self._num_slots:
             first = self._shares.next_of(self._waiting.values())
             if first.seq_id in self._starved:
                 break
@@ -97,9 +98,9 @@ class Admission(Generic[S]):
                 self._stop_running(request)
         self._starved = now
 
-    def _take_seat(self, moves: Moves[S]) -> None:
+    def _take_slot(self, moves: Moves[S]) -> None:
         newcomer = self._shares.next_of(self._waiting.values())
-        if len(self._running) < self._num_seats and newcomer.seq_id not in self._starved:
+        if len(self._running) < self._num_slots and newcomer.seq_id not in self._starved:
             return
         giver = self._shares.giver(newcomer, sorted(self._running.values(), key=self._rank))
         if giver is not None:

@@ -15,7 +15,7 @@ from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
 from worker.engines.vllm import loading
 from worker.engines.vllm.children import watch_children
-from worker.engines.vllm.load_errors import LoadInterrupted, hearing, load_failure
+from worker.engines.vllm.load_errors import LoadInterrupted, capture_load_errors, load_failure
 from worker.engines.vllm.options import (
     check_types,
     check_version,
@@ -66,7 +66,7 @@ def build_vllm_engine(
     if not check_version(vllm.__version__):
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
     check_vllm(vllm.__version__)
-    # After the check: in another release these may lack what they import.
+    # After the check: another release may lack what these import.
     from worker.engines.vllm.engine import VllmEngine
     from worker.engines.vllm.grammars import bound_grammars
     from worker.engines.vllm.stats import StatsReader
@@ -78,7 +78,7 @@ def build_vllm_engine(
     )
     share_threads(num_ranks(options, given))
     stats = StatsReader()
-    report(loading.WEIGHTS, 0.0)  # children of vLLM's load them without a word to this process
+    report(loading.WEIGHTS, 0.0)  # vLLM's child processes load them without a report
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
     watch_children(on_rank_end)
@@ -107,7 +107,7 @@ def _load(args: Mapping[str, Any], stats: StatsReader, records: loading.Records)
         from vllm import EngineArgs, LLMEngine
 
     try:
-        with hearing():
+        with capture_load_errors():
             return LLMEngine.from_engine_args(EngineArgs(**args), stat_loggers=[stats.logger])
     except (ModelError, LoadInterrupted):
         raise
@@ -122,7 +122,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     model, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
     num_blocks = (cache.num_gpu_blocks or 1) - 1  # the null block holds nothing
     if num_blocks < 1:
-        raise ModelError("vLLM has no KV cache for this model, which therefore writes no text")
+        raise ModelError("this model generates no text: vLLM allocates no KV cache for it")
     # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
     capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
     capacity = min(capacity, num_blocks * cache.block_size)
@@ -153,7 +153,7 @@ def _keeps_to_grammars(llm: LLMEngine, exact: bool) -> bool:
 
 
 def _num_parameters(llm: LLMEngine) -> int:
-    """Returns the parameters of the model; 0 where its parts are in other processes."""
+    """Returns the parameters of the model; 0 if its parts are in other processes."""
     if llm.vllm_config.parallel_config.world_size > 1:
         return 0
     (number,) = llm.apply_model(_count)

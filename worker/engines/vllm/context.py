@@ -9,7 +9,7 @@ from typing import Any
 from worker.model.config.context_length import ContextLength
 from worker.model.errors import CheckpointError, ModelError
 
-AS_MUCH_AS_FITS = -1  # of max_model_len: the model's context, or what the KV cache holds of it
+AS_MUCH_AS_FITS = -1  # max_model_len: the model's context, shortened to fit the KV cache
 
 
 def context_args(checkpoint: str, max_model_len: int | None) -> dict[str, Any]:

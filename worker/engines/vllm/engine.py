@@ -1,8 +1,8 @@
-"""VllmEngine: vLLM's engine behind the interface that EngineLoop drives.
+"""VllmEngine: vLLM's engine with the interface that EngineLoop drives.
 
 vLLM schedules and computes. When an output ends is decided here, by the same rules as in
 worker.engine, so that both engines end the same stream at the same token. Which requests have a
-seat is decided in front of vLLM, by Admission.
+slot is decided before vLLM, by Admission.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VllmEngine:
         self._stats = stats
         self._live: dict[str, LiveRequest] = {}
         self._admission: Admission[LiveRequest] = Admission(
-            config.max_num_seqs, make_policy(config.policy), takes_seats=own_sampler
+            config.max_num_seqs, make_policy(config.policy), preempts=own_sampler
         )
         self._num_added = 0
         self._num_entered = 0
@@ -109,9 +109,9 @@ class VllmEngine:
     def step(self) -> list[EngineOutput]:
         """Runs one step of vLLM's and returns its outputs.
 
-        Raises EngineFailed when the device fails. Whatever else vLLM raises goes through: it does
-        not say which request is at fault and cannot undo the step, so this process ends, and its
-        jobs are blamed as those of an engine that crashed.
+        Raises EngineFailed when the device fails, and vLLM's other errors unchanged: they do not
+        name the request at fault and vLLM cannot undo the step, so this process ends, and its jobs
+        are blamed as after a crash.
         """
         outputs = list(self._ended_on_arrival.values())
         self._ended_on_arrival.clear()
@@ -140,12 +140,12 @@ class VllmEngine:
             num_live=len(self._live),
             num_inside=len(inside),
             num_without_token=sum(live.is_prefilling for live in inside),
-            num_seats_taken=self._admission.num_preemptions,
+            num_preempted=self._admission.num_preemptions,
             num_hashed=num_hashed_blocks(self._llm),
         )
 
     def self_test(self) -> None:
-        """Generates two tokens for no request. Raises what vLLM raises."""
+        """Generates two tokens for no request. Raises vLLM's errors."""
         prompt = tuple(i % self._vocab_size for i in range(min(4, self.config.max_model_len - 1)))
         params = SamplingParams(max_tokens=2, temperature=0.0)
         self.add(EngineRequest(request_id="self-test", prompt_token_ids=prompt, params=params))
@@ -153,11 +153,11 @@ class VllmEngine:
             self.step()
 
     def warm_up(self, report: Callable[[float], None]) -> None:
-        """Runs each kind of request once, so that nothing is compiled when the first one comes.
+        """Runs each kind of request once, so that the first real one compiles nothing.
 
         vLLM compiles the ranks of log probabilities and its sampler's filters at first use, in a
         step: for one row, for several, and then for any number. `report` gets the share that is
-        done. A kind that this model refuses is left out. Raises what vLLM raises.
+        done. A kind that this model refuses is skipped. Raises vLLM's errors.
         """
         requests = warm_up_requests(self.config, self._vocab_size)
         for done, request in enumerate(requests):
@@ -165,13 +165,16 @@ class VllmEngine:
             try:
                 self.add(request)
             except RequestRefused as refused:
-                log.debug("not warmed up", extra={"request": request.request_id, "why": refused})
+                log.debug(
+                    "vLLM refused a warm-up request",
+                    extra={"request": request.request_id, "reason": refused},
+                )
             while self.has_unfinished():
                 self.step()
         self._stats.reset()
 
     def _move(self) -> list[EngineOutput]:
-        """Lets requests leave and enter vLLM; returns the ends of those that it does not take."""
+        """Moves requests out of and into vLLM; returns the ends of those that vLLM refuses."""
         starved: list[LiveRequest] = []
         if self._own_sampler and (ids := starved_ids(self._llm)):
             starved = [live for live in self._live.values() if live.vllm_id in ids]
@@ -226,7 +229,6 @@ class VllmEngine:
             raise StepsFailed(str(failure)) from error
 
     def _is_reported(self, result: RequestOutput) -> bool:
-        """Returns whether the sampler may have more to say of these tokens."""
         live = self._live.get(result.request_id)
         token_ids = result.outputs[0].token_ids
         if live is None or not token_ids or not self._own_sampler:
@@ -303,7 +305,7 @@ class VllmEngine:
         live.is_prefilling = False
         if live.is_counted:
             self._stats.uncount_prompt(len(live.known_tokens))
-        elif live.num_entered == 1:  # later it finds what it has computed itself
+        elif live.num_entered == 1:  # later hits are blocks that it computed itself
             live.num_cached_tokens = min(num_cached_tokens, len(live.request.prompt_token_ids))
         live.is_counted = True
 

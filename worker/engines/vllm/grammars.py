@@ -1,7 +1,7 @@
 """Bounds on the grammars that vLLM's own sampler follows: those of worker.model.sampling.
 
-vLLM makes masks inside its step, with the library's limits alone, and has no word for a row that
-cannot be followed: it ends with whatever was drawn. Here a grammar that needs more than its part is
+vLLM makes masks inside its step, with only the library's limits, and reports no row that cannot be
+continued: it ends with the token that was drawn. Here a grammar that exceeds its budget is
 noted, and the engine ends its request.
 """
 
@@ -80,7 +80,7 @@ def bound_grammars() -> None:
 
 
 def bounded_grammar(llm: LLMEngine, vllm_id: str) -> BoundedGrammar | None:
-    """Returns the grammar of a request inside vLLM; None where it has none, or not yet."""
+    """Returns the grammar of a request inside vLLM; None without one, or before it is compiled."""
     request = scheduler_of(llm).requests.get(vllm_id)
     structured = request.structured_output_request if request is not None else None
     grammar = structured.grammar if structured is not None else None

@@ -24,21 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class FailedBlocks:
-    """The blocks that failed requests leave behind in one LLMEngine.
+    """The blocks of failed requests in one LLMEngine.
 
-    Those that other requests hold as well keep their content until the last of these has ended:
-    with zeros in place of NaN it would go on and say something wrong.
+    Blocks that other requests hold as well keep their content until the last of these has ended:
+    with zeros instead of NaN it would continue with wrong output.
     """
 
     def __init__(self, llm: LLMEngine) -> None:
         self._llm = llm
-        self._freed: dict[str, list[KVCacheBlock]] = {}  # since the last step began
+        self._freed: dict[str, list[KVCacheBlock]] = {}  # since the start of the last step
         self._held: dict[int, KVCacheBlock] = {}  # by others; by block id
         call_before_free(llm, self._note_freed)
 
     def discard(self, vllm_id: str) -> None:
-        """Takes the blocks of a request that ended since the last step began out of the prefix
-        cache, and clears them where nobody holds them."""
+        """Removes the blocks of a request that ended since the start of the last step from the
+        prefix cache, and clears those that no other request holds."""
         blocks = self._freed.pop(vllm_id, None) or blocks_of(self._llm, vllm_id)
         for block in blocks:
             block.pool.evict_blocks({block.block_id})
@@ -48,7 +48,7 @@ class FailedBlocks:
         self._clear_free()
 
     def begin_step(self) -> None:
-        """Clears what has become free, before vLLM gives it to others in its next step."""
+        """Clears blocks that have become free, before vLLM reuses them in its next step."""
         self._freed.clear()
         if self._held:
             self._clear_free()
@@ -66,8 +66,8 @@ class FailedBlocks:
         unknown = max(self._llm.collective_rpc(zero_blocks, args=(block_ids, num_blocks)))
         if unknown:
             log.warning(
-                "the KV cache of some layers has a layout that is not known here: what a failed "
-                "request left there is not cleared, and may fail the next request in its blocks",
+                "unknown KV cache layout in some layers: blocks of a failed request are not "
+                "cleared there and may fail the next request that uses them",
                 extra={"layers": unknown},
             )
 
@@ -75,8 +75,8 @@ class FailedBlocks:
 def zero_blocks(worker: Any, block_ids: Sequence[int], num_blocks: int) -> int:
     """Makes all bytes of these of `num_blocks` blocks zero in all layers' caches of a worker.
 
-    Returns the number of layers whose cache does not have its blocks in the first dimension, which
-    stay as they are.
+    Returns the number of layers whose cache does not have its blocks in the first dimension; these
+    are not changed.
     """
     unknown = 0
     for cache in kv_caches_of(worker):

@@ -13,10 +13,10 @@ from worker.engines.vllm.sampler import Report
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request, and what it has generated.
+    """A request and its output.
 
-    Each time it enters vLLM it is a new request there, and to the sampler: what a step in flight
-    still draws for it after it has left is nobody's.
+    Each time it enters vLLM it is a new request there, and to the sampler: tokens that a step in
+    flight still draws for it after it has left are dropped.
     """
 
     request: EngineRequest
@@ -24,8 +24,8 @@ class LiveRequest:
     most_tokens: int  # of its output
     output: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
-    vllm_id: str = ""  # by which vLLM's scheduler knows it; empty: it is held
-    sampler_id: int = -1  # by which the sampler knows it, since it entered
+    vllm_id: str = ""  # its id in vLLM's scheduler; empty while it is held
+    sampler_id: int = -1  # its id in the sampler, since it entered
     reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
     timing: RequestStateStats | None = None  # vLLM's, since it entered; each step adds to it
     arrived_s: float = field(default_factory=time.monotonic)  # on vLLM's clock, as the next two

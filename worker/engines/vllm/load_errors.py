@@ -1,8 +1,7 @@
-"""What vLLM raises while it loads a model: a fault of model or settings, or one that may pass.
+"""Classifies errors of loading a model in vLLM: final (model or settings) or transient.
 
-The first is final. The second is told as what it is, and whoever started the engine tries again.
-What a child of vLLM's raises vLLM keeps to itself: the child tells it by a file.
-Imports nothing of vLLM.
+After a transient error the engine is started again. vLLM does not pass on the errors of its child
+processes: a child writes its error to a file. Imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from safetensors import SafetensorError
 from worker.model.errors import ModelError, causes, may_pass
 
 MAX_MESSAGE_CHARS = 500
-# How torch says that a compiled operation was left out of a build.
+# torch's message if a build lacks a compiled operation.
 _NO_KERNEL = re.compile(
     r"_C::(\w+)\(\) expected at most 0 argument|'_C' object has no attribute '(\w+)'"
 )
-# Free and total memory of a device, and what was asked for, in vLLM's ValueErrors.
+# Free, total and requested memory of a device, in vLLM's ValueErrors.
 _TOO_LITTLE_FREE = re.compile(
     r"memory on (?:device|node) .*?\([\d.]+/([\d.]+) GiB\).*? less than .*?([\d.]+) GiB\)"
 )
 
 
-_TOLD = "PENSTOCK_VLLM_LOAD_FAILURE"  # names the file, for the children
+_FILE_VARIABLE = "PENSTOCK_VLLM_LOAD_FAILURE"  # names the file, for the children
 
 
 class LoadInterrupted(Exception):
@@ -40,9 +39,9 @@ class LoadInterrupted(Exception):
 
 
 def load_failure(error: Exception, missing_module: str = "") -> Exception | None:
-    """Returns what a failure to load is: ModelError, LoadInterrupted; None where that is unknown.
+    """Returns `error` as a ModelError (final) or LoadInterrupted (transient); None if unknown.
 
-    `missing_module` is what vLLM could not import when it looked at the model's code.
+    `missing_module`: the module that vLLM failed to import when it inspected the model's code.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing_module = error.name
@@ -67,14 +66,14 @@ def load_failure(error: Exception, missing_module: str = "") -> Exception | None
 
 
 @contextlib.contextmanager
-def hearing() -> Iterator[None]:
-    """Raises, in place of what is raised within it, the failure that a child has told.
+def capture_load_errors() -> Iterator[None]:
+    """Replaces an error raised within it by the one that a child process has reported.
 
-    Children that start within it have a file for that.
+    Children that start within it have a file for their report.
     """
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         path = Path(folder) / "failure"
-        os.environ[_TOLD] = str(path)
+        os.environ[_FILE_VARIABLE] = str(path)
         try:
             yield
         except Exception as error:
@@ -83,29 +82,29 @@ def hearing() -> Iterator[None]:
             is_final, sentence = json.loads(path.read_text(encoding="utf-8"))
             raise (ModelError if is_final else LoadInterrupted)(sentence) from error
         finally:
-            del os.environ[_TOLD]
+            del os.environ[_FILE_VARIABLE]
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[None]:
-    """Tells the parent what is raised within it, where `load_failure` knows it."""
+def report_load_errors() -> Iterator[None]:
+    """Reports an error raised within it to the parent process, if `load_failure` knows it."""
     try:
         yield
     except Exception as error:
         failure = load_failure(error)
-        if failure is not None and _TOLD in os.environ:
-            # Others fail because the first has failed.
+        if failure is not None and _FILE_VARIABLE in os.environ:
+            # Only the first one: the others fail because of it.
             with (
                 contextlib.suppress(FileExistsError),
-                open(os.environ[_TOLD], "x", encoding="utf-8") as file,
+                open(os.environ[_FILE_VARIABLE], "x", encoding="utf-8") as file,
             ):
                 json.dump([isinstance(failure, ModelError), str(failure)], file)
         raise
 
 
 def sentence_of(error: Exception) -> str:
-    """Returns what an exception of vLLM's says, on one line."""
-    # pydantic's names the class and repeats the value around the validator's own sentence.
+    """Returns the message of an exception of vLLM's, on one line."""
+    # pydantic wraps the class and the value around the validator's message.
     details = getattr(error, "errors", None)
     text = "; ".join(str(one["msg"]) for one in details()) if callable(details) else str(error)
     text = re.sub(r"\s+", " ", text).removeprefix("Value error, ").strip()
@@ -113,7 +112,6 @@ def sentence_of(error: Exception) -> str:
 
 
 def _lacks_memory_now(error: BaseException) -> bool:
-    """Returns whether others hold the memory that is missing. What a whole device does not have is
-    asked for by the settings."""
+    """Returns whether other processes hold the missing memory; the device has enough in total."""
     found = _TOO_LITTLE_FREE.search(str(error)) if isinstance(error, ValueError) else None
     return found is not None and float(found[2]) <= float(found[1])

@@ -1,6 +1,6 @@
 """vLLM's records and progress bars while it loads, as this project's log and LoadProgress.
 
-vLLM reports how far it has come to people alone: in log records and in bars on standard error.
+vLLM reports its progress only for people: in log records and in bars on standard error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IMPORTING, WEIGHTS, COMPILING = "importing vLLM", "loading weights", "compiling"
 KV_CACHE, GRAPHS, WARM_UP = "allocating KV cache", "capturing CUDA graphs", "warming up"
 FIRST_USE = "compiling what requests use"
 
-# How records that begin or end a stage read, by the release that check_version knows.
+# Messages of records that start or end a stage, in the releases that check_version accepts.
 _RECORDS: tuple[tuple[re.Pattern[str], str, float], ...] = (
     (re.compile("Starting to load model"), WEIGHTS, 0.0),
     (re.compile("Loading weights took|Model loading took"), WEIGHTS, 1.0),
@@ -32,7 +32,7 @@ _RECORDS: tuple[tuple[re.Pattern[str], str, float], ...] = (
 )
 _BARS = {"Loading": WEIGHTS, "Capturing": GRAPHS}
 _BAR = re.compile(r"(Loading|Capturing)[^%]*?(\d{1,3})%")
-# vLLM looks at a model's code in a process of its own, and what fails there it logs alone.
+# vLLM inspects a model's code in another process, whose errors it only logs.
 _INSPECTION = re.compile("Error in (inspecting|loading) model architecture")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _DUMP = "vllm.logging_utils.dump_input"
@@ -40,7 +40,7 @@ _DUMP = "vllm.logging_utils.dump_input"
 _EXTRA_FIELDS = ("vllm_process_name", "fileinfo")
 
 
-# Warnings of every start, which neither name a fault nor ask for anything.
+# Warnings of every start that name no fault and require no action.
 _NORMAL = re.compile(
     "The global random seed is set to|Enforce eager set|Inductor compilation was disabled|"
     "Triton is not installed|Reset SSM cache type|libtcmalloc is not found|"
@@ -60,17 +60,17 @@ def log_records(level: int) -> None:
     least = logging.INFO if level <= logging.DEBUG else max(level, logging.WARNING)
     logging.getLogger("vllm").setLevel(least)
     if level > logging.DEBUG:
-        # Of a step that fails it logs the requests: prompts' tokens, biases, schemas.
+        # It logs the requests of a failed step: prompts' tokens, biases, schemas.
         logging.getLogger(_DUMP).setLevel(logging.CRITICAL + 1)
         for handler in logging.getLogger().handlers:
             handler.addFilter(_is_worth_a_line)
-    # To vLLM's own developers, of what it imports.
+    # These address vLLM's own developers.
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 @dataclass
 class Records:
-    """What vLLM's records have said of a failure."""
+    """Facts about a failure from vLLM's records."""
 
     missing_module: str = ""
 
@@ -113,7 +113,7 @@ class _StageHandler(logging.Handler):
         failed = _INSPECTION.match(text) and record.exc_info
         if failed and (found := _NO_MODULE.search(str(failed[1]))):
             self._records.missing_module = found[1]
-            return  # the traceback of another process, of which this is all
+            return  # the rest is a traceback of another process
         if record.levelno >= self._least:
             logging.getLogger().handle(record)
 
@@ -147,5 +147,5 @@ class _BarReader(io.TextIOBase):
         return False
 
     def end(self) -> None:
-        """Passes everything on from now: what kept a reference to it may write later."""
+        """Passes everything on from now: code that kept a reference may still write."""
         self._is_over, self._in_bar = True, False

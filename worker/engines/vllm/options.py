@@ -29,11 +29,11 @@ from worker.engines.vllm.context import context_args
 
 PROCESSOR = "worker.engines.vllm.sampler:PenstockLogitsProcessor"
 CPU_RANK = "worker.engines.vllm.rank.CpuRank"
-CPU_BLOCK_SIZE = 32  # vLLM's own is 128, of which short prompts share little
+CPU_BLOCK_SIZE = 32  # vLLM's default is 128: short prompts would share few blocks
 MAX_TOP = 32  # log probabilities of a prompt's token: more than a request may have
 
-# vLLM's releases with which the tests ran. An older one is refused: it lacks what
-# worker.engines.vllm relies upon. With a newer one a warning is logged.
+# The range of vLLM's releases that the tests ran with. An older release is refused: it lacks
+# interfaces that worker.engines.vllm uses. A newer one logs a warning.
 OLDEST_TESTED, NEWEST_TESTED = (0, 32), (0, 32)
 
 _HOST_SHARE = 0.5  # of the free memory, for the KV cache
@@ -50,7 +50,7 @@ ENVIRONMENT = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
 }
 FIXED_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is one of its own already
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine already has its own process
     # The second has another interface for samplers, which shows no tokens to the host.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
 }
@@ -107,8 +107,8 @@ SET_BY_THE_WORKER = frozenset(
 
 
 def set_environment(args: Mapping[str, Any]) -> None:
-    """Sets what vLLM reads from the environment of this process; before it is imported. `args`
-    are those of VLLM_ARGS."""
+    """Sets vLLM's environment variables in this process, before vLLM is imported. `args` are
+    those of VLLM_ARGS."""
     for name, value in (ENVIRONMENT | _interfaces(args)).items():
         os.environ.setdefault(name, value)
     os.environ.update(FIXED_ENVIRONMENT)
@@ -141,7 +141,7 @@ def num_ranks(options: EngineOptions, args: Mapping[str, Any]) -> int:
 
 def share_threads(num_ranks: int) -> None:
     """Divides the threads of this process among the ranks, which read their number when they
-    start; this process does not compute beside them."""
+    start; this process computes nothing itself."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in os.environ:
             os.environ[name] = str(max(1, int(os.environ[name]) // num_ranks))
@@ -208,7 +208,7 @@ def check_version(version: str) -> bool:
 
 def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
     """Returns whether this project's sampler draws the tokens, so that a resumed output continues
-    exactly. Raises ValueError where VLLM_SAMPLER=penstock demands what vLLM does not allow."""
+    exactly. Raises ValueError if VLLM_SAMPLER=penstock excludes another option."""
     if options.vllm_sampler == "vllm":
         return False
     reasons = {
@@ -219,8 +219,7 @@ def uses_own_sampler(options: EngineOptions, args: Mapping[str, Any]) -> bool:
     if obstacles and options.vllm_sampler == "penstock":
         raise ValueError(
             f"PENSTOCK_VLLM_SAMPLER=penstock and {obstacles[0]} in PENSTOCK_VLLM_ARGS exclude each "
-            "other; with PENSTOCK_VLLM_SAMPLER=vllm a resumed output goes on with other tokens "
-            "than without the cut"
+            "other; with PENSTOCK_VLLM_SAMPLER=vllm a resumed output continues with other tokens"
         )
     return not obstacles
 
@@ -235,14 +234,11 @@ def _check_device(args: Mapping[str, Any], device: str) -> None:
         return
     if _speculates(args):
         raise ValueError(
-            "PENSTOCK_VLLM_ARGS: speculative decoding is not for a CPU, where one request with "
-            "top_k or top_p ends vLLM's engine; without 'speculative_config' the model can be "
-            "served"
+            "PENSTOCK_VLLM_ARGS: speculative decoding is not supported on a CPU, where a request "
+            "with top_k or top_p ends vLLM's engine; remove 'speculative_config'"
         )
     if args.get("async_scheduling"):
-        raise ValueError(
-            "PENSTOCK_VLLM_ARGS: 'async_scheduling' has no effect on a CPU, leave it out"
-        )
+        raise ValueError("PENSTOCK_VLLM_ARGS: 'async_scheduling' has no effect on a CPU; remove it")
 
 
 def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict[str, Any]:
@@ -273,9 +269,9 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         "tensor_parallel_size": options.tensor_parallel_size,
         "block_size": options.block_size or (CPU_BLOCK_SIZE if device == "cpu" else None),
         "scheduling_policy": options.scheduling_policy,
-        "generation_config": "vllm",  # what a request leaves out is filled in by the frontend
+        "generation_config": "vllm",  # the frontend fills in defaults
         "max_logprobs": MAX_TOP,
-        # With several processes each would draw a bar of its own.
+        # Each of several processes would draw its own bar.
         "use_tqdm_on_load": options.tensor_parallel_size == 1,
     }
     ranks = num_ranks(options, given)
@@ -294,7 +290,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         share = free_bytes * options.memory_share * _HOST_SHARE
         args["kv_cache_memory_bytes"] = min(int(share), _HOST_LIMIT_BYTES) // ranks
     elif options.memory_share < 1:
-        # Of the device's whole memory, and of all that the engine takes there.
+        # A share of the device's whole memory, for everything that the engine takes there.
         args["gpu_memory_utilization"] = round(_DEVICE_SHARE * options.memory_share, 4)
     if isinstance(given.get("hf_overrides"), dict):
         given["hf_overrides"] = _over(args.get("hf_overrides", {}), given["hf_overrides"])
@@ -309,7 +305,7 @@ def _over(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
             both[name] = _over(ours[name], given[name])
         elif ours[name] != given[name]:
             log.warning(
-                "hf_overrides of PENSTOCK_VLLM_ARGS replace what the checkpoint's context asks for",
+                "hf_overrides in PENSTOCK_VLLM_ARGS replaces a value that sets the context length",
                 extra={"member": name, "given": given[name], "replaced": ours[name]},
             )
     return both
@@ -330,15 +326,15 @@ _SECRET = re.compile("token|key|secret|password")
 
 
 def _shown(name: str, value: Any) -> str:
-    """Returns a value for a sentence: not a secret, nor what may have one inside."""
+    """Returns a value for an error message, without secrets."""
     if isinstance(value, (dict, list)) or _SECRET.search(name.lower()):
         return _WORDS[type(value)]
     return repr(value)
 
 
 def _expected(kind: Any, value: Any) -> str:
-    """Returns in words what a value of the type `kind` is, where `value` is not; empty where it is
-    or where the type says too little."""
+    """Returns the description of a value of the type `kind`; empty if `value` is one, or if the
+    type is not specific enough."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     words = []
     for one in kinds:

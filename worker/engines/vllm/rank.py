@@ -1,4 +1,4 @@
-"""CpuRank: what vLLM runs of a model on a CPU, in the engine process or in a child of it."""
+"""CpuRank: vLLM's worker class for CPUs, in the engine process or in a child of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from shared.process import die_with_parent
 from worker.engines.vllm.amx import permit_amx
-from worker.engines.vllm.load_errors import telling
+from worker.engines.vllm.load_errors import report_load_errors
 
 
 class CpuRank(CPUWorker):
@@ -20,19 +20,19 @@ class CpuRank(CPUWorker):
         parent = multiprocessing.parent_process()
         if parent is not None:
             assert parent.pid is not None, "it has started this process"
-            # vLLM's own watch begins when the model is loaded, and waits for a step in progress.
+            # vLLM watches its parent only after the model is loaded, and not during a step.
             die_with_parent(parent.pid, signal.SIGKILL)
         permit_amx()  # a child that was spawned does not inherit it
         super().__init__(*args, **values)
 
     def init_device(self) -> None:
-        with telling():
+        with report_load_errors():
             super().init_device()
 
     def load_model(self, *args: Any, **values: Any) -> None:
-        with telling():
+        with report_load_errors():
             super().load_model(*args, **values)
 
     def determine_available_memory(self) -> int:
-        with telling():
+        with report_load_errors():
             return int(super().determine_available_memory())

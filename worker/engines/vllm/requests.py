@@ -42,7 +42,7 @@ class ValueAndRank(Protocol):
 
 
 def to_extra_args(request: EngineRequest, seq_id: int) -> dict[str, Any]:
-    """Returns what the sampler must know of a request, as plain data for any process of vLLM's."""
+    """Returns a request's parameters for the sampler, as plain data for any process of vLLM's."""
     num_prompt_tokens = len(request.prompt_token_ids)
     sampled = SampledRequest(seq_id, request.params, num_prompt_tokens, request.tenant)
     return {_KEY: base64.b64encode(_encoder.encode(sampled)).decode()}
@@ -60,8 +60,8 @@ def for_vllms_sampler(
 ) -> dict[str, Any]:
     """Returns members of vLLM's SamplingParams with which its own sampler draws.
 
-    What a request that resumes has generated before is prompt to vLLM: penalties of the output
-    begin anew, and so do its random numbers, with another seed than at the beginning.
+    The earlier output of a resumed request is prompt to vLLM: its output penalties and random
+    numbers start again, the latter with another seed.
     """
     params, num_known = request.params, len(request.output_token_ids)
     scores_prompt = request.scores_prompt and params.prompt_logprobs is not None
@@ -95,7 +95,7 @@ def vllms_logprob(token_id: int, values: Mapping[int, ValueAndRank], num_top: in
 def prompt_logprobs(
     token_ids: Sequence[int], entries: Sequence[Mapping[int, ValueAndRank] | None], num_top: int
 ) -> tuple[PromptLogprob, ...]:
-    """Returns the log probabilities of all prompt tokens but the first, which has none."""
+    """Returns the log probabilities of all prompt tokens except the first, which has none."""
     scores = []
     for token_id, values in list(zip(token_ids, entries, strict=False))[1:]:
         assert values is not None, "the first token alone has no log probability"

@@ -1,4 +1,4 @@
-"""BatchRows: which request is in which row of vLLM's batch, and what it has generated."""
+"""BatchRows: the requests in the rows of vLLM's batch, with their output."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class BatchRow:
         Raises RuntimeError for a token that vLLM has sampled and not filled in.
         """
         if self.new and self.new[-1] < 0:
-            raise RuntimeError("vLLM asks for a token before the one in front of it is known")
+            raise RuntimeError("vLLM samples a token before the previous one is known")
         num_outputs = self.num_outputs
         self.sampling.position = len(self.sampling.prompt_token_ids) + num_outputs
         has_grown = num_outputs >= self.num_drawn
@@ -98,8 +98,8 @@ class BatchRow:
 class BatchRows:
     """Follows vLLM's batch: row numbers to requests, through removals, additions and moves.
 
-    A request that leaves the batch is kept for a while, with what the sampler knows of it: vLLM
-    does not say whether it has ended or was preempted and will come back.
+    A request that leaves the batch is kept for a while, with the sampler's state: vLLM does not
+    report whether it has ended or was preempted and will come back.
     """
 
     def __init__(self, max_left: int) -> None:
@@ -115,7 +115,7 @@ class BatchRows:
             self._left[row.sampling.seq_id] = row
 
     def add(self, index: int, row: BatchRow | None) -> None:
-        """Puts a request into a row, in place of what is there; None: one without a sampler's row.
+        """Puts a request into a row and replaces the one there; None: one without a sampler's row.
 
         A request that comes back may have another list of outputs.
         """
@@ -128,7 +128,7 @@ class BatchRows:
         self._rows[index] = row
 
     def move(self, source: int, target: int, *, swap: bool) -> None:
-        """Moves the request at `source`; what is at `target` goes there in turn, or leaves."""
+        """Moves the request at `source` to `target`, whose request moves to `source` or leaves."""
         moved = self._rows.pop(source, None)
         if swap and target in self._rows:
             self._rows[source] = self._rows.pop(target)

@@ -43,7 +43,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 class Report(NamedTuple):
-    """What the sampler has to say of one drawn token, beyond the token."""
+    """The sampler's report on one drawn token: log probabilities, a failure."""
 
     seq_id: int
     output_index: int  # of the token, among the request's outputs
@@ -87,7 +87,7 @@ _NONFINITE = ErrorCode.NONFINITE_LOGITS.value
 
 
 class PenstockLogitsProcessor(LogitsProcessor):
-    """Draws the tokens of all rows whose requests carry parameters of their own."""
+    """Draws the tokens of all rows whose requests carry our sampling parameters."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         model_config = vllm_config.model_config
@@ -115,7 +115,7 @@ class PenstockLogitsProcessor(LogitsProcessor):
         self._nothing_before = torch.empty(0, dtype=torch.int64, device=device)
 
     def is_argmax_invariant(self) -> bool:
-        """Returns False: the argmax is what it decides."""
+        """Returns False: this processor decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -141,11 +141,11 @@ class PenstockLogitsProcessor(LogitsProcessor):
         self._tracked = [(place, row) for place, row in self._present if not row.is_plain]
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Returns logits [rows, vocab], in which the drawn token of each own row is the largest.
+        """Returns logits [rows, vocab] whose largest entry in each of our rows is the drawn token.
 
-        Rows of which the largest logit is wanted stay as they are.
+        Greedy rows are not changed.
         """
-        is_nan = logits[:, 0].isnan()  # of a plain row: what is not finite before is NaN here
+        is_nan = logits[:, 0].isnan()  # a row with any non-finite input is NaN here
         drawn = self._drawn()
         sampled = None
         if drawn:
@@ -159,7 +159,7 @@ class PenstockLogitsProcessor(LogitsProcessor):
         return self._compiler is not None
 
     def take_reports(self) -> list[Report]:
-        """Returns what is to be reported of the steps that are complete; once."""
+        """Returns the reports of complete steps, each once."""
         reports = []
         while self._steps and self._steps[0].has_arrived():
             reports += self._steps.popleft().reports()

@@ -26,14 +26,14 @@ def num_hashed_blocks(llm: LLMEngine) -> int:
 
 
 class StatsReader:
-    """Keeps the last figures of one engine; `logger` is what vLLM makes its stat logger with."""
+    """Keeps the last figures of one engine; `logger` is a factory for vLLM's stat logger."""
 
     def __init__(self) -> None:
         self.drain_masks: Callable[[], dict[str, float]] = dict  # see StepMeasures
         self.reset()
 
     def reset(self) -> None:
-        """Starts counting anew: the steps of a warm-up are not counted."""
+        """Restarts the counts: the steps of a warm-up are not counted."""
         self._scheduler = SchedulerStats()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated_tokens = 0
@@ -69,14 +69,14 @@ class StatsReader:
         num_live: int,
         num_inside: int,
         num_without_token: int,
-        num_seats_taken: int,
+        num_preempted: int,
         num_hashed: int,
     ) -> EngineStats:
         """Returns the figures now, when `num_live` requests are left.
 
-        Of them `num_inside` are inside vLLM, and of these some without a token since they entered.
-        A step's figures are from before what was cancelled after it. `num_hashed`: blocks whose
-        content can be found, held or not.
+        `num_inside` of them are inside vLLM, some without a token since they entered. A step's
+        figures do not include later cancels. `num_hashed`: blocks whose content can be found, held
+        or not.
         """
         last = self._scheduler if num_inside else SchedulerStats()
         running = min(last.num_running_reqs, num_inside)
@@ -88,7 +88,7 @@ class StatsReader:
             prefilling=prefilling,
             active=running - prefilling,
             running=running,
-            preemptions=self._preemptions + num_seats_taken,
+            preemptions=self._preemptions + num_preempted,
             free_blocks=config.num_blocks - used,
             # Each running request has a block that is not full yet, and so is not found.
             cached_blocks=min(config.num_blocks - used, max(0, num_hashed - used + running)),

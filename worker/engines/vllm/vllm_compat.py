@@ -104,10 +104,10 @@ def call_before_free(llm: LLMEngine, note: Callable[[str], None]) -> None:
 
 
 def starved_ids(llm: LLMEngine) -> Set[str]:
-    """Returns the ids, as vLLM's scheduler has them, of those that have no blocks after a step.
+    """Returns the ids, as in vLLM's scheduler, of requests without blocks after a step.
 
-    vLLM starts those that wait in their order. So all of them starve when the blocks that are free
-    do not hold the first one's tokens; else they wait for a place in a step.
+    vLLM starts waiting requests in their order. So all of them starve when the free blocks do not
+    hold the first one's tokens; otherwise they wait for a place in a step.
     """
     waiting = scheduler_of(llm).waiting
     if not waiting:

@@ -6,7 +6,7 @@ from shared.messages import Grammar, GrammarKind, SamplingParams
 from worker.engine.config import EngineConfig
 from worker.engine.request import EngineRequest
 
-# Rows that are ranked: one, several, and another number, for which the code for any is compiled.
+# Numbers of ranked rows: one, several, and another one, which compiles the code for any number.
 _SCORED_ROWS = (1, 3, 5)
 
 

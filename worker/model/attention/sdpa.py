@@ -81,7 +81,7 @@ class SdpaAttention:
         self._stored = (k, v)
 
     def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
-        """Attends as AttentionBackend says. `sinks` [heads]: scores of a key without a value."""
+        """Attends as AttentionBackend defines. `sinks` [heads]: scores of a key without a value."""
         assert self._stored is not None, "attend comes after store"
         (k, v), self._stored = self._stored, None
         keys, values = self._pool.keys[layer], self._pool.values[layer]

@@ -1,1 +1,1 @@
-"""What a checkpoint says of itself: config.json, read strictly."""
+"""The configuration of a checkpoint: config.json, read strictly."""

@@ -36,8 +36,8 @@ class ContextLength:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ContextLength | None:
-        """Returns what a parsed config.json, or `to_dict()` of transformers' config, says; None
-        where it says nothing. A `text_config` in it is the language model's.
+        """Returns the length in a parsed config.json, or `to_dict()` of transformers' config; None
+        if it has none. A `text_config` in it is the language model's.
 
         Raises UnsupportedModel naming the member at fault.
         """

@@ -16,7 +16,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 class LayerKind:
     """A layer's attention."""
 
-    window: int | None = None  # a query sees the last so many keys, its own included; None: all
+    window: int | None = None  # a query sees that many last keys, its own included; None: all
     is_local: bool = False  # rotates by the frequencies of local layers, where they have their own
 
 
@@ -33,7 +33,7 @@ class Windows(Enum):
 def layer_kinds(
     raw: Mapping[str, Any], rule: Windows, num_layers: int, longest: int
 ) -> tuple[LayerKind, ...]:
-    """Returns the layers of a config.json. A window that holds the `longest` sequence is none.
+    """Returns the layers of a config.json. A window of the `longest` sequence is ignored.
 
     Raises UnsupportedModel naming the member at fault.
     """

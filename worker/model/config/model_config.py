@@ -1,7 +1,7 @@
 """ModelConfig: a Hugging Face config.json, read strictly.
 
 Accepts the spellings of transformers v4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and v5
-(`rope_parameters`, `dtype`). Members that change what is computed and that are not understood are
+(`rope_parameters`, `dtype`). Members that change the computation and that are not understood are
 refused by name: a model that loads computes what its authors meant. FAMILIES has what distinguishes
 one `model_type` from another.
 """
@@ -32,8 +32,8 @@ class Family:
 
     architecture: str
     has_qk_norm: bool = False  # queries and keys are normalised per head before the rotation
-    has_qkv_bias: bool = False  # whatever config.json says; the output projection has none then
-    has_mlp_bias: bool = False  # where config.json says so
+    has_qkv_bias: bool = False  # whatever config.json has; the output projection has none then
+    has_mlp_bias: bool = False  # if config.json has it
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
     num_kv_heads: int | None = None  # None: num_attention_heads
     max_position_embeddings: int
@@ -42,7 +42,7 @@ class Family:
     activation: Activation = "silu"  # of the gate
     activation_member: str = "hidden_act"
     ties_word_embeddings: bool = False
-    # Gemma's: norms multiply by 1 + weight, and come also behind attention and feed-forward; the
+    # Gemma's: norms multiply by 1 + weight, and come also after attention and feed-forward; the
     # embedding is scaled by sqrt(hidden_size), queries by query_pre_attn_scalar ** -0.5.
     is_gemma: bool = False
     local_theta: float | None = None  # of layers with windows, which have a rotation of their own
@@ -90,7 +90,7 @@ _ACTIVATIONS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh",),
 }
-# Members that change what is computed, with the values that change nothing.
+# Members that change the computation, with the values that change nothing.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
@@ -121,7 +121,7 @@ class ModelConfig:
     has_qk_norm: bool  # queries and keys are normalised per head before the rotation
     activation: Activation = "silu"  # of the gate
     norms_add_one: bool = False  # norms multiply by 1 + weight
-    has_output_norms: bool = False  # behind attention and feed-forward, before they are added
+    has_output_norms: bool = False  # after attention and feed-forward, before they are added
     embedding_scale: float | None = None  # of token vectors, in the model's dtype
     attention_scale: float  # of a query times a key
     dtype: str  # the checkpoint's: one of DTYPES
@@ -240,7 +240,7 @@ def _language_model(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
         raise UnsupportedModel(
             f"architectures {architectures!r} is not supported for model_type {model_type!r}"
         )
-    # Whether the output matrix is the embedding is said of the whole model.
+    # Whether the output matrix is the embedding is a member of the whole model.
     tie = {"tie_word_embeddings": raw.get("tie_word_embeddings")}
     return {**text_config(raw), **tie, "architectures": None}, True
 

@@ -1,6 +1,6 @@
 """What can be refused by a checkpoint's names alone, before torch and transformers are imported.
 
-Those imports take seconds, on a busy machine minutes; whoever named the wrong checkpoint learns it
+Those imports take seconds, on a busy machine minutes; a wrong checkpoint is reported
 first. All other checks are where the model is built.
 """
 
@@ -26,7 +26,7 @@ def check_checkpoint(options: EngineOptions) -> None:
     try:
         config = json.loads((directory / "config.json").read_bytes())
     except (OSError, ValueError):
-        return  # the reader of the whole file says what is wrong with it
+        return  # the reader of the whole file reports its fault
     if not isinstance(config, Mapping):
         return
     if options.model_impl != "native":

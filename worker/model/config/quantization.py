@@ -1,4 +1,4 @@
-"""Fp8Format: the quantized weights that are served, as a config.json tells them; all others are
+"""Fp8Format: the quantized weights that are served, as declared in config.json; all others are
 refused by name.
 
 Two spellings: `quant_method` "fp8", of transformers, vLLM and the makers of Qwen3 and DeepSeek; and

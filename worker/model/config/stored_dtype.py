@@ -12,7 +12,7 @@ _MAX_HEADER_BYTES = 128 * 2**20
 
 
 def stored_dtype(directory: Path) -> str | None:
-    """Returns it by the header of the first safetensors file; None where there is none to be read,
+    """Returns it by the header of the first safetensors file; None if none can be read,
     which the loader finds out as well."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:

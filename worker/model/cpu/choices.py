@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 ROWS = (64, 256)  # of x, for which the ways are measured
 AVX, AMX, ONEDNN = "ours", "amx", "onednn"
-LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in what is around it
+LEAST_BYTES = 512 << 10  # of a weight; the product of a smaller one is lost in the noise
 # For a second copy of a weight. Layers computed one by one, and a product called by itself, cost
 # what a bare comparison does not show: at 1.25 times whole prompts took 1.4 times as long.
 CLEARLY_QUICKER = 1.5
@@ -76,7 +76,7 @@ def _quicker_from(times: tuple[float, ...] | None, others: tuple[float, ...], by
 class ProductChoices:
     """Choices by shape, each measured once on a machine: the times are kept in a file.
 
-    Where a copy would pay it is measured again at each load, and the best times count: on a busy
+    If a copy would pay it is measured again at each load, and the best times count: on a busy
     machine a way looks slower than it is, never quicker.
 
     `copies`: "off" holds none, "on" wherever one is quicker, "auto" as long as all
@@ -152,7 +152,7 @@ def choices_path(directory: Path, machine: Mapping[str, str]) -> Path:
 
 
 def _read(path: Path) -> dict[str, Times]:
-    """Returns what the file holds; nothing where there is none, or none that can be read."""
+    """Returns the file's content; nothing if it is missing or unreadable."""
     try:
         kept = json.loads(path.read_bytes())
         return {

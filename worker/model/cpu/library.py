@@ -78,7 +78,7 @@ class Layer(ctypes.Structure):
 
 
 class Stack(ctypes.Structure):
-    """All layers, with what is before and behind them."""
+    """All layers, with the operators before and after them."""
 
     _fields_ = (
         ("layers", ctypes.POINTER(Layer)),
@@ -145,7 +145,7 @@ class NativeKernels:
     """The functions of kernels.cpp, documented there. An address of None is null.
 
     Nothing is checked and no reference is held: the callers keep their tensors alive, contiguous
-    and of the right size until the call returns. Those that lie behind a Weight, a Stack, a Scratch
+    and of the right size until the call returns. Those that lie after a Weight, a Stack, a Scratch
     or a Batch's buffers stay until `settle` has returned: a thread that lost its core may still
     read them. The GIL is released during a call.
     """

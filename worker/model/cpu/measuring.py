@@ -23,12 +23,12 @@ from worker.model.layers.ops import OPERATOR_ERRORS, Ops
 
 logger = logging.getLogger(__name__)
 
-_MOST_OUTPUTS = 4096  # of a wider weight so many are measured: a column's time is the same
+_MOST_OUTPUTS = 4096  # measured of a wider weight: a column's time is the same
 _TURNS = 4  # of all ways, one after the other; the best counts
 _MOST_S = 0.8  # for a shape's turns, at least two of them
 _WARM_S = 0.01  # until a way's threads are awake, and the system has put them on cores of their own
-_SPIN_S = 0.005  # the threads behind another way spin for so long before they sleep
-_MORE_ROUNDS = 3  # before a copy is held for ever because of a moment's disturbance
+_SPIN_S = 0.005  # the threads after another way spin for so long before they sleep
+_MORE_ROUNDS = 3  # before a copy is held forever because of a moment's disturbance
 _TOLERANCE = 2e-2
 _STEP_TURNS = 3  # of both stacks; the best counts
 _MOST_STEPS_S = 5.0  # for all turns, at least one of them

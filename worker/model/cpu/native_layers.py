@@ -21,7 +21,7 @@ from worker.model.layers.ops import HeadNorm, Norm
 class LayerWeights:
     """Parameters of a pre-norm layer with a gated feed-forward block.
 
-    The norms of what is added, and those of heads, may be missing.
+    The norms of the added parts, and those of heads, may be missing.
     """
 
     attention_norm: Norm
@@ -102,7 +102,7 @@ class NativeLayers:
 
     def __init__(self, layers: Sequence[LayerWeights], rooms: LayerRooms) -> None:
         """The layers are of one `kind`, and each `has_one_norm`."""
-        self._weights = tuple(layers)  # what lies behind the addresses
+        self._weights = tuple(layers)  # what lies after the addresses
         self._rooms = rooms
         first = layers[0]
         products = [p for one in layers for p in (one.qkv, one.output, one.gate_up, one.down)]

@@ -22,7 +22,7 @@ _PANEL = (
     32  # output columns that lie together in a packed weight; a gated panel has 16 of each half
 )
 MAX_HEAD_DIM = 256
-# Activations of so many different batch sizes are kept as views of the same memory.
+# The number of batch sizes whose activations are kept as views of the same memory.
 _MAX_VIEWS = 64
 
 
@@ -55,7 +55,7 @@ class Workspace:
             if size > self._memory.numel() or len(self._views) >= _MAX_VIEWS:
                 self._views.clear()
             if size > self._memory.numel():
-                self._settle()  # a late thread may still read what is replaced
+                self._settle()  # a late thread may still read the replaced part
                 self._memory = torch.empty(size, dtype=self._memory.dtype)
             view = self._memory[:size].view(num_rows, self._width)
             self._views[num_rows] = view
@@ -119,7 +119,7 @@ class NativeProduct:
         many: Multiply | None = None,
         many_rows: int = 0,
     ) -> None:
-        """`tensors` lie behind the weight's addresses."""
+        """`tensors` lie after the weight's addresses."""
         self.weight = weight
         self.many_rows = many_rows
         self._many = many

@@ -46,7 +46,7 @@ class NativeStack:
         assert len(layers) == config.num_layers, "models are made of DecoderLayers"
         self._kernel = kernels.decoder_stack
         self._settle = kernels.settle
-        self._alive = (model, pool)  # what lies behind the addresses
+        self._alive = (model, pool)  # what lies after the addresses
         self._group = config.num_heads // config.num_kv_heads
         self._stack = Stack(
             layers=(Layer * len(layers))(
@@ -183,7 +183,7 @@ def work_list(query_lens: tuple[int, ...], group: int) -> Tensor:
 def rows_work(query_lens: tuple[int, ...], group: int, rows: Sequence[int]) -> Tensor:
     """Returns the items of `rows`, ascending positions in the batch, as [items, 2] int32.
 
-    Of each sequence from its first row to its last.
+    For each sequence, from its first row to its last.
     """
     items, at = [], 0
     ends = zip(query_lens, itertools.accumulate(query_lens), strict=True)
@@ -226,7 +226,7 @@ class NativeAttention:
             (keys.data_ptr(), values.data_ptr())
             for keys, values in zip(pool.keys, pool.values, strict=True)
         ]
-        self._pool = pool  # keeps the memory behind these addresses
+        self._pool = pool  # keeps the memory after these addresses
         self._block_stride = pool.storage.stride(0)
         self._num_kv_heads = pool.keys[0].shape[2]
         self._head_dim = pool.keys[0].shape[3]
@@ -248,7 +248,7 @@ class NativeAttention:
         self._ragged = {}
 
     def step(self, num_heads: int) -> tuple[AttentionMetadata, Ragged]:
-        """Returns what has been prepared, and the kernels' view of it for so many heads."""
+        """Returns the prepared layers, and the kernels' view of them for that many heads."""
         metadata = self._metadata
         assert metadata is not None, "step comes after prepare"
         if num_heads not in self._ragged:

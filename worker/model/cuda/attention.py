@@ -56,8 +56,8 @@ class TritonAttention:
         store_keys_and_values(k, v, keys, values, self._metadata.slots)
 
     def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
-        """Attends as AttentionBackend says; of q the last dimension is contiguous. `sinks` [heads]:
-        scores of a key without a value."""
+        """Attends as AttentionBackend defines; the last dimension of q is contiguous. `sinks`
+        [heads]: scores of a key without a value."""
         metadata, this = self._metadata, self._layers[layer]
         assert metadata is not None, "attend comes after prepare"
         decodes = metadata.num_decodes
@@ -133,7 +133,7 @@ class TritonAttention:
         out: Tensor,
         sinks: Tensor | None,
     ) -> None:
-        """Attends with the chunks of prompts, which come behind the decodes."""
+        """Attends with the chunks of prompts, which come after the decodes."""
         decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
         tiles = chunk_tiles(group, layer.key_width, q.dtype, is_narrow=self._is_narrow)
         num_chunks = len(metadata.query_lens) - decodes
@@ -180,7 +180,7 @@ class _Layer:
         """Returns that of keys [blocks, block_size, kv_heads, key_dim] and values."""
         reach, key_dim, value_dim = scores.reach, keys.shape[3], values.shape[3]
         key_width, value_width = _width(key_dim), _width(value_dim)
-        # What is compared with the formula, in float32, is not rounded to TF32.
+        # The reference formula, in float32, is not rounded to TF32.
         precision = "tf32" if keys.dtype.itemsize == 2 else "ieee"
         arguments = {
             "scale": key_dim**-0.5 if scores.scale is None else scores.scale,

@@ -132,7 +132,7 @@ _TOLERANCE = 0.01  # a few roundings to bfloat16
 
 @torch.inference_mode()
 def unavailable_reason(device: torch.device) -> str | None:
-    """Returns why FP8 products cannot be had on the device: they fail, or differ from the twin's.
+    """Returns why FP8 products are unavailable on the device: they fail, or differ from the twin's.
 
     The operators are as new as the devices that have them; either may lack them.
     """

@@ -2,7 +2,7 @@
 
 A step of 28 layers is some 300 launches, whose Python takes longer than their kernels. A CUDA graph
 launches them in one call, with the addresses that it was captured with: a step's tensors are copied
-into buffers that stay, what is missing is padding.
+into buffers that stay; missing rows are padding.
 
 Steps of decodes alone are padded to sizes near each other. Steps with chunks of prompts are padded
 to fewer sizes of tokens, and for the grid of the decodes' attention to fewer yet. A step with more
@@ -33,7 +33,7 @@ from worker.model.device import step_failure
 
 logger = logging.getLogger(__name__)
 
-# Behind some 200 tokens a product's time grows with its rows, and padding costs as much as it has.
+# After some 200 tokens a product's time grows with its rows, and padding costs as much as it has.
 _MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 _MIXED_DECODES = (0, 16, 64, 256)
 _MIXED_CHUNKS = 16
@@ -73,7 +73,7 @@ def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[GraphShape]:
 
 
 class StepGraphs:
-    """A DecoderStack: replays what is captured, leaves other steps to the stack."""
+    """A DecoderStack: replays captured steps, leaves other steps to the stack."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class StepGraphs:
     def capture(self, report: Callable[[float], None], *, largest_only: bool = False) -> None:
         """Captures all shapes, the largest first: the others fit into its memory.
 
-        Where memory runs out, what has been captured is replayed and a warning says so. `report`
+        If memory runs out, the captured shapes are replayed and a warning is logged. `report`
         gets the share that is done. Raises what a step raises, DeviceLost among it.
         """
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
@@ -182,7 +182,7 @@ class StepGraphs:
         return None if self._last is None else self._best[self._last]()
 
     def shape_of(self, metadata: AttentionMetadata) -> GraphShape | None:
-        """Returns the smallest shape with room for a step; None where there is none."""
+        """Returns the smallest shape with room for a step; None without one."""
         num_decodes, num_tokens = metadata.num_decodes, metadata.num_tokens
         if num_tokens == num_decodes:
             index = bisect_left(self._decodes, GraphShape(num_tokens, num_tokens))
@@ -195,7 +195,7 @@ class StepGraphs:
         return None
 
     def _capture_shape(self, shape: GraphShape, capture: Capture) -> None:
-        """Captures a step. Of few rows there are two ways, and the faster one here is kept."""
+        """Captures a step. Few rows have two variants, of which the faster one here is kept."""
         step = capture(partial(self._run, shape))
         if not shape.chunks:
             if shape.tokens <= MAX_ROWS and self._stack.has_gemv:

@@ -28,7 +28,7 @@ def add_norm(
     delta_norm: Norm | None = None,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Does what Ops.add_norm does: the sum is written into x, what is normalised into `out` where
+    """Does what Ops.add_norm does: the sum is written into x, its norm into `out` where
     there is one."""
     size = x.shape[1]
     normed = torch.empty_like(x) if out is None else out

@@ -40,7 +40,7 @@ class CudaStack:
     """A DecoderStack over a model that uses CudaOps.
 
     A layer is four products, the two kernels of attention (one where its keys are not split), and
-    four more: two norms, the rotation that stores keys and values, the gate. Of a few tokens the
+    four more: two norms, the rotation that stores keys and values, the gate. For a few tokens the
     products can have the norms and the gate with them.
     """
 
@@ -91,7 +91,7 @@ class CudaStack:
     def gemv_layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """Returns the residual stream [num_tokens, hidden] behind the last layer, of 1, 2 or 4
+        """Returns the residual stream [num_tokens, hidden] after the last layer, of 1, 2 or 4
         tokens; as `layers`, but a layer is four launches and those of attention."""
         self._attention.prepare(metadata)
         x: Tensor = self._model.embed_tokens(token_ids)
@@ -106,7 +106,7 @@ class CudaStack:
     def _attend(
         self, index: int, qkv: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> Tensor:
-        """Stores a layer's keys and values; returns what is attended to, [tokens, heads * dim]."""
+        """Stores a layer's keys and values; returns the attention, [tokens, heads * dim]."""
         layer = self._layers[index]
         q = rotate_and_store(
             qkv,

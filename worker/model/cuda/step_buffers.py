@@ -15,7 +15,7 @@ _COLUMNS_A_PROGRAM = 128
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
-    """What a graph computes, padding included: `decodes` sequences of one token each, behind them
+    """What a graph computes, padding included: `decodes` sequences of one token each, after them
     `chunks`; `tokens` of both."""
 
     tokens: int
@@ -35,7 +35,7 @@ class StepBuffers:
     positions: Tensor  # [T]
     slots: Tensor  # [T]; -1: padding
     seq_lens: Tensor  # [S]; 0: padding
-    table: Tensor  # [S, max_blocks]; columns behind a sequence's end hold anything
+    table: Tensor  # [S, max_blocks]; columns after a sequence's end hold anything
     cu_q: Tensor  # [S + 1]; of padded decodes anything
     hidden: Tensor  # [T, hidden], the result
 

@@ -102,7 +102,7 @@ class DecoderLayer(nn.Module):
         hidden = config.hidden_size
         self.input_layernorm = _norm(config, hidden, placement)
         self.self_attn = Attention(config, layer, placement=placement)
-        # Behind attention where there are output norms, else before the feed-forward.
+        # After attention where there are output norms, else before the feed-forward.
         self.post_attention_layernorm = _norm(config, hidden, placement)
         self.mlp = GatedMLP(config, placement=placement)
         self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
@@ -112,18 +112,18 @@ class DecoderLayer(nn.Module):
 
     @property
     def mlp_norm(self) -> Norm:
-        """Of the residual stream, before the feed-forward."""
+        """The norm of the residual stream, before the feed-forward."""
         return (self.pre_feedforward_layernorm or self.post_attention_layernorm).norm
 
     @property
     def attention_output_norm(self) -> Norm | None:
-        """Of what the attention adds."""
+        """The norm of the attention's output."""
         has_own = self.pre_feedforward_layernorm is not None
         return self.post_attention_layernorm.norm if has_own else None
 
     @property
     def mlp_output_norm(self) -> Norm | None:
-        """Of what the feed-forward adds."""
+        """The norm of the feed-forward's output."""
         norm = self.post_feedforward_layernorm
         return None if norm is None else norm.norm
 
@@ -247,7 +247,7 @@ class CausalLM(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, whatever part of it this rank has."""
+        """The whole model's, whatever part of it this rank has."""
         return self._num_parameters
 
 

@@ -66,7 +66,7 @@ class Fp8Weight:
 def quantize_rows(x: Tensor, group: int, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns x [rows, size] in e4m3, and float32 scales [rows, size / group].
 
-    With a given `scale` [1] numbers beyond LARGEST times it become that. What is not finite becomes
+    With a given `scale` [1] numbers beyond LARGEST times it become that. Non-finite ones become
     NaN, with all that shares its scale.
     """
     groups = x.float().view(x.shape[0], -1, group)
@@ -79,7 +79,7 @@ def quantize_rows(x: Tensor, group: int, scale: Tensor | None = None) -> tuple[T
 
 
 def saturated(x: Tensor) -> Tensor:
-    """Returns x in e4m3: numbers beyond LARGEST become that, what is not finite NaN."""
+    """Returns x in e4m3: numbers beyond LARGEST become that, non-finite ones NaN."""
     return torch.where(x.isinf(), torch.nan, x.clamp(-LARGEST, LARGEST)).to(FP8)
 
 

@@ -24,7 +24,7 @@ class Place:
     """Where a tensor of the checkpoint goes: `rows` and `columns` of it fill `data`.
 
     `columns` is None for a tensor of one dimension. `data` is [rows.size, columns.size] or
-    [rows.size]; None where this rank needs nothing of the tensor. Where it is in FP8, its scales
+    [rows.size]; None where this rank needs nothing of the tensor. If it is in FP8, its scales
     and that of its inputs go to `scales` and `input_scale`, as in an Fp8Weight.
     """
 
@@ -72,7 +72,7 @@ class LinearWeights(Protocol):
     """The weights of one layer, as a method stores them."""
 
     def shards(self, shape: LinearShape, prefix: str) -> Iterator[tuple[str, Place]]:
-        """Yields the checkpoint's names, behind `prefix`, and the memory that they fill."""
+        """Yields the checkpoint's names, after `prefix`, and the memory that they fill."""
         ...
 
 

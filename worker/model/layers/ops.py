@@ -112,7 +112,7 @@ class TorchOps(Ops):
 def normalize(x: Tensor, norm: Norm) -> Tensor:
     """Returns x [..., size] normalised over the last dimension, in x's dtype.
 
-    Where 1 is added to the weight that is done in float32, before the only rounding; elsewhere the
+    If 1 is added to the weight, this is done in float32, before the only rounding; otherwise the
     result is rounded before it is multiplied. Both as transformers has it.
     """
     wide = x.float()

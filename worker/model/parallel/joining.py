@@ -22,7 +22,7 @@ _LOOPBACK = "lo"
 
 
 def check_machine(options: EngineOptions, device: torch.device) -> None:
-    """Raises ModelError where this machine, or this process, cannot have so many ranks."""
+    """Raises ModelError if this machine, or this process, cannot have that many ranks."""
     size = options.tensor_parallel_size
     if sys.platform != "linux":
         raise DeviceUnavailable(f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} needs Linux")

@@ -2,7 +2,7 @@
 socket pair for every two.
 
 A decode step has some fifty sums of a few KB. gloo hands each to threads of its own, which wait for
-one another; here the thread that computes writes, and says so with a byte. It asks for the others'
+one another; here the thread that computes writes, and signals it with a byte. It polls the others'
 bytes for a moment, as they are about to come, and then waits in the kernel. A rank that has ended
 is an end of file.
 """
@@ -91,8 +91,8 @@ class Mesh:
     def _exchange(self, piece: Tensor) -> Tensor:
         """Returns all ranks' pieces, [ranks, size of `piece`], valid until the next call but one.
 
-        Who has said that he has written his next piece has read this one: with two areas in turns
-        nobody writes what another still reads.
+        A rank that has announced its next chunk has read this one: with two areas in turns
+        no rank overwrites data that another still reads.
         """
         area = self._areas[self._turn].view(piece.dtype)[:, : len(piece)]
         self._turn ^= 1

@@ -35,7 +35,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
     token_ids: tuple[int, ...]  # the last one may be missing, as in ScheduledSequence
     num_kept_blocks: int  # of its block table as this rank has it
-    new_blocks: tuple[int, ...]  # behind them
+    new_blocks: tuple[int, ...]  # after them
     samples: bool
     scores: tuple[int, int]  # start and stop of its range
 
@@ -90,7 +90,7 @@ class StepEncoder:
         self._tables: dict[int, tuple[Sequence[int], int]] = {}
 
     def encode(self, batch: ScheduledBatch) -> RankStep:
-        """Returns the batch as what is new in it."""
+        """Returns the new parts of the batch."""
         for seq_id in batch.finished_seq_ids:
             self._tables.pop(seq_id, None)
         return RankStep(tuple(map(self._encode, batch.sequences)), batch.finished_seq_ids)

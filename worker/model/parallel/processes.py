@@ -76,7 +76,7 @@ def rank_threads(options: EngineOptions, rank: int) -> int:
 
 def new_store() -> int:
     """Returns the descriptor of a file in memory, for worker.model.parallel.joining. It has no
-    name: no process can leave it behind."""
+    name: no process can leave it after."""
     return os.memfd_create("ranks")
 
 

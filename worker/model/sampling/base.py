@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What was drawn from logits [rows, vocab]."""
+    """Tokens sampled from logits [rows, vocab]."""
 
     token_ids: Tensor  # [rows] int64
     best_logits: Tensor  # [rows] float32, as Sampled's
@@ -42,7 +42,7 @@ class DrawKernels(Protocol):
         ...
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Frees what was kept for these sequences; unknown ones are fine."""
+        """Frees the state kept for these sequences; unknown ones are ignored."""
         ...
 
 

@@ -87,7 +87,7 @@ class SamplingKernels:
         return Chosen(drawn.token_ids, drawn.best_logits, scored, failed)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Frees what was kept for these sequences; unknown ones are fine."""
+        """Frees the state kept for these sequences; unknown ones are ignored."""
         self._edits.forget(seq_ids)
 
     def _upload(self, plan: BatchPlan, rows: Sequence[SamplingRow]) -> RowPlan:

@@ -98,7 +98,7 @@ def _kept_near(
     top_p: float,
     total: float | None,
 ) -> NDArray[np.int64] | None:
-    """Returns those that stay; None: `total`, the mass of the row, says that some are not among
+    """Returns those that stay; None: `total`, the mass of the row, shows that some are not among
     these `token_ids`, which are ascending."""
     if len(scores) > top_k:
         order = np.argsort(-scores, kind="stable")[:top_k]

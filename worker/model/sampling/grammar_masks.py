@@ -1,7 +1,7 @@
 """GrammarMasks: which tokens may come next in the rows whose output has to match a grammar.
 
 Masks are made by threads beside the step, which release the interpreter's lock meanwhile. A grammar
-whose masks take long has them made by a thread of its own with the lowest priority: nobody's step
+whose masks take long has them made by a thread of its own with the lowest priority: no step
 waits for those. RUN_LIMITS bound the work of a single mask; a row that needs more processor time
 than its part, over its tokens, is given up.
 """
@@ -203,7 +203,7 @@ class GrammarMasks:
         return indices, masks, failed
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Frees what was kept for these sequences; unknown ones are fine."""
+        """Frees the state kept for these sequences; unknown ones are ignored."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
@@ -223,7 +223,7 @@ class GrammarMasks:
                 state.made.set_exception(RuntimeError(f"a mask could not be made: {error}"))
 
     def _make_all(self, items: Sequence[tuple[_State, list[int]]]) -> None:
-        """Makes masks, of each item's state behind its new tokens."""
+        """Makes masks, of each item's state after its new tokens."""
         for state, new in items:
             begun_s = time.thread_time()
             try:
@@ -241,7 +241,7 @@ class GrammarMasks:
         """Makes one mask. Raises GrammarInvalid."""
         matcher = state.matcher
         if matcher is None:  # a text that is resumed is read whole: that is no mask's time
-            assert state.compiled is not None, "made behind its compilation"
+            assert state.compiled is not None, "made after its compilation"
             matcher = state.matcher = state.compiled.result().deep_copy()
             state.compiled = None
             self._consume(state, matcher, new)

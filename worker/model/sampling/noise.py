@@ -79,7 +79,7 @@ _BITS = 62  # of a random number
 _PER_UNIT = np.float32(-_LN_2 / 2**23)
 _OFFSET = _LN_2 * (127 + _BITS)
 _SLACK = 0.02  # more than what rounding may take from a bound
-_CHUNK = 1 << 15  # elements: what is computed at once stays in a core's cache
+_CHUNK = 1 << 15  # elements computed at once: they stay in a core's cache
 
 
 class HostNoise:
@@ -116,7 +116,7 @@ class HostNoise:
     def _bound(self, scores: NDArray[np.float32], key: np.int64, begin: int, end: int) -> None:
         """Fills in the bounds of tokens [begin, end), _OFFSET less.
 
-        -log(u) is at least -log(-log1p(-u)), and less by a part of what the bits tell.
+        -log(u) is at least -log(-log1p(-u)), and less by a part of the bits' information.
         """
         bounds = self._bounds[begin:end]
         bits = self._random_bits(key, begin, end)

@@ -67,7 +67,7 @@ def rows_with_scores(
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of each scored token its log probability and rank, and the best ones'."""
+    """The log probability and rank of each scored token, and the best ones'."""
 
     sequences: tuple[ScheduledSequence, ...]
     chosen: Tensor  # [n] float64

@@ -1,4 +1,4 @@
-"""Rows of logits: the sequence behind each (SamplingRow), and threads over them (RowThreads)."""
+"""Rows of logits: the sequence after each (SamplingRow), and threads over them (RowThreads)."""
 
 from __future__ import annotations
 

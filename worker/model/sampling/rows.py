@@ -1,4 +1,4 @@
-"""SamplingRows: the rows that a step samples, kept and moved on while the same decodes go on."""
+"""SamplingRows: the rows that a step samples, kept and moved on while the same decodes continue."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SamplingRows:
         return [*self._structured, *(i for i in others if rows[i].params.grammar is not None)]
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Frees what was kept for these sequences; unknown ones are fine."""
+        """Frees the state kept for these sequences; unknown ones are ignored."""
         for seq_id in seq_ids:
             self._row_of.pop(seq_id, None)
 

@@ -41,7 +41,7 @@ _PIECE = 512  # of a row of logits
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of the rows `rows` (in the sampler's batch): the chosen token's and the best ones'."""
+    """Log probabilities of the rows `rows` (in the sampler's batch): chosen and best tokens."""
 
     rows: tuple[int, ...]
     num_top: tuple[int, ...]  # how many of the best each row requested
@@ -107,7 +107,7 @@ class Sampler:
         uses_kernels: bool | None = None,
     ) -> None:
         """Without `grammar_masks` there may be no row with a grammar. `row_threads` draw, each from
-        rows of its own; None: the caller alone. `uses_kernels` says whether to look for those of
+        rows of its own; None: the caller alone. `uses_kernels`: whether to look for those of
         `DrawKernels`; None: on CUDA."""
         self._device = device
         self._row_threads = row_threads or RowThreads(1)
@@ -180,7 +180,7 @@ class Sampler:
         return Sampled(token_ids, best_logits, logprobs, failed)
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Frees what was kept for these sequences; unknown ones are fine."""
+        """Frees the state kept for these sequences; unknown ones are ignored."""
         ids = tuple(seq_ids)
         self._edits.forget(ids)
         if self._kernels is not None:

@@ -80,7 +80,7 @@ class _Tokens:
 
 class KeptBatch:
     """Builds ForwardBatches. Block tables stay from step to step, and of a run of decodes a step
-    writes positions and slots, and what has grown."""
+    writes positions, slots, and grown tables."""
 
     def __init__(
         self, max_num_seqs: int, block_size: int, vocab_size: int, device: torch.device
@@ -90,7 +90,7 @@ class KeptBatch:
         self._rows = SequenceRows(max_num_seqs, device)
         self._staging = Staging(device)
         self._device = device
-        # Of batches of decodes alone: counts, and where each one's token is.
+        # For batches of only decodes: counts, and the place of each one's token.
         self._ones = np.ones(max_num_seqs, dtype=np.int32)
         self._from_0 = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._numbers = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
@@ -99,11 +99,11 @@ class KeptBatch:
         self._run_starts = _NONE  # in the run's step 0
 
     def forget(self, seq_ids: View[int]) -> None:
-        """Frees what was kept for these sequences; unknown ones are fine."""
+        """Frees the state kept for these sequences; unknown ones are ignored."""
         self._rows.forget(seq_ids)
 
     def forget_all(self) -> None:
-        """Frees what was kept for any sequence, after a step that raised."""
+        """Frees the state kept for all sequences, after a step that raised."""
         self._rows.forget_all()
         self._last = None
 
@@ -113,7 +113,7 @@ class KeptBatch:
         step, num_seqs = batch.decodes, len(shape.rows)
         num_decodes = len(step.run) if step is not None else 0
         positions, slots = self._places(shape)
-        # Where the sample before begins with the same decodes, no place in it has to be named.
+        # If the sample before begins with the same decodes, no place in it has to be named.
         num_same = num_decodes if step is not None and step.follows(previous.decodes) else 0
         arrays = [positions, slots, shape.seq_lens]
         if num_same < num_seqs:

@@ -17,7 +17,7 @@ from worker.model.step.rank_forward import RankForward
 from worker.model.step.runner import TorchModelRunner
 from worker.model.step.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
 
-# Shares of what is free after the weights that the KV cache takes by itself.
+# Shares of the memory free after the weights that the KV cache takes by default.
 _HOST_SHARE = 0.5
 _HOST_LIMIT_BYTES = 4 << 30
 _CUDA_SHARE = 0.9

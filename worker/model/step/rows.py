@@ -20,7 +20,7 @@ _LEAST_WIDTH = 16
 
 
 class SequenceRows:
-    """One row of a table for each sequence; a step writes only what is new.
+    """One row of a table for each sequence; a step writes only new values.
 
     A row is known by the block table itself, which only ever grows: one that lost its blocks comes
     back with another list. Rows of sequences that are gone are taken when there is no free one.
@@ -122,7 +122,7 @@ class SequenceRows:
         self._resize(len(self._tables), 1 << (width - 1).bit_length())
 
     def _resize(self, num_rows: int, width: int) -> None:
-        """Makes larger tables; a step that is on the device goes on with the old one."""
+        """Makes larger tables; a step that is on the device continues with the old one."""
         table = np.zeros((num_rows, width), dtype=np.int32)
         table[: self.table.shape[0], : self.table.shape[1]] = self.table
         there = torch.from_numpy(table) if self.is_shared else to_device(table, self._device)
@@ -132,7 +132,7 @@ class SequenceRows:
 class Staging:
     """Copies of a step's arrays to the device: one transfer, out of pinned memory that is kept."""
 
-    _RING = 3  # with lookahead two steps may not have begun to read theirs
+    _RING = 3  # with lookahead two steps may not have started to read theirs
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

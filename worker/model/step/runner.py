@@ -87,7 +87,7 @@ class TorchModelRunner:
     def launch(self, batch: ScheduledBatch) -> TorchStepHandle:
         """Enqueues a step; never waits for a CUDA device.
 
-        After an exception no sample of a step before is known, and what is kept between steps, of
+        After an exception no sample of a step before is known, and the state kept between steps, of
         which the step may have written a part, is made anew. Raises OutOfMemory or DeviceLost, or
         what else a step raised.
         """
@@ -229,7 +229,7 @@ class TorchModelRunner:
         self._previous = this
 
     def _compute(self, forward: ForwardBatch) -> tuple[Tensor, PromptScores | None]:
-        """Returns hidden states [rows, hidden] of what is sampled from, and the scores, if any."""
+        """Returns hidden states [rows, hidden] of the sampled rows, and the scores, if any."""
         if self._shares_tokens:
             self._model.placement.group.broadcast(forward.input_ids)
         rows = forward.logits_rows
@@ -301,7 +301,7 @@ class TorchStepHandle:
         self._timer.end()
 
     def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
-        """Enqueues what is left of the step. Raises as `launch` does."""
+        """Enqueues the rest of the step. Raises as `launch` does."""
         rest, self._rest = self._rest, None
         if rest is not None:
             rest(seq_ids)
@@ -336,7 +336,7 @@ class _Part:
         logprobs: dict[int, TokenLogprob],
         failed: dict[int, str],
     ) -> None:
-        """Adds what was drawn to a step's results."""
+        """Adds the sampled tokens to a step's results."""
         sampled = self.sampled
         drawn = sampled.token_ids.tolist()
         is_finite = torch.isfinite(sampled.best_logits)

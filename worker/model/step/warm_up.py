@@ -29,7 +29,7 @@ _WIDEST = SamplingParams(
     logprobs=20,
     seed=0,
 )
-# What the kernels that draw tokens are compiled for: nobody waits for a compiler in mid-answer.
+# What the kernels that draw tokens are compiled for: so that no answer waits for a compiler.
 _CUDA_PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0, presence_penalty=0.5, seed=0),
@@ -72,7 +72,7 @@ def run_widest_sample(runner: TorchModelRunner, block_size: int, num_rows: int) 
 
 
 def widest_batch(block_size: int, num_rows: int) -> ScheduledBatch:
-    """Returns so many prompts of one token, each of which wants all that sampling has."""
+    """Returns that many prompts of one token, each with all options of sampling."""
     return ScheduledBatch(
         tuple(prefill(block_size, 1, _WIDEST, seq_id) for seq_id in range(-num_rows, 0))
     )

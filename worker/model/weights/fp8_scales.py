@@ -16,10 +16,10 @@ from worker.model.weights.safetensors_files import StoredTensor
 
 FP8_TYPE = "F8_E4M3"
 _WEIGHT = ".weight"
-# Whatever the name says, a weight is its values times these.
+# Whatever its name, a weight is its values times these.
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _INPUT_SCALES = (".input_scale", ".activation_scale")
-# Of keys, values and outputs in FP8, which are kept as they are.
+# Scales of keys, values and outputs in FP8, which are kept as they are.
 _OTHERS = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
 _TYPES = frozenset({"F32", "BF16", "F16"})
 
@@ -62,7 +62,7 @@ class StoredWeights:
 
     @classmethod
     def of(cls, tensors: Mapping[str, StoredTensor], format: Fp8Format | None) -> StoredWeights:
-        """Raises UnsupportedModel for FP8 in a `format` that tells nothing of it, CheckpointError
+        """Raises UnsupportedModel for FP8 in an unknown `format`, CheckpointError
         for weights without scales, or scales without a weight in FP8."""
         weights: dict[str, StoredTensor] = {}
         scales: dict[str, StoredTensor] = {}

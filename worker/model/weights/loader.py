@@ -25,7 +25,7 @@ _TYPES = frozenset({"F32", "BF16", "F16"})
 # Old exports carry this table; it follows from the configuration.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
-# Of models with images: as transformers 5 and 4 write them.
+# Prefixes of models with images, as transformers 5 and 4 write them.
 _LANGUAGE_PARTS = {"model.language_model.": "model.", "language_model.": ""}
 _OTHER_PARTS = (
     "model.vision_tower.",
@@ -50,18 +50,18 @@ class Checkpoint:
             if name and not _DERIVED.search(name) and not is_tied:
                 tensors[name] = tensor
         self._stored = StoredWeights.of(tensors, config.fp8)
-        # Of the weights that may stay in FP8, by name.
+        # The weights that may stay in FP8, by name.
         self.fp8_layouts = self._stored.layouts(config.fp8) if config.fp8 is not None else {}
 
     def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
         """Fills every parameter of the model.
 
-        Of each tensor a rank keeps its part. Tensors are converted to the model's dtype on its
-        device; those in FP8 are multiplied by their scales, unless the model keeps them. What is
-        missing, unexpected, or of another shape or type is found before anything is read.
+        A rank keeps its part of each tensor. Tensors are converted to the model's dtype on its
+        device; those in FP8 are multiplied by their scales, unless the model keeps them. Missing
+        and unexpected tensors, and other shapes or types, are found before anything is read.
         `on_progress` gets the share of the bytes that are in place. Raises CheckpointError naming
         the file or the tensor; UnsupportedModel for a type that is not float32, bfloat16 or
-        float16, or FP8 that config.json tells of.
+        float16, or FP8 declared in config.json.
         """
         places = dict(model.named_tensors())
         self._check(places)

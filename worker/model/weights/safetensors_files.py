@@ -34,7 +34,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies: `num_bytes` of `path` from `offset` on, row by row."""
+    """The place of a tensor: `num_bytes` of `path` from `offset` on, row by row."""
 
     path: Path
     name: str
@@ -51,7 +51,7 @@ class StoredTensor:
 
     def read_into(self, memory: Tensor, start: int = 0) -> None:
         """Fills uint8 `memory` [n], on the host and contiguous, with the bytes of row `start` and
-        of those behind it.
+        of those after it.
 
         Raises CheckpointError for a file that cannot be read, or has become shorter.
         """
@@ -124,7 +124,7 @@ def _header(path: Path) -> list[StoredTensor]:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
     end = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=start)
     if end != size:
-        what = "is cut off" if end > size else "has more bytes than its header tells"
+        what = "is cut off" if end > size else "has more bytes than its header declares"
         raise CheckpointError(f"{path} {what}: it has {size} bytes and should have {end}")
     return tensors
 

@@ -1,5 +1,5 @@
 -- A tenant's allowance for a minute, of requests and of tokens: a bucket of one minute's allowance that
--- fills up evenly. `limit:<tenant>` holds what is used and not filled up yet, in parts of a minute's
+-- fills up evenly. `limit:<tenant>` holds the used amount that is not refilled yet, in parts of a minute's
 -- allowance: amount x 60000, so that a millisecond fills up exactly `per_minute` of them.
 local MINUTE_MS = 60000
 
@@ -10,21 +10,21 @@ local function used_now(tenant, name, per_minute)
   return math.max(0, tonumber(kept[1]) - passed_ms * per_minute)
 end
 
--- How long until so much more may be used; 0: now. A request larger than the whole bucket is let in when
--- the bucket is full, and what comes after it waits.
+-- Milliseconds until `amount` more may be used; 0: now. A request larger than the whole bucket is admitted
+-- when the bucket is full, and later requests wait.
 local function allowed_in_ms(tenant, name, amount, per_minute)
   local used = used_now(tenant, name, per_minute)
   local over = used + (amount - per_minute) * MINUTE_MS
   return math.max(0, math.ceil(math.min(over, used) / per_minute))
 end
 
--- An allowance as replies show it: {name, per minute, what is left, ms until it is full again}.
-local function told_of(name, per_minute, used)
+-- An allowance as in replies: {name, per minute, amount left, ms until it is full again}.
+local function reply_of(name, per_minute, used)
   local left = math.max(0, math.floor((per_minute * MINUTE_MS - used) / MINUTE_MS))
   return {name, whole(per_minute), whole(left), whole(math.ceil(used / per_minute))}
 end
 
--- At admission; the caller has called `allowed_in_ms`. Returns what is used then, as `used_now`.
+-- At admission; the caller has called `allowed_in_ms`. Returns the used amount, as `used_now`.
 local function use(tenant, name, amount, per_minute)
   local key = P .. 'limit:' .. tenant
   local used = used_now(tenant, name, per_minute) + amount * MINUTE_MS
@@ -33,7 +33,7 @@ local function use(tenant, name, amount, per_minute)
   return used
 end
 
--- Later: a correction, up or down, of what was used at admission.
+-- Later: corrects the amount used at admission, up or down.
 local function spend(tenant, name, amount)
   local key = P .. 'limit:' .. tenant
   if redis.call('HEXISTS', key, name) == 1 then

@@ -10,7 +10,7 @@ local function set_status(key, status)
   redis.call('HSET', key, 'status', status, status .. '_ms', whole(now_ms()))
 end
 
--- The record of a batch has grown by so much and is kept for so long from now.
+-- Counts `bytes` more for the record of a batch, which expires in `life_ms`.
 local function keep_batch(id, bytes, life_ms)
   local key = P .. 'batch:' .. id
   local batch = redis.call('HMGET', key, 'tenant', 'held', 'kept_until_ms')

@@ -30,7 +30,7 @@ end
 
 -- Note that a device failed while this job was on it. It costs the job nothing, and from the second
 -- time without a token in between makes it a suspect. `at_fault`: it was tried as the one suspect on a
--- device that had worked for others, which counts as a crash behind two others. Returns true when
+-- device that had worked for others, which counts as a crash after two others. Returns true when
 -- that ended the job, or when devices failed under it MAX_DEATHS times without a token in between.
 local function note_loss(id, wid, max_crashes, at_fault)
   local job_key = P .. 'job:' .. id

@@ -2,12 +2,12 @@
 -- Returns {'OK', id, attempt, n, b, h, crashes, cached, request, facts, fields of its hash, owner and
 -- time of the claim before, from which the job was not given back ('' else), times of the first and the
 -- last delta of that claim ('' without)}, {'GONE'}, {'DONE', state},
--- {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has died is not begun
--- before a reader elsewhere has taken the mark over): left untouched, and for the caller to give back.
+-- {'NEWER'} (written by a newer release) or {'WAITS'} (a plain job whose frontend has died does not start
+-- before a reader elsewhere has taken the mark over): left untouched; the caller gives it back.
 -- {'OTHER'}: another model's files are needed (served_by.lua); the job was set aside, or has ended.
--- `is_new`: the entry has just been delivered for the first time. A job that runs then was put back by
+-- `is_new`: the entry has just been delivered for the first time. A job that runs then was restored by
 -- its owner (restore.lua): {'HELD', owner}, left untouched too.
--- Facts and fields are what its worker needs to put the job back if the server loses it.
+-- Its worker needs facts and fields to restore the job if Redis loses it.
 local function drop_entry(queue, entry)
   redis.call('XACK', queue, GROUP, entry)
   redis.call('XDEL', queue, entry)
@@ -26,7 +26,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
     return {'DONE', 'expired'}
   end
-  -- For a job without an earlier claim; one that was put back has only its deadline.
+  -- For a job without an earlier claim; one that was restored has only its deadline.
   local queue_deadline_ms = job.attempt == '0' and tonumber(job.queue_deadline_ms)
   if queue_deadline_ms and now_ms() >= queue_deadline_ms then
     latch(id, {state = 'expired', reason = 'queue_timeout', by = wid})

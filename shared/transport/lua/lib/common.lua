@@ -1,15 +1,15 @@
 -- Common ground of every transition.
 -- ARGV[1] is the key prefix, ARGV[2] how long an ended job is kept (ms).
--- KEYS[1] is any key with the prefix: it only tells a cluster where to run the script.
+-- KEYS[1] is any key with the prefix: it only selects the cluster's node.
 local P = ARGV[1]
 local RETAIN_MS = tonumber(ARGV[2])
 local SCHEMA_VERSION = 1       -- of job hashes and queue entries; the same number as shared.transport.wire.SCHEMA_VERSION
--- What a job's keys outlive its deadline by: until a process is there to reap it, and when the server's
--- clock is set forward, by which Redis itself counts (a time zone taken for another: 14 hours at most).
+-- A job's keys outlive its deadline by this: until a process reaps it, and for when the server's clock,
+-- by which Redis expires keys, is set forward (a wrong time zone: 14 hours at most).
 local LEFTOVER_MS = 86400000
 local RELEASED = '_released'   -- pseudo consumer that owns entries given back by a worker
-local WORK_LIFE_MS = 86400000  -- what is known of a model's work, after its last job
-local TOMBSTONE_MS = 600000   -- how long an end is known at least; shared.transport.ports.jobs has the same
+local WORK_LIFE_MS = 86400000  -- a model's work figures, after its last job
+local TOMBSTONE_MS = 600000   -- an end is known at least this long; shared.transport.ports.jobs has the same
 local GROUP = 'w'
 -- Another command in a cluster (scripts.py puts it here): there PUBLISH goes to every node.
 local PUBLISH = 'PUBLISH'
@@ -22,7 +22,7 @@ local function server_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- Without any heartbeat or reap, or back in time, for so long: the store was away, or its clock
+-- Without any heartbeat or reap, or back in time, for this long: Redis was unavailable, or its clock
 -- was set.
 local SILENCE_MS = 2000
 
@@ -43,14 +43,14 @@ local function read_clock()
   return clock
 end
 
--- The time of all deadlines and stamps: the server's clock, less what it was set by (lib/pulse.lua).
+-- The time of all deadlines and stamps: the server's clock, less its steps (lib/pulse.lua).
 -- It stands still while it is unknown whether time has passed or the clock was set. Clocks of workers
 -- and frontends never matter.
 local function now_ms()
   return read_clock().shown
 end
 
--- The moment so many milliseconds from now; rather too late than too early while time stands still.
+-- The time `ms` from now; rather too late than too early while time stands still.
 local function due_in(ms)
   return math.max(read_clock().shown, read_clock().running) + ms
 end
@@ -70,9 +70,9 @@ local function expire_at_least(key, ms)
   return left_ms >= 0
 end
 
--- The record of an ended job goes in `kept_ms`. A tombstone shows for TOMBSTONE_MS that the job has ended:
--- what has neither record nor tombstone was lost by the server, and may be put back by a process that
--- was sure of it within that time.
+-- The record of an ended job expires in `kept_ms`. A tombstone shows for TOMBSTONE_MS that the job has ended:
+-- Redis has lost a job with neither record nor tombstone, and a process that was sure of it within that
+-- time may restore it.
 local function bury_record(id, kept_ms)
   if tonumber(kept_ms) < TOMBSTONE_MS then redis.call('SET', P .. 'tombstone:' .. id, '', 'PX', TOMBSTONE_MS) end
 end
@@ -84,8 +84,8 @@ local function read_job(id, ...)
   return job
 end
 
--- A job's claims with this one behind the others: lines of attempt, time, tokens logged, deaths so far and
--- worker, the last MAX_CLAIMS of them. A claim that is there already changes nothing.
+-- A job's claims with this one appended: lines of attempt, time, tokens logged, deaths so far and
+-- worker, the last MAX_CLAIMS of them. A repeated claim changes nothing.
 local MAX_CLAIMS = 16
 
 local function with_claim(claims, attempt, n, deaths, wid)
@@ -98,8 +98,8 @@ local function with_claim(claims, attempt, n, deaths, wid)
   return claims .. '\n' .. line
 end
 
--- The sorted sets that list a job (id -> deadline) while it is in a state: of all, of its tenant, and of
--- what waits also of its model.
+-- The sorted sets that list a job (id -> deadline) while it is in a state: of all jobs, of its tenant, and
+-- while it waits also of its model.
 local function indexes_of(job, state)
   local tenant = P .. state .. ':tenant:' .. (job.tenant or '')
   if state == 'running' then return {P .. 'running', tenant} end
@@ -110,7 +110,7 @@ local function list_job(id, job, state)
   local deadline, now = tonumber(job.deadline_ms or '0'), now_ms()
   for _, index in ipairs(indexes_of(job, state)) do
     redis.call('ZADD', index, whole(deadline), id)
-    -- What an older release ended stays listed; it is left out by who reads, and dropped here now and then.
+    -- Jobs that an older release ended stay listed; readers skip them, and they are dropped here now and then.
     if expire_at_least(index, math.max(deadline - now, 0) + LEFTOVER_MS) then
       redis.call('ZREMRANGEBYSCORE', index, '-inf', whole(now - LEFTOVER_MS))
     end
@@ -121,11 +121,11 @@ local function unlist_job(id, job, state)
   for _, index in ipairs(indexes_of(job, state)) do redis.call('ZREM', index, id) end
 end
 
--- Gauges: what waits and runs in all and per tenant, and per model and lane how much work waits (tokens,
--- of the prompt and expected of the output). The job's hash is there, and says what it counts as.
+-- Gauges: waiting and running jobs in all and per tenant, and per model and lane the waiting work (tokens,
+-- of the prompt and expected of the output). The job's hash exists and has its model, lane and tenant.
 -- The job is listed and unlisted here too.
 -- `from`, `to`: 'queued', 'running', or nil: not yet, no longer. A tenant without live jobs leaves nothing.
--- `known`: the fields that are read here, from who has them.
+-- `known`: the fields that are read here, if the caller has them.
 local function count_job(id, from, to, known)
   local job = known
     or read_job(id, 'tenant', 'prompt_tokens', 'lane', 'q', 'work', 'model', 'deadline_ms')

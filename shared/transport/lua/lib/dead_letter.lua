@@ -1,8 +1,8 @@
 -- Needs lib/held.lua. Dead letters: jobs that killed workers or engines, kept with their requests so that an operator can
 -- inspect them and run them again. `dlq` lists them, the oldest first; `dead:<id>` has all of one.
--- Bounds: so many of them, so many bytes of requests in all, so long. The oldest are dropped first.
+-- Bounds: number, bytes of requests in all, lifetime. The oldest are dropped first.
 local DEAD_LETTERS_MAX, DEAD_LETTERS_MAX_BYTES, DEAD_LETTER_LIFE_MS = 1000, 67108864, 604800000
-local DEAD_LETTER_BYTES = 1000   -- of one, beside its request
+local DEAD_LETTER_BYTES = 1000   -- of one, besides its request
 local REQUEUED_LIFE_MS = 86400000  -- how long a requeued one names its new job
 
 local function drop_dead_letter(id, entry)

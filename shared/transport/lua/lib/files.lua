@@ -2,7 +2,7 @@
 -- names of its parts in `blobs_gone` until a frontend has removed them from that disk.
 local FILE_LEFTOVER_MS = 604800000   -- how long the keys outlive a file, so that a sweep finds it
 
-local FILE_BYTES = 800   -- of a record in the store, beside its name and its list of parts
+local FILE_BYTES = 800   -- of a record in Redis, besides its name and its list of parts
 
 local function count_bytes(tenant, step)
   redis.call('HINCRBY', P .. 'files_bytes', 'total', step)
@@ -27,8 +27,8 @@ end
 
 local function file_bytes(name, parts) return FILE_BYTES + #name + #parts end
 
--- `file` has tenant, purpose, name, bytes, parts (JSON) and life_ms. The caller has checked that there
--- is none of this id.
+-- `file` has tenant, purpose, name, bytes, parts (JSON) and life_ms. The caller has checked that the id
+-- is free.
 local function put_file(id, file)
   local now = server_ms()
   redis.call('HSET', P .. 'file:' .. id, 'v', SCHEMA_VERSION, 'tenant', file.tenant,

@@ -1,10 +1,10 @@
--- The bytes of the store that each tenant's jobs, batches, files and dead letters take, estimated by their
--- sizes. `held`: tenant -> bytes, of live jobs and of what is kept after its end. `kept:<tenant>`: time ->
--- the part of them that has expired by then; `kept`: tenant -> the first of these times. `reap` subtracts
--- what has expired. Times are the server's, as Redis expires keys by it.
+-- The bytes of Redis' memory that each tenant's jobs, batches, files and dead letters take, estimated by their
+-- sizes. `held`: tenant -> bytes, of live and of ended jobs. `kept:<tenant>`: time -> the part of them that
+-- has expired by then; `kept`: tenant -> the first of these times. `reap` subtracts expired bytes. Times are
+-- the server's clock's, by which Redis expires keys.
 local JOB_BYTES, ENDED_JOB_BYTES, TOKEN_BYTES = 3300, 5000, 34   -- docs/guides/production.md, Memory
-local BUCKETS = 16               -- of a lifetime: what is kept counts at most a sixteenth of it too long
-local RESERVED_BYTES = 1 / 10    -- of the store, for small jobs that leave nothing behind
+local BUCKETS = 16               -- per lifetime: kept bytes count at most a sixteenth of it too long
+local RESERVED_BYTES = 1 / 10    -- of Redis' memory, for small jobs that keep nothing after their end
 local SMALL_BYTES = 65536
 local BRIEF_MS = 60000           -- how long a job of the reserve is kept after its end
 
@@ -18,12 +18,12 @@ local function hold(tenant, bytes, life_ms)
   end
 end
 
--- What is held goes in `life_ms`. Returns the time by which it counts as gone.
+-- Held bytes expire in `life_ms`. Returns the time by which they count as gone.
 local function keep_held(tenant, bytes, life_ms)
   local width = math.max(1000, 2 ^ math.floor(math.log(life_ms / BUCKETS) / math.log(2)))
   local gone_ms = math.ceil((server_ms() + life_ms) / width) * width
   if bytes == 0 then return whole(gone_ms) end  -- as the log of a job without tokens
-  -- The first of these bytes alone: what comes later expires at the same time.
+  -- Only for the first of these bytes: later ones expire at the same time.
   if redis.call('HINCRBY', P .. 'kept:' .. tenant, whole(gone_ms), whole(bytes)) == bytes then
     redis.call('ZADD', P .. 'kept', 'LT', whole(gone_ms), tenant)
     for _, key in ipairs({'kept:' .. tenant, 'kept', 'held'}) do
@@ -50,7 +50,7 @@ local function keep_held_for(tenant, bytes, gone_ms, life_ms)
   return unkeep(tenant, bytes, gone_ms) and keep_held(tenant, bytes, life_ms) or nil
 end
 
--- What has expired, its times, and the first time of the rest (nil where there is none).
+-- Expired bytes, their times, and the first time of the rest (nil without one).
 local function expired_of(tenant)
   local now, sum, times, first = server_ms(), 0, {}, nil
   local kept = redis.call('HGETALL', P .. 'kept:' .. tenant)
@@ -79,10 +79,10 @@ local function log_bytes_of(job)
   return tonumber(job.b or '0') + TOKEN_BYTES * tonumber(job.n or '0') + tonumber(job.lp_bytes or '0')
 end
 
--- Whether a tenant may have so much more in the store. Returns nil, 'store' (all of it is nearly full) or
--- 'tenant_store'. A tenant has at most its share of what it holds and what is free. In the reserve there
--- are only small jobs that leave nothing behind, of tenants that do not hold more than its size.
--- `share`: '' none. `is_brief`: it leaves nothing that outlives it for long.
+-- Returns nil if a tenant may have `bytes` more in Redis, else 'store' (Redis is nearly full) or
+-- 'tenant_store'. A tenant has at most its share of the free bytes and its own. The reserve takes only small
+-- jobs that keep nothing after their end, of tenants that do not hold more than its size.
+-- `share`: '' none. `is_brief`: nothing of it outlives it for long.
 local function refused_by_store(tenant, bytes, share, is_brief)
   local store = redis.call('HMGET', P .. 'stat', 'store_limit', 'store_used', 'store_grown')
   local limit = tonumber(store[1] or '0')

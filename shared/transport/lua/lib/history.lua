@@ -11,7 +11,7 @@ local function keep_history(key)
   if redis.call('PTTL', key) < 0 then redis.pcall('PEXPIRE', key, HISTORY_LIFE_MS) end
 end
 
--- Bucket b has the times from 2^(b/8) ms up to the next. Rows of a batch, which wait behind all others, do
+-- Bucket b has the times from 2^(b/8) ms up to the next. Rows of a batch, which wait for all others, do
 -- not count; their ids have a '_'.
 local function note_first_token(id, job_key)
   if string.find(id, '_', 1, true) then return end
@@ -22,8 +22,8 @@ local function note_first_token(id, job_key)
   keep_history(key)
 end
 
--- The most that waited and ran, and how many jobs were accepted and ended so far. Once a second and more, so
--- that nothing is written where nothing is different.
+-- The most jobs that waited and ran, and the jobs accepted and ended so far. Called once a second or more
+-- often, so it writes only changes.
 local function note_queue()
   local stat, flat = {}, redis.call('HGETALL', P .. 'stat')
   for k = 1, #flat, 2 do stat[flat[k]] = tonumber(flat[k + 1]) end

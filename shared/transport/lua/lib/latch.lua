@@ -18,7 +18,7 @@ local MESSAGES = {
     .. 'Send the request again.',
 }
 
--- Prompts of ended jobs, for people who look why a later prompt was not cached. Nothing depends on
+-- Prompts of ended jobs, for people who ask why a later prompt was not cached. Nothing depends on
 -- them. The score of an entry in `prompts` is the bytes stored up to and with it.
 -- A rename: the request is not copied on the way to the end.
 local PROMPTS_MAX, PROMPTS_MAX_BYTES = 256, 33554432
@@ -54,7 +54,7 @@ local function keep_ended_job(id, job, retain_ms)
     'kept_until_ms', keep_held(job.tenant, bytes, tonumber(retain_ms)))
 end
 
--- What was expected of the job and reserved for it, put right by what it took.
+-- Corrects the work that was expected of the job and reserved for it by its real work.
 local function settle(job, ending_state)
   if job.reserved then
     local used = job.attempt == '0' and 0 or tonumber(job.prompt_tokens) + tonumber(job.n)
@@ -108,7 +108,7 @@ local function latch(id, ending)
   if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
   keep_ended_job(id, job, retain_ms)
   bury_record(id, retain_ms)
-  -- By state, and by tenant: who has no ended jobs reads none of the others'.
+  -- By state, and by tenant: a tenant without ended jobs reads none of the others'.
   for _, of in ipairs({ending.state, 'tenant:' .. (job.tenant or '')}) do
     local index = P .. 'ended:' .. of
     redis.call('ZADD', index, whole(ended_ms), id)

@@ -1,6 +1,6 @@
 -- A job's readers, and whether all of them have left.
 local TAKEOVER_MS = 4000     -- how long readers elsewhere have to take over the mark of a dead frontend
-local STANDSTILL_MS = 20000  -- how long, beyond its lease, a frontend that stands still may wake
+local STANDSTILL_MS = 20000  -- how long, beyond its lease, a stopped frontend may resume
 
 local function frontend_of(reader)
   return string.match(reader or '', '^[^#]+')
@@ -17,15 +17,15 @@ local function is_alive(reader)
 end
 
 -- Whether any process is subscribed to the job's channel. The system closes the connections of a
--- process that dies; those of one that stands still (stopped, paused, in a long computation) stay.
+-- process that dies; those of one that is stopped, paused or in a long computation stay.
 local function has_listener(id)
   local numsub = PUBLISH == 'SPUBLISH' and 'SHARDNUMSUB' or 'NUMSUB'
   local found = redis.pcall('PUBSUB', numsub, P .. 'ch:' .. id)
   return not found.err and tonumber(found[2]) > 0
 end
 
--- Returns true when the job has no reader any more and its grace has passed. `og` is the policy: '' keeps the
--- job for ever, else the grace in ms ('0': none, but for readers at other frontends). A frontend whose
+-- Returns true when the job has no reader any more and its grace has passed. `og` is the policy: '' never
+-- cancels it, else the grace in ms ('0': only for readers at other frontends). A frontend whose
 -- lease ended starts the clock; the first look decides whether it has died or may still wake.
 local function orphaned(id, reader, orphan_ms, grace_ms)
   if not grace_ms or grace_ms == '' then return false end

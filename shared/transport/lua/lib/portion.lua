@@ -1,9 +1,9 @@
 -- Needs lib/delivered.lua. Workers that pull at the same time divide the waiting jobs evenly: a burst must
--- not go to the first one. A worker's portion is what it may take now; the rest it defers to the others.
+-- not go to the first one. A worker's portion is the jobs it may take now; it defers the rest to the others.
 -- Jobs that have waited for `defer_ms` may be taken by any worker, so a worker that pulled and then stands
 -- still, or is slow, holds nothing up for longer.
 
--- The queues in which jobs wait, how many do, and how many jobs of these queues each worker holds.
+-- The queues in which jobs wait, the number of these jobs, and of jobs that each worker holds of them.
 local function waiting_and_held(queues)
   local lanes, waiting, held = {}, 0, {}
   for _, queue in ipairs(queues) do
@@ -22,7 +22,7 @@ local function waiting_and_held(queues)
   return lanes, waiting, held
 end
 
--- The number of jobs up to which each worker is filled when the waiting ones go to those that hold least.
+-- The number of jobs that each worker would hold at most if the waiting ones go to those that hold least.
 local function even_level(holds, waiting)
   local sorted, sum = {}, waiting
   for _, held in pairs(holds) do sorted[#sorted + 1] = held end
@@ -33,7 +33,7 @@ local function even_level(holds, waiting)
   end
 end
 
--- What this worker holds, and what each worker holds that serves one of these queues too and has pulled
+-- The jobs that this worker holds, and each worker that serves one of these queues too and has pulled
 -- lately. One that drains or is stalled takes nothing.
 local function askers(wid, queues, held, asking_ms)
   local serves, named, holds = {}, redis.call('HGETALL', P .. 'workers'), {[wid] = held[wid] or 0}

@@ -1,24 +1,23 @@
--- Leases end by the clock, also while the store itself is away. When it comes back, all of them have
+-- Leases end by the clock, also while Redis itself is unavailable. When it comes back, all of them have
 -- ended at once and no process has died: for a moment an ended lease then means nothing.
 --
 -- A silence looks like a clock that was set forward: the server's clock has moved without a call.
 -- Time then stands still (`stands_ms`) until a caller testifies what passed between two of its calls,
 -- one before the silence and one after it. What the clock was set by becomes `skew_ms`.
 --
--- Which call was before the silence is not seen by its number: a server that lost its last writes counts
--- some numbers twice. `epoch` names the stretch in which nothing was added to `skew_ms`. A caller keeps
+-- A call's number does not show whether it was before the silence: a server that lost its last writes counts
+-- some numbers twice. `epoch` names the period in which nothing was added to `skew_ms`. A caller keeps
 -- the epoch of its first call, which it made while time did not stand still. One of an earlier epoch would
--- count again what is known already, and is refused.
+-- count a known step again, and is refused.
 local RETURN_MS = 5000       -- how long every process has to send a heartbeat again
 local STAND_MS = 10000       -- without testimony (all callers are new): time has passed
 local PULSE_LIFE_MS = 604800000
 
--- Called by what is called at least once a second while anything runs. The first write is one that
--- is never refused above maxmemory.
+-- Called by scripts that run at least once a second while anything runs. The first write is never
+-- refused above maxmemory.
 -- `testimony`: '' or '<epoch>:<number>:<ms>', the epoch of a pulse, the number of a later one, and what
 -- the clock was set by between them.
--- Returns the number of this one, what the server's clock shows, 1 while time stands still, else 0, and
--- the epoch.
+-- Returns this call's number, the server's clock, 1 while time stands still, else 0, and the epoch.
 local function pulse(testimony)
   local key, server = P .. 'pulse', server_ms()
   redis.call('PEXPIRE', key, PULSE_LIFE_MS)
@@ -56,8 +55,8 @@ local function leases_mean_nothing()
     or (seen[2] and server - tonumber(seen[2]) < RETURN_MS) or false
 end
 
--- Whether a lease runs that was given for so long (nil: unknown). One that the server's clock was set
--- back under would run for longer: it is cut.
+-- Whether a lease granted for `given_ms` (nil: unknown) runs. After the server's clock was set back it
+-- would run longer: it is cut.
 local function lease_runs(key, given_ms)
   local left_ms = redis.call('PTTL', key)
   if given_ms and left_ms > given_ms then redis.call('PEXPIRE', key, whole(given_ms)) end

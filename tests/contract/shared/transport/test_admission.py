@@ -46,6 +46,9 @@ async def refusal(steps: Steps, limits: AdmissionLimits = LIMITS, **job: object)
     return caught.value
 
 
+@pytest.mark.promise(
+    "Access: `Retry-After` is measured, and a request that would wait in vain is refused at once"
+)
 async def test_the_wait_is_the_waiting_work_over_what_the_workers_do(
     transport: RedisTransport,
 ) -> None:

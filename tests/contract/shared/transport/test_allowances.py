@@ -27,6 +27,10 @@ async def pass_ms(steps: Steps, name: str, ms: int) -> None:
     await steps.redis.hincrby(steps.keys.limit("default"), f"{name}_ms", -ms)
 
 
+@pytest.mark.promise(
+    "Access: a tenant with limits gets the rest in response headers, in its dialect (as of the "
+    "admission; none for rows of a batch)"
+)
 async def test_the_remaining_limits_are_those_after_the_charge(transport: RedisTransport) -> None:
     steps = Steps(transport)
     result = await submit(steps, LIMITS)
@@ -93,7 +97,7 @@ async def test_what_a_job_did_not_take_is_left_again(transport: RedisTransport) 
     assert 85 <= left.remaining <= 90
 
 
-async def test_of_what_is_larger_than_a_minutes_allowance_nothing_is_left(
+async def test_a_request_larger_than_an_allowance_uses_all_of_it(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

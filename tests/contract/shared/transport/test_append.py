@@ -213,7 +213,7 @@ async def test_an_end_that_no_reader_would_understand_is_rejected(
     assert await whole_log(steps, stream.job_id) == []
 
 
-async def test_an_item_that_says_nothing_is_rejected(transport: RedisTransport) -> None:
+async def test_an_empty_append_is_rejected(transport: RedisTransport) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")

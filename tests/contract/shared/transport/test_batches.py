@@ -251,7 +251,7 @@ async def test_the_end_makes_files_of_what_was_written(transport: RedisTransport
     await assert_every_key_expires(transport.connections.commands, transport.keys.namespace)
 
 
-async def test_a_batch_that_failed_says_of_which_lines(transport: RedisTransport) -> None:
+async def test_a_failed_batch_names_its_lines(transport: RedisTransport) -> None:
     made = await new_batch(transport)
     lease = await claimed(transport)
     errors = (BatchError("invalid_json_line", "é: no JSON", None, 3), BatchError("x", "y"))

@@ -49,6 +49,7 @@ async def test_what_follows_the_confirmation_is_heard_in_order(transport: RedisT
     await transport.bus.unsubscribe(subscription)
 
 
+@pytest.mark.promise("Runtime: every reason has its code in the job and over HTTP")
 async def test_every_terminal_transition_is_heard_as_it_is_logged(
     transport: RedisTransport,
 ) -> None:
@@ -81,6 +82,8 @@ async def test_two_readers_of_one_job_hear_the_same(transport: RedisTransport) -
     await transport.bus.unsubscribe(second)
 
 
+@pytest.mark.promise("Chat: every buffer towards a reader is bounded")
+@pytest.mark.promise("Runtime: a slow consumer costs bounded memory")
 async def test_a_slow_reader_gets_resync_in_place_of_what_it_missed(
     transport: RedisTransport,
 ) -> None:
@@ -99,7 +102,7 @@ async def test_a_slow_reader_gets_resync_in_place_of_what_it_missed(
     assert events[-1].end == stream.cursor
 
 
-async def test_get_returns_none_when_nothing_came(transport: RedisTransport) -> None:
+async def test_get_returns_none_without_an_event(transport: RedisTransport) -> None:
     subscription = await transport.bus.subscribe("0-quiet")
     assert await subscription.get(1.0) is RESYNC
     assert await subscription.get(0.01) is None

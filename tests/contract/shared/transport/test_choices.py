@@ -33,6 +33,10 @@ async def test_the_text_of_several_choices_is_read_back_as_it_was(
     assert record.completion_tokens == 4
 
 
+@pytest.mark.promise(
+    "Runtime: one channel for each job (the choices of a job share it, each delta names the choice "
+    "of its segments)"
+)
 async def test_readers_hear_whose_tokens_they_are(transport: RedisTransport) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running(num_choices=2))

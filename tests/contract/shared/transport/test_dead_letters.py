@@ -59,6 +59,7 @@ async def test_a_letter_is_run_again_as_a_job_without_a_history(transport: Redis
     await steps.assert_counters_true()
 
 
+@pytest.mark.promise("Access: a job that crashed workers is kept, and can be requeued once")
 async def test_a_dead_letter_is_requeued_once(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await poison(steps)

@@ -34,6 +34,10 @@ async def told(transport: RedisTransport) -> HistorySlot:
     )
 
 
+@pytest.mark.promise(
+    "Dashboard: every frontend shows the same hour: queue depth, requests per second, quantiles of "
+    "the time to the first token"
+)
 async def test_every_reap_notes_the_queue(transport: RedisTransport) -> None:
     steps = Steps(transport)
     await steps.store.reap()

@@ -125,7 +125,7 @@ async def test_a_server_that_never_syncs_confirms_nothing(new_server: object) ->
         ),
     ],
 )
-async def test_a_server_that_cannot_sync_says_why(
+async def test_a_server_that_cannot_sync_reports_the_reason(
     new_server: object, options: tuple[str, ...], why: str
 ) -> None:
     server = new_server(*options)  # type: ignore[operator]

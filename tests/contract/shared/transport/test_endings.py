@@ -35,6 +35,7 @@ async def test_a_queued_job_is_cancelled_and_never_delivered(transport: RedisTra
     await steps.assert_counters_true()
 
 
+@pytest.mark.promise("HTTP: a disconnect reaches the engine, also if a message is lost")
 async def test_a_running_job_is_cancelled_at_once_and_its_worker_notified(
     transport: RedisTransport,
 ) -> None:
@@ -72,7 +73,7 @@ async def test_cancel_twice_gives_the_latched_state(transport: RedisTransport) -
     assert (await steps.registry.queue_stats()).totals == {"cancelled": 1}
 
 
-async def test_cancel_of_an_unknown_job_is_none(transport: RedisTransport) -> None:
+async def test_cancel_of_an_unknown_job_returns_none(transport: RedisTransport) -> None:
     assert await transport.store.cancel("0-nobody", "cancelled") is None
     assert await transport.store.cancel("not an id", "cancelled") is None
 
@@ -82,6 +83,7 @@ async def test_a_cancel_reason_must_be_a_code(transport: RedisTransport) -> None
         await transport.store.cancel("0-nobody", "a|b")
 
 
+@pytest.mark.promise("Runtime: cancel wins over a finish in the same step; one reason, once")
 async def test_cancel_and_finish_at_once_latch_one_state(transport: RedisTransport) -> None:
     steps = Steps(transport)
     await steps.worker("w1")
@@ -140,7 +142,7 @@ async def test_a_heartbeat_older_than_a_new_claim_drops_nothing(transport: Redis
     assert list(await steps.heartbeat("w1", running=[(delivery.job.job_id, 1)])) == []
 
 
-async def test_a_heartbeat_tells_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
+async def test_a_heartbeat_reports_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running("w1")
     await steps.die("w1")
@@ -280,6 +282,10 @@ async def test_a_reader_ahead_of_an_ended_log_gets_its_end(transport: RedisTrans
         assert end.end == Cursor(1, 1)
 
 
+@pytest.mark.promise(
+    "HTTP: memory stays flat over many requests (memory of the processes, with the echo runner and "
+    "with the demo model in its default tier, blocks and keys; a device's memory needs a device)"
+)
 async def test_gauges_heal_when_hashes_vanished_unreaped(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job = await steps.submit(timeout_ms=1)

@@ -171,7 +171,7 @@ async def test_a_tenant_has_at_most_its_share_of_what_is_its_own_or_free(
         await new_input(transport, "greedy", limits=FILES_SHARED)
 
 
-async def test_the_reserve_is_for_small_jobs_that_leave_nothing_behind(
+async def test_the_reserve_is_for_small_jobs_that_keep_nothing(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

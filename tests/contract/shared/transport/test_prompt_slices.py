@@ -121,7 +121,7 @@ async def test_a_job_that_was_put_back_has_no_slices_until_they_are_written_agai
     assert await whole_log(steps, stream.job_id) == [PromptSlice(0, b"[]")]
 
 
-async def test_a_slice_that_says_something_else_is_rejected(transport: RedisTransport) -> None:
+async def test_a_different_slice_is_rejected(transport: RedisTransport) -> None:
     steps = Steps(transport)
     stream = Stream(await steps.running(sampling=SCORED))
     item = stream.append([5], "x")._replace(prompt_slice=PromptSlice(0, b"[]"))

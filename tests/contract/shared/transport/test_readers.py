@@ -135,7 +135,7 @@ async def test_after_an_outage_the_mark_stays_where_it_is_for_a_while(
     assert await mark(steps, delivery.job.job_id) == "fe1#1"
 
 
-async def test_many_readers_say_at_once_that_they_are_there(transport: RedisTransport) -> None:
+async def test_many_readers_are_renewed_in_one_call(transport: RedisTransport) -> None:
     steps = Steps(transport)
     jobs = [await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.GRACE) for _ in range(3)]
     await steps.store.cancel(jobs[0].job_id, "cancelled")
@@ -146,6 +146,9 @@ async def test_many_readers_say_at_once_that_they_are_there(transport: RedisTran
     assert await steps.redis.pttl(steps.keys.frontend("fe2")) > 0
 
 
+@pytest.mark.promise(
+    "Access: readers at several frontends keep a job alive; jobs without readers leave the queue"
+)
 @pytest.mark.parametrize("state", ["queued", "running"])
 async def test_reap_ends_the_jobs_of_dead_frontends(transport: RedisTransport, state: str) -> None:
     steps = Steps(transport)

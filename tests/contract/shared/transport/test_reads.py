@@ -237,6 +237,11 @@ async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
     await steps.assert_counters_true()
 
 
+@pytest.mark.promise(
+    "Access: without a worker requests wait, for models that were served recently or are kept, "
+    "within their deadlines (ten minutes; for ever while a frontend with `PENSTOCK_KEEP_MODELS` "
+    "runs at least once a day)"
+)
 async def test_kept_models_outlive_the_day_after_their_last_announcement(
     transport: RedisTransport,
 ) -> None:
@@ -259,6 +264,10 @@ async def test_kept_models_outlive_the_day_after_their_last_announcement(
     assert set(await steps.registry.models()) == {"new"}
 
 
+@pytest.mark.promise(
+    "Access: a list of jobs in one state reads only those, however many wait (live states; ended "
+    "ones are the last thousand of each)"
+)
 async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
     transport: RedisTransport,
 ) -> None:
@@ -419,7 +428,9 @@ async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
     assert ended_ms == sorted(ended_ms, reverse=True)
 
 
-async def test_a_tenant_without_ended_jobs_reads_nobody_elses(transport: RedisTransport) -> None:
+async def test_a_tenant_without_ended_jobs_reads_none_of_the_others(
+    transport: RedisTransport,
+) -> None:
     steps = Steps(transport)
     for number in range(30):
         job = await steps.submit(tenant=f"other {number}")

@@ -67,7 +67,7 @@ async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
     assert (await steps.say("w1", old, [6], "x", end=FINISHED)).status is AppendStatus.FENCED
 
 
-async def test_a_claim_says_what_the_lost_attempt_before_it_logged_and_when(
+async def test_a_claim_reports_what_the_lost_attempt_logged_and_when(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
@@ -102,7 +102,7 @@ async def test_a_claim_says_what_the_lost_attempt_before_it_logged_and_when(
     assert not fields.keys() & {b"out_ms", b"last_ms"}
 
 
-async def test_a_heartbeat_tells_what_was_taken_from_what_has_ended(
+async def test_a_heartbeat_distinguishes_taken_jobs_from_ended_ones(
     transport: RedisTransport,
 ) -> None:
     steps = Steps(transport)
@@ -275,7 +275,7 @@ async def test_jobs_of_a_dead_engine_are_queued_again_with_blame(transport: Redi
     assert (taken.attempt, taken.crashes, taken.output_token_ids) == (2, 1, (5,))
 
 
-async def test_a_zombies_engine_blames_no_job(transport: RedisTransport) -> None:
+async def test_a_stale_workers_crash_blames_no_job(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running("w1")
     await steps.die("w1")

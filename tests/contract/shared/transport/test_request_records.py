@@ -58,6 +58,10 @@ def test_records_and_retention_are_bounded() -> None:
             make_job(**wrong)
 
 
+@pytest.mark.promise(
+    "Responses: the job is the response: kept for its retention, deleted on request, not stored "
+    "without `store`"
+)
 async def test_an_ended_job_is_kept_for_as_long_as_it_says(transport: RedisTransport) -> None:
     steps = Steps(transport)
     job_id = await ended(steps, request_record=RECORD, retain_ms=20 * HOUR_MS)

@@ -271,6 +271,10 @@ async def test_a_claim_that_was_lost_is_taken_back(transport: RedisTransport) ->
     await steps.assert_counters_true()
 
 
+@pytest.mark.promise(
+    "Responses: an accepted response ends and can be retrieved, also if Redis loses it: its worker "
+    "or its frontend puts it back (while one of the two lives)"
+)
 @pytest.mark.parametrize("how", ["cancelled", "finished", "deleted", "expired"])
 async def test_what_has_ended_does_not_come_back(transport: RedisTransport, how: str) -> None:
     steps = Steps(transport)
@@ -308,7 +312,7 @@ async def test_who_was_out_of_reach_for_too_long_puts_nothing_back(
     assert await restore(steps, delivery, sure_ms=TOMBSTONE_MS - 1) is Restored.RESTORED
 
 
-async def test_nothing_is_put_back_without_a_lease(transport: RedisTransport) -> None:
+async def test_no_job_is_restored_without_a_lease(transport: RedisTransport) -> None:
     steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)

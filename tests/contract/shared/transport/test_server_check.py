@@ -97,7 +97,7 @@ def test_cluster_mode_is_a_warning() -> None:
     assert any("cluster" in warning for warning in warnings)
 
 
-async def test_the_stand_in_says_what_it_is() -> None:
+async def test_the_fake_server_warns_that_nothing_survives() -> None:
     fake = await open_transport("fake://check")
     (warning,) = await fake.check()
     assert "nothing survives" in warning

@@ -257,7 +257,7 @@ async def test_an_allowance_is_neither_locked_nor_saved_up(
 
 
 @BOTH_WAYS
-async def test_an_idempotency_key_goes_on_naming_its_job(partition: Partition, step_s: int) -> None:
+async def test_an_idempotency_key_keeps_naming_its_job(partition: Partition, step_s: int) -> None:
     await partition.worker("w1")
     frontend = await partition.frontend("f1")
     key = Idempotency("key", "body")
@@ -330,7 +330,7 @@ async def test_a_server_that_was_away_has_not_had_its_clock_set(partition: Parti
     assert await frontend.redis.hget(frontend.keys.pulse, "skew_ms") is None
 
 
-async def test_when_nothing_is_live_times_are_what_the_clock_shows_again(
+async def test_without_live_jobs_times_follow_the_clock_again(
     partition: Partition,
 ) -> None:
     await partition.worker("w1")
@@ -427,7 +427,7 @@ async def test_a_step_counts_once_though_a_process_was_silent_since_before_it(
     assert await states(other, [job.job_id]) == ["queued"]
 
 
-async def test_a_process_that_began_after_the_step_settles_nothing(
+async def test_a_process_started_after_the_clock_step_settles_nothing(
     partition: Partition, clock: SettableClock
 ) -> None:
     old, new = Steps(await partition.transport()), Steps(await partition.transport())

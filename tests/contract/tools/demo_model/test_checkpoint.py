@@ -49,6 +49,10 @@ def read(name: str) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.promise(
+    "Streaming: a small model without any download (trained in advance and shipped; `make "
+    "demo-model` reproduces it)"
+)
 def test_the_checkpoint_is_complete_and_small() -> None:
     files = {path.name: path.stat().st_size for path in CHECKPOINT_DIR.iterdir()}
     assert set(files) == {

@@ -180,6 +180,7 @@ def test_members_left_out_take_the_defaults_of_transformers(family: str) -> None
     assert ours.eos_token_ids == ({theirs.eos_token_id} - {None})
 
 
+@pytest.mark.promise("Streaming: all decoding sequences share one forward pass")
 def test_a_batch_gives_what_each_prompt_gives_alone(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "qwen3")
     options = EngineOptions(

@@ -56,6 +56,10 @@ def outputs(path: Path, **options: Any) -> list[list[int]]:
     return [result.token_ids for result in generate(new_engine(built), PROMPTS, GREEDY)]
 
 
+@pytest.mark.promise(
+    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "(on CPUs)"
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FP8_FORMATS)
 def test_on_the_cpu_it_says_what_its_twin_says(name: str, dtype: str, tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_what_is_left_out_of_it_is_computed_as_it_is(
     assert outputs(quantised) == outputs(twin)
 
 
-def test_in_int8_it_says_what_its_twin_says_in_int8(tmp_path: Path) -> None:
+def test_an_int8_model_equals_its_twin_in_int8(tmp_path: Path) -> None:
     quantised, twin = make_quantised(tmp_path, FP8_FORMATS["fp8-blocks"])
     assert outputs(quantised, quantization="int8") == outputs(twin, quantization="int8")
 

@@ -69,6 +69,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return _case(make_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param))
 
 
+@pytest.mark.promise("Streaming: output depends neither on chunk size nor on the prefix cache")
+@pytest.mark.promise("Engine: greedy, any prompt in chunks, streaming, cancel, stop strings")
 @pytest.mark.parametrize(
     ("chunk", "block_size"), [(1, 4), (7, 4), (7, 16), (64, 16), (UNLIMITED, 4), (UNLIMITED, 16)]
 )

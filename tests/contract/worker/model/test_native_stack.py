@@ -35,7 +35,7 @@ def library(request: pytest.FixtureRequest) -> NativeKernels:
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_stack_says_what_the_layers_say(
+def test_the_native_stack_equals_its_layers(
     library: NativeKernels, family: str, is_int8: bool
 ) -> None:
     model = new_model(FAMILIES[family], NativeOps(library, is_int8=is_int8))

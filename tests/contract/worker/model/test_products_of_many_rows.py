@@ -97,7 +97,7 @@ def test_tiles_compute_from_the_chosen_number_of_rows_on() -> None:
 
 @needs_avx512
 @pytest.mark.parametrize("is_int8", [False, True])
-def test_the_meter_knows_every_way_that_is_there(is_int8: bool) -> None:
+def test_the_meter_measures_every_product(is_int8: bool) -> None:
     shape = ProductShape(96, 64, True)
     meter = ProductMeter(emulated(), is_int8=is_int8, with_onednn=True)
     times = meter(shape)

@@ -79,6 +79,11 @@ def check_one(
             assert value == pytest.approx(row[token_id].item(), abs=1e-3)
 
 
+@pytest.mark.promise(
+    "Clients: log probabilities of the prompt equal those of transformers' forward to 1e-3, each "
+    "once and in order, with any cache, preemption or failure (float32; bfloat16 and int8 tiers as "
+    "close as the reference tier)"
+)
 @pytest.mark.parametrize("block_size", [4, 16])
 @pytest.mark.parametrize("chunk", [1, 7, UNLIMITED])
 def test_every_chunk_size(case: Case, chunk: int, block_size: int) -> None:

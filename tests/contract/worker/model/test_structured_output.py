@@ -134,6 +134,10 @@ def outputs(results: Sequence[Generated]) -> list[tuple[list[int], FinishReason 
     return [(result.token_ids, result.finish_reason) for result in results]
 
 
+@pytest.mark.promise(
+    "Grammars: every complete output is valid against its schema (220 random schemas, formats "
+    "checked)"
+)
 @pytest.mark.timeout(600)
 def test_every_whole_output_is_valid_by_its_schema(model: Model, engine: Engine) -> None:
     schemas = [random_schema(random.Random(seed)) for seed in range(NUM_SCHEMAS)]
@@ -164,6 +168,10 @@ def test_a_batch_says_what_each_says_alone(model: Model, lookahead: int) -> None
     assert outputs(together) == outputs(alone)
 
 
+@pytest.mark.promise(
+    "Grammars: the output is the same after preemption, in any batch, and continued by another "
+    "worker after any token"
+)
 def test_preemption_changes_nothing(model: Model, engine: Engine) -> None:
     params = mixed_params(12)
     undisturbed = generate(engine, prompts(12), params)
@@ -300,6 +308,7 @@ def test_an_output_goes_on_elsewhere_from_any_token(model: Model, engine: Engine
         assert whole == outputs(undisturbed)
 
 
+@pytest.mark.promise("Grammars: the output ends where its grammar does, with any other parameters")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -393,6 +402,7 @@ def test_rows_beyond_the_tokenizers_vocabulary_are_never_drawn(
     assert max(loose.token_ids) >= 600
 
 
+@pytest.mark.promise("Grammars: a grammar that cannot be enforced fails its own job")
 def test_what_cannot_be_followed_fails_alone(model: Model, engine: Engine) -> None:
     """As when another release wrote the log, or let a grammar pass that this one refuses."""
     digits = regex_grammar("[0-9]{4}", "guided_regex")

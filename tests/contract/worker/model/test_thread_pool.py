@@ -73,7 +73,7 @@ def test_chunks_are_committed_once_without_waiting(driver: Path, what: str) -> N
 
 
 @pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
-def test_any_number_of_threads_says_the_same_bits(library: NativeKernels, is_int8: bool) -> None:
+def test_any_number_of_threads_gives_the_same_bits(library: NativeKernels, is_int8: bool) -> None:
     with busy_neighbours(2):
         stack, pool = build_stack(library, is_int8=is_int8)
         expected: tuple[torch.Tensor, torch.Tensor] | None = None

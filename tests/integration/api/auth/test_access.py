@@ -93,6 +93,10 @@ def generated(client: httpx.Client, **more: Any) -> str:
     return str(answer.json()["id"])
 
 
+@pytest.mark.promise(
+    "Access: every route requires a key, hashed at rest, except the service's own pages and probes "
+    "(`/metrics`, `/metrics/deployment` and the details of `/health` too)"
+)
 @table(
     ("method", "path"),
     [
@@ -412,6 +416,7 @@ def test_another_tenants_items_cannot_be_referred_to(
             assert refused.json()["error"]["code"] == "item_not_found"
 
 
+@pytest.mark.promise("Access: a tenant sees nothing of another's (404)")
 def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.Client) -> None:
     name = generated(acme)
     assert acme.get(f"/v1/jobs/{name}").json()["tenant"] == "acme"
@@ -433,6 +438,7 @@ def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.C
         assert operator.get(f"/v1/jobs/{name}").status_code == 200
 
 
+@pytest.mark.promise("Access: a native `EventSource` reads a stream with a token in its URL")
 def test_a_token_opens_one_stream_for_a_client_that_cannot_send_a_key(
     acme: httpx.Client, anonymous: httpx.Client
 ) -> None:
@@ -462,6 +468,9 @@ def test_a_token_opens_one_stream_for_a_client_that_cannot_send_a_key(
     assert anonymous.delete(f"/v1/jobs/{name}/stream?token={token}").status_code == 401
 
 
+@pytest.mark.promise(
+    "Access: a tenant's limits hold under concurrency, and unused allowance is returned"
+)
 def test_requests_in_a_minute_are_counted_for_the_tenant(
     keyed: RunningService, acme: httpx.Client
 ) -> None:

@@ -89,6 +89,10 @@ def pass_time(service: RunningService, tenant: str, seconds: float) -> None:
     service.call(redis.hincrby(key, "requests_ms", -round(seconds * 1000)))
 
 
+@pytest.mark.promise(
+    "Access: a tenant with limits gets the rest in response headers, in its dialect (as of the "
+    "admission; none for rows of a batch)"
+)
 def test_what_remains_counts_down_to_the_refusal(limited: RunningService) -> None:
     with client_of(limited, "three") as client:
         answers = [client.post("/generate", json=PROMPT) for _ in range(4)]

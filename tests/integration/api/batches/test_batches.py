@@ -62,6 +62,10 @@ def content(client: OpenAI, file_id: str | None) -> dict[str, dict[str, Any]]:
     return by_id
 
 
+@pytest.mark.promise(
+    "Batches: the SDK uploads, creates, waits and reads the responses; each is that of its own "
+    "route"
+)
 def test_a_batch_from_upload_to_answers(client: OpenAI, service: RunningService) -> None:
     rows = [row(f"r{index}", prompt=f"number {index} ") for index in range(50)]
     batch = begin(client, *rows, metadata={"run": "7"})
@@ -170,6 +174,9 @@ def test_a_row_lists_its_ignored_members(client: OpenAI) -> None:
         assert made.output_text == raw.parse().output_text
 
 
+@pytest.mark.promise(
+    "Batches: errors of the input are reported by line; errors of a row in its place"
+)
 def test_a_file_with_bad_lines_fails_and_names_them(
     client: OpenAI, service: RunningService
 ) -> None:
@@ -354,6 +361,7 @@ def test_the_input_of_a_running_batch_cannot_be_deleted(
     client.files.delete(batch.input_file_id)
 
 
+@pytest.mark.promise("Batches: cancel keeps finished rows, also after its frontend died")
 def test_cancel_keeps_what_is_done(client: OpenAI, service: RunningService) -> None:
     service.script.stop_after = 3  # a row of more tokens hangs there
     rows = [row(f"r{index}", max_tokens=2 if index < 10 else 8) for index in range(40)]
@@ -387,6 +395,9 @@ def test_a_cancel_after_the_end_is_a_conflict(client: OpenAI) -> None:
     assert caught.value.code == "batch_has_ended"
 
 
+@pytest.mark.promise(
+    "Batches: after the completion window each row without a response has an error"
+)
 def test_a_batch_out_of_time_has_an_error_for_each_row_without_a_response(
     client: OpenAI, service: RunningService
 ) -> None:
@@ -406,6 +417,10 @@ def test_a_batch_out_of_time_has_an_error_for_each_row_without_a_response(
     assert {line["response"] for line in errors.values()} == {None}
 
 
+@pytest.mark.promise(
+    "Batches: interactive requests have priority over batches, which fill at most half of the "
+    "queue (among queued jobs; a running row is not interrupted)"
+)
 def test_interactive_requests_run_before_a_batch(client: OpenAI, service: RunningService) -> None:
     service.script.pulls = False
     wait_until(lambda: service.worker.is_parked, "the worker to rest")

@@ -129,6 +129,10 @@ def end_in_the_middle(
     return batch_id, first
 
 
+@pytest.mark.promise(
+    "Batches: after any failure every row has one result, and runs once while its job is kept (ten "
+    "minutes)"
+)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_another_frontend_goes_on_and_no_row_runs_twice(
     service: RunningService,
@@ -281,6 +285,9 @@ def test_a_cancel_reaches_the_next_owner(
     assert len(service.worker.seen) == 8
 
 
+@pytest.mark.promise(
+    "Batches: a frontend that cannot access the files reports it and leaves batches to others"
+)
 def test_a_frontend_without_the_files_reports_it_and_leaves_batches_alone(
     service: RunningService, client: OpenAI, files_dir: Path, tmp_path: Path
 ) -> None:
@@ -293,7 +300,7 @@ def test_a_frontend_without_the_files_reports_it_and_leaves_batches_alone(
             with pytest.raises(Exception, match="missing or damaged"):
                 other.files.content(file_id)
         wait_until(
-            lambda: "cannot run on this frontend" in "".join(blind.lines), "its look", LIMIT_S
+            lambda: "frontend cannot run the batch" in "".join(blind.lines), "its look", LIMIT_S
         )
         with runner(service, files_dir):
             completed(client, batch_id)

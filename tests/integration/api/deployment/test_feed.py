@@ -159,6 +159,10 @@ def reads_in_rounds(service: RunningService, client: httpx.Client, num_watchers:
         return (reads_of(service) - before) / (len(watchers[0].kinds) - seen)
 
 
+@pytest.mark.promise(
+    "Dashboard: the store is read once however many look, and not at all while nobody does; a page "
+    "has one stream and asks for no list"
+)
 def test_the_store_is_read_once_however_many_look(
     client: httpx.Client, service: RunningService
 ) -> None:
@@ -266,6 +270,7 @@ def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
         yield service
 
 
+@pytest.mark.promise("Dashboard: a key shows its tenant's own, an operator's key all")
 def test_a_key_shows_its_tenants_own_and_an_operators_key_all(keyed: RunningService) -> None:
     def client_of(key: str) -> httpx.Client:
         headers = {"authorization": f"Bearer {key}"}

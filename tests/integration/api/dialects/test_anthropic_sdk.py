@@ -39,6 +39,10 @@ def blocks_of(message: anthropic.types.Message) -> list[dict[str, object]]:
     return [block.to_dict() for block in message.content]
 
 
+@pytest.mark.promise(
+    "Clients: Anthropic's SDK works unchanged: messages, streams, tools and their loop, thinking, "
+    "counting, models"
+)
 def test_a_message_and_its_stream_say_the_same(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(**PARAMS)
     assert whole.id.startswith("msg_")
@@ -314,6 +318,10 @@ def test_what_is_no_json_object_is_refused_in_the_dialect(
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.promise(
+    "Clients: its errors have Anthropic's shape, also those of the HTTP layer (except for bytes "
+    "that are not HTTP)"
+)
 def test_full_queues_outages_and_large_bodies_have_their_own_errors(
     redis_url: str,
     checkpoint: Any,

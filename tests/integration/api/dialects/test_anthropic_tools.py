@@ -5,7 +5,6 @@ The echoing model says what the system prompt says, up to STOP, and so never end
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -15,8 +14,9 @@ from tests.integration.api.chat_service import (
     ECHO_HERMES,
     ENFORCED,
     STOP,
-    chat_service,
+    anthropic_client,
     hermes_call,
+    module_chat_service,
 )
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
@@ -45,20 +45,8 @@ PARAMS: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("messages")
-    with chat_service(redis_url, directory, (ECHO_HERMES, ENFORCED)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(base_url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
-        yield made
+base_url = module_chat_service(ECHO_HERMES, ENFORCED)
+client = anthropic_client
 
 
 def plain(message: anthropic.types.Message) -> list[dict[str, Any]]:
@@ -142,6 +130,10 @@ def test_the_sdk_s_own_loop_runs_a_tool(client: anthropic.Anthropic) -> None:
     assert set(params) <= {1, 2, 3}
 
 
+@pytest.mark.promise(
+    "Clients: Anthropic's tool runner works with its defaults; a budget limits the thinking; an "
+    "assistant prefill is continued (the budget where grammars are supported)"
+)
 def test_a_thread_is_refused_with_the_code_that_the_sdk_falls_back_on(
     client: anthropic.Anthropic,
 ) -> None:

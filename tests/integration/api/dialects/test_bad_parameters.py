@@ -119,6 +119,7 @@ def check_all(app: httpx.Client, cases: list[tuple[str, Bad]]) -> None:
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.promise("Responses: unsupported parameters are refused by name")
 @pytest.mark.parametrize("dialect", PATHS)
 def test_a_bad_value_is_a_400_that_names_the_parameter(app: httpx.Client, dialect: str) -> None:
     cases = []
@@ -130,6 +131,12 @@ def test_a_bad_value_is_a_400_that_names_the_parameter(app: httpx.Client, dialec
     check_all(app, cases)
 
 
+@pytest.mark.promise("Streaming: completions are validated and have defaults")
+@pytest.mark.promise(
+    "Grammars: a schema that cannot be enforced is a 400 with name and path, before anything is "
+    "queued"
+)
+@pytest.mark.promise("Grammars: requests with a grammar are refused for workers without support")
 @pytest.mark.parametrize("dialect", ONE_DIALECT)
 def test_what_a_dialect_refuses_of_its_own_parameters(app: httpx.Client, dialect: str) -> None:
     check_all(app, [(dialect, bad) for bad in ONE_DIALECT[dialect]])

@@ -5,14 +5,19 @@ The members, blocks and tools are those of its requests; the texts are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.integration.api.chat_service import ECHO_HERMES, STOP, chat_service, hermes_call
+from tests.integration.api.chat_service import (
+    ECHO_HERMES,
+    STOP,
+    anthropic_client,
+    hermes_call,
+    module_chat_service,
+)
 from tests.support.claude_code import BETAS, PICTURE, TURN
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
@@ -40,19 +45,8 @@ IGNORED = {
 }
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    with chat_service(redis_url, tmp_path_factory.mktemp("claude"), (ECHO_HERMES,)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(base_url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
-        yield made
+base_url = module_chat_service(ECHO_HERMES)
+client = anthropic_client
 
 
 def post(base_url: str, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -21,6 +21,14 @@ PROMPT = "The keeper counts to sixty, héllo 😀."
 client = openai_client
 
 
+@pytest.mark.promise(
+    "Streaming: the parameters of OpenAI's API (what is not supported is refused by name)"
+)
+@pytest.mark.promise("Chat: `stream` on the same route; without it one JSON object")
+@pytest.mark.promise(
+    "Chat: OpenAI's Python SDK works unchanged (other chat interfaces have not been tried; the "
+    "playground has)"
+)
 def test_streamed_chat_is_the_whole_answer_in_pieces(client: OpenAI) -> None:
     whole = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=60, seed=1, extra_body=GO_ON
@@ -58,6 +66,7 @@ def test_streamed_chat_is_the_whole_answer_in_pieces(client: OpenAI) -> None:
     assert "�" not in text
 
 
+@pytest.mark.promise("Chat: usage only in its own chunk, and only when requested")
 def test_no_chunk_has_usage_unless_requested(client: OpenAI) -> None:
     stream = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=3, stream=True
@@ -76,6 +85,7 @@ def test_the_stream_helper_accumulates_the_message(client: OpenAI) -> None:
     assert final.choices[0].message.content
 
 
+@pytest.mark.promise("Engine: add, step, unfinished; prompts may be token ids")
 def test_completions_take_text_and_token_ids_alike(client: OpenAI, service: RunningService) -> None:
     token_ids = service.text.tokenizer.encode(PROMPT)
     answers = [
@@ -92,6 +102,7 @@ def test_completions_take_text_and_token_ids_alike(client: OpenAI, service: Runn
     assert {chunk.object for chunk in chunks} == {"text_completion"}
 
 
+@pytest.mark.promise("Chat: `stop` for ends and stop strings, `length` for limits")
 @pytest.mark.parametrize("stop", [" counts", ["nothing", "x", "y", " counts"]])
 def test_a_stop_string_ends_the_text_before_it(client: OpenAI, stop: str | list[str]) -> None:
     answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=60, stop=stop)
@@ -136,6 +147,7 @@ def test_completion_logprobs_have_the_older_shape(client: OpenAI) -> None:
     assert all(len(top) >= 2 for top in logprobs.top_logprobs or [])
 
 
+@pytest.mark.promise("Streaming: token ids on request; the deltas concatenated are the text")
 def test_token_ids_are_shown_on_request(client: OpenAI, service: RunningService) -> None:
     prompt = service.text.tokenizer.encode("héllo 😀")
     extra = {"return_token_ids": True}
@@ -165,6 +177,7 @@ def test_closing_a_stream_cancels_the_job(client: OpenAI, service: RunningServic
     wait_until(lambda: not service.worker.jobs, "the worker to drop it")
 
 
+@pytest.mark.promise("Chat: an error in mid-stream is an OpenAI error event, raised by the SDK")
 def test_an_error_after_the_first_bytes_is_raised_by_the_sdk(
     client: OpenAI,
     service: RunningService,

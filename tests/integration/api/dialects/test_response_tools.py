@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -17,8 +17,8 @@ from tests.integration.api.chat_service import (
     ECHO_HERMES,
     ENFORCED,
     STOP,
-    chat_service,
     hermes_call,
+    module_chat_service,
     saying,
 )
 from tests.support.redis_server import redis_url  # noqa: F401
@@ -43,14 +43,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("chat")
-    with chat_service(redis_url, directory, (ECHO_HERMES, ENFORCED)) as url:
-        yield url
+base_url = module_chat_service(ECHO_HERMES, ENFORCED)
 
 
 def respond(base_url: str, text: str, **members: Any) -> httpx.Response:

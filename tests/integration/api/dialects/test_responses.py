@@ -72,6 +72,9 @@ def raw_events(url: str, response_id: str, starting_after: int | None = None) ->
     return events
 
 
+@pytest.mark.promise(
+    "Responses: the SDK creates, streams, parses its events and gets the response, sync and async"
+)
 def test_a_whole_answer_is_the_streamed_one_and_the_stored_one(
     client: OpenAI,
     other: OpenAI,
@@ -156,6 +159,10 @@ def test_keepalives_come_while_it_waits_and_the_sdk_reads_over_them(
         assert received.get_final_response().output_text == "user\nabc"
 
 
+@pytest.mark.promise(
+    "Responses: background responses need no reader; others are cancelled when their reader "
+    "disconnects"
+)
 def test_a_response_in_the_background_is_made_without_a_reader_and_read_anywhere(
     client: OpenAI,
     other: OpenAI,
@@ -181,6 +188,7 @@ def test_a_response_in_the_background_is_made_without_a_reader_and_read_anywhere
     assert events[-1]["response"] == ended.to_dict()
 
 
+@pytest.mark.promise("Responses: a stream resumes after any event, at any frontend")
 def test_a_stream_that_breaks_off_goes_on_at_another_frontend(
     client: OpenAI,
     other: OpenAI,
@@ -277,6 +285,7 @@ def test_a_plain_stream_that_is_left_is_cancelled_and_one_in_the_background_is_n
     assert until_ended(client, ids[1]).status == "incomplete"
 
 
+@pytest.mark.promise("Responses: cancel by id, idempotent")
 def test_cancel_ends_what_runs_in_the_background_and_may_be_repeated(
     client: OpenAI,
     other: OpenAI,
@@ -340,6 +349,10 @@ def test_what_is_not_stored_cannot_be_fetched(client: OpenAI) -> None:
     assert refused.value.code == "previous_response_not_found"
 
 
+@pytest.mark.promise(
+    "Responses: the job is the response: kept for its retention, deleted on request, not stored "
+    "without `store`"
+)
 def test_a_stored_response_is_kept_for_its_time_and_others_as_before(
     client: OpenAI,
     service: RunningService,
@@ -356,6 +369,7 @@ def test_a_stored_response_is_kept_for_its_time_and_others_as_before(
     wait_until(lambda: kept_ms(plain.id) <= 60_000, "the reader's leaving")
 
 
+@pytest.mark.promise("Responses: conversations by `previous_response_id`, including tool calls")
 def test_a_conversation_goes_on_from_the_response_before(
     client: OpenAI,
     other: OpenAI,

@@ -99,6 +99,10 @@ def clients(deployment: Deployment) -> Iterator[list[OpenAI]]:
         ]
 
 
+@pytest.mark.promise(
+    "Responses: the same events with the same numbers, from any frontend, at any time, after any "
+    "failure"
+)
 def test_live_resumed_and_late_readers_see_the_same_events_though_the_worker_dies(
     deployment: Deployment, clients: list[OpenAI], tmp_path: Path
 ) -> None:

@@ -57,6 +57,9 @@ def sweep(service: RunningService) -> None:
     service.call(service.app.state.services.files.sweep())
 
 
+@pytest.mark.promise(
+    "Batches: files are limited in number, bytes and lifetime, and leave nothing on the disk"
+)
 def test_a_tenant_has_its_share_of_files_and_bytes(client: OpenAI, service: RunningService) -> None:
     sweep(service)
     first = upload(client, 4096)

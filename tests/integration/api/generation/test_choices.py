@@ -16,6 +16,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.integration.api.chat_service import openai_client
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import (
     frontend_of_worker,
@@ -77,10 +78,7 @@ def base_url(
         yield frontend.base_url
 
 
-@pytest.fixture(scope="module")
-def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+client = openai_client
 
 
 def texts_of(chunks: Iterable[Any]) -> tuple[dict[int, str], dict[int, list[str]]]:

@@ -144,6 +144,10 @@ def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
         client.messages.create(**params)
 
 
+@pytest.mark.promise(
+    "Clients: parameters without effect are accepted and reported, or refused if a setting says "
+    "so; other values are a 400 that names the parameter"
+)
 @pytest.mark.parametrize(
     ("members", "param"),
     [

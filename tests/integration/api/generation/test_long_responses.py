@@ -33,6 +33,10 @@ def events_of(answer: httpx.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
+@pytest.mark.promise(
+    "Streaming: a long response does not block the event loop, and its size is limited by its "
+    "request"
+)
 @pytest.mark.parametrize("tokens_per_step", [1, 300])
 def test_a_long_chat_answer_comes_in_chunks_and_is_its_stream(
     client: httpx.Client, service: RunningService, tokens_per_step: int

@@ -7,14 +7,13 @@ anything else to say: where several calls are allowed, several come.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from tests.integration.api.chat_service import ENFORCED, chat_service
+from tests.integration.api.chat_service import ENFORCED, module_chat_service, openai_client
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
 
@@ -34,19 +33,8 @@ GOES_ON = {"min_tokens": 200}
 SEEDS = range(3)
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    with chat_service(redis_url, tmp_path_factory.mktemp("named"), (ENFORCED,)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+base_url = module_chat_service(ENFORCED)
+client = openai_client
 
 
 def send(client: OpenAI, choice: Any, seed: int, **members: Any) -> Any:
@@ -63,6 +51,10 @@ def send(client: OpenAI, choice: Any, seed: int, **members: Any) -> Any:
     )
 
 
+@pytest.mark.promise(
+    "Clients: a named function is called exactly once, a required one at least once, in every "
+    "dialect"
+)
 @pytest.mark.parametrize("members", [{}, {"parallel_tool_calls": True}], ids=["left-out", "true"])
 def test_chat_calls_a_named_function_once(client: OpenAI, members: dict[str, Any]) -> None:
     for seed in SEEDS:

@@ -72,6 +72,10 @@ def send(
     return answer.json(), sampling_of(service, answer.headers["x-request-id"])
 
 
+@pytest.mark.promise(
+    "Clients: sampling parameters have the model's recommended defaults, in every dialect, "
+    "switchable and shown"
+)
 @pytest.mark.parametrize("route", ROUTES)
 def test_omitted_parameters_are_the_models(service: RunningService, route: str) -> None:
     assert send(service, route)[1] == MAKERS

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-from tests.integration.api.chat_service import ECHO_HERMES, ENFORCED, chat_service
+from tests.integration.api.chat_service import (
+    ECHO_HERMES,
+    ENFORCED,
+    module_chat_service,
+    openai_client,
+)
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
 
@@ -46,20 +50,8 @@ class Gate(BaseModel):
     keeper: str | None = Field(max_length=4)
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("structured")
-    with chat_service(redis_url, directory, (ECHO_HERMES, ENFORCED)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+base_url = module_chat_service(ECHO_HERMES, ENFORCED)
+client = openai_client
 
 
 def is_person(text: str) -> bool:
@@ -68,6 +60,10 @@ def is_person(text: str) -> bool:
     return bool(validator.is_valid(json.loads(text)))
 
 
+@pytest.mark.promise(
+    "Grammars: every complete output is valid against its schema (220 random schemas, formats "
+    "checked)"
+)
 def test_an_answer_is_valid_by_the_schema_streamed_or_not(client: OpenAI) -> None:
     whole = client.chat.completions.create(**PARAMS, response_format=FORMAT, seed=1)
     assert whole.choices[0].finish_reason == "stop"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from tests.integration.api.chat_service import (
     ECHO_LLAMA4,
     ECHO_MISTRAL,
     ENFORCED_GPT_OSS,
-    chat_service,
+    module_chat_service,
+    openai_client,
 )
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
@@ -56,20 +56,8 @@ def saying(text: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def base_url(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    directory = tmp_path_factory.mktemp("formats")
-    with chat_service(redis_url, directory, (*SAID, ENFORCED_GPT_OSS)) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+base_url = module_chat_service(*SAID, ENFORCED_GPT_OSS)
+client = openai_client
 
 
 @pytest.mark.parametrize("model", SAID)

@@ -114,6 +114,9 @@ def same_both_ways(name: str, base_url: str, prompt: Any, num_tokens: int, **mem
     return whole
 
 
+@pytest.mark.promise(
+    "Clients: streamed text equals unstreamed text, byte for byte, also with invalid bytes"
+)
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("name", DIALECTS)
 def test_text_of_any_script_comes_whole(service: RunningService, name: str, kind: str) -> None:

@@ -75,6 +75,10 @@ def names(shared_service: RunningService) -> dict[str, str]:
     }
 
 
+@pytest.mark.promise(
+    "Clients: every route is documented, accepts no other bodies than documented ones, and returns "
+    "only documented statuses and bodies"
+)
 @pytest.mark.parametrize(("route", "mode"), CASES)
 def test_every_answer_is_one_that_the_document_names(
     schema: BaseSchema, names: dict[str, str], route: str, mode: GenerationMode

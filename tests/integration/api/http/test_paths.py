@@ -14,7 +14,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_to
 
 
 @pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}", "/v1/jobs", "/v1/files"])
-def test_a_slash_behind_a_path_changes_nothing(client: httpx.Client, path: str) -> None:
+def test_a_trailing_slash_changes_nothing(client: httpx.Client, path: str) -> None:
     without, behind = client.get(path), client.get(path + "/")
     assert behind.status_code == without.status_code
     assert behind.json().keys() == without.json().keys()

@@ -245,9 +245,7 @@ def test_trailers_without_end_are_not_kept(strict: RunningService, line: bytes) 
 
 
 @pytest.mark.parametrize("start", [b"2;x=", b"0" * 100])
-def test_a_chunk_s_size_without_end_is_not_read_for_ever(
-    strict: RunningService, start: bytes
-) -> None:
+def test_an_endless_chunk_size_is_not_read_forever(strict: RunningService, start: bytes) -> None:
     head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
     with connection(strict) as made:
         made.sendall(head + start)
@@ -297,6 +295,10 @@ BROKEN_FRAMINGS = {
 }
 
 
+@pytest.mark.promise(
+    "Clients: any input over a socket is answered with an error object or a closed connection, in "
+    "bounded time and memory"
+)
 @pytest.mark.parametrize("name", BROKEN_FRAMINGS)
 def test_what_breaks_http_is_refused_or_closed(strict: RunningService, name: str) -> None:
     assert_refused(exchange(strict, BROKEN_FRAMINGS[name]))

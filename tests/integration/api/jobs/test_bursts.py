@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 
 import httpx
+import pytest
 
 from api.services import Services
 from tests.support.running_service import MODEL, RunningService
@@ -15,6 +16,7 @@ from tests.support.running_service import MODEL, RunningService
 BURST = 300
 
 
+@pytest.mark.promise("Access: a burst of 300 requests in one instant is queued, not refused")
 async def test_a_burst_of_300_requests_in_one_instant_is_queued(service: RunningService) -> None:
     service.script.tokens_per_step = 4
     services: Services = service.app.state.services

@@ -49,6 +49,7 @@ def test_a_letter_is_listed_with_what_happened(client: httpx.Client, letter: str
         assert refused.json()["error"]["param"] == query.partition("=")[0]
 
 
+@pytest.mark.promise("Access: a job that crashed workers is kept, and can be requeued once")
 def test_a_letter_is_run_again_once(client: httpx.Client, letter: str) -> None:
     first = client.post(f"/v1/jobs/{letter}/requeue")
     assert first.status_code == 200

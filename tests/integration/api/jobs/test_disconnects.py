@@ -84,6 +84,7 @@ def job_in_state(service: RunningService, state: str, before: set[str]) -> str:
     return name
 
 
+@pytest.mark.promise("HTTP: a disconnect reaches the engine, also if a message is lost")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("state", ["queued", "prefill", "decode"])
 def test_leaving_cancels_the_job(service: RunningService, state: str, stream: bool) -> None:
@@ -100,7 +101,7 @@ def test_leaving_cancels_the_job(service: RunningService, state: str, stream: bo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_job_that_may_go_on_does(service: RunningService, stream: bool) -> None:
+def test_a_job_with_policy_continue_runs_on(service: RunningService, stream: bool) -> None:
     before = jobs_of(service)
     enter_state(service, "decode")
     service.script.step_s = 0.005

@@ -51,6 +51,9 @@ def url_of(server: Server) -> str:
     return f"redis://127.0.0.1:{server.port}"
 
 
+@pytest.mark.promise(
+    "Responses: it is accepted with the requested durability, which the response reports"
+)
 @needs_waitaof
 @pytest.mark.parametrize("path", BODIES)
 def test_a_response_reports_what_its_acceptance_waited_for(client: httpx.Client, path: str) -> None:

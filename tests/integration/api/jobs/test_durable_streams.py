@@ -153,7 +153,7 @@ def test_events_have_the_text_and_where_a_reader_goes_on(
     assert names == ["data", "control"], "a closed stream is one answer"
 
 
-def test_a_job_that_failed_says_so(service: RunningService, client: httpx.Client) -> None:
+def test_a_failed_job_reports_its_error(service: RunningService, client: httpx.Client) -> None:
     service.script.stop_after = 2
     service.script.end = JobEnd(
         JobState.FAILED, ErrorCode.NONFINITE_LOGITS, Usage(1, 2), None, "The logits are not finite."

@@ -31,6 +31,10 @@ def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
         yield service
 
 
+@pytest.mark.promise(
+    "Access: a flood delays only its own tenant, and no job starves (with the default limits; "
+    "about 20 tenants can flood the queue at once before one without queued jobs is refused)"
+)
 def test_one_tenant_or_two_that_flood_the_queue_do_not_lock_out_another(
     keyed: RunningService,
 ) -> None:

@@ -78,6 +78,10 @@ def test_a_running_answer_is_joined_from_its_start(
     assert len(service.worker.seen) == 1
 
 
+@pytest.mark.promise(
+    "Access: a request repeated with its idempotency key is the same job, at any frontend (ten "
+    "minutes after its end)"
+)
 def test_many_at_once_are_one_job(service: RunningService, key: dict[str, str]) -> None:
     service.script.step_s = 0.005
 

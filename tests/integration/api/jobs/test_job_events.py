@@ -68,7 +68,7 @@ def test_a_query_that_is_none_is_refused_by_name(client: httpx.Client, query: st
     assert refused.json()["error"]["param"] == query.partition("=")[0]
 
 
-def test_a_job_of_nobody_has_no_events(client: httpx.Client) -> None:
+def test_an_unknown_job_has_no_events(client: httpx.Client) -> None:
     for name in ("none", "gen-0-abc"):
         assert client.get(f"/v1/jobs/{name}/events").json()["error"]["code"] == "job_not_found"
 

@@ -26,6 +26,9 @@ def tail(client: httpx.Client, job_id: str, **options: Any) -> tuple[list[str], 
     return ids, payloads
 
 
+@pytest.mark.promise("Engine: a job's state and token counts can be queried")
+@pytest.mark.promise("Runtime: every reason has its code in the job and over HTTP")
+@pytest.mark.promise("Runtime: the state can be read without consuming the stream")
 def test_a_finished_job_has_its_whole_record(client: httpx.Client) -> None:
     answer = client.post(
         "/generate", json={**PROMPT, "stream": False}, headers={"x-client-request-id": "mine"}
@@ -83,6 +86,7 @@ def test_lists_are_filtered_and_bounded(client: httpx.Client) -> None:
         assert refused.json()["error"]["param"] == query.partition("=")[0]
 
 
+@pytest.mark.promise("Runtime: cancel in every state, idempotent")
 def test_cancelling_is_idempotent_in_every_state(
     client: httpx.Client, service: RunningService
 ) -> None:

@@ -120,7 +120,7 @@ async def test_text_and_end_whose_frames_were_lost_are_read(
     await stream.aclose()
 
 
-async def test_a_cancel_whose_frame_was_lost_is_heard_of(
+async def test_a_cancel_with_a_lost_frame_still_arrives(
     transport: RedisTransport, relay: EventRelay
 ) -> None:
     steps = Steps(transport)

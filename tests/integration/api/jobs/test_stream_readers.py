@@ -52,6 +52,9 @@ def late_stream(
     return reads
 
 
+@pytest.mark.promise(
+    "Clients: clients that read lines and clients that split at blank lines see the same events"
+)
 @pytest.mark.parametrize(("path", "body"), PLAIN_ROUTES)
 def test_no_habit_of_reading_loses_an_event_behind_a_keepalive(
     service: RunningService, path: str, body: dict[str, Any]

@@ -71,6 +71,8 @@ def data_events(text: bytes) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+@pytest.mark.promise("Streaming: headers prevent proxy buffering; one event, one write")
+@pytest.mark.promise("Chat: framing: data lines, comments, one blank line")
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_every_event_is_one_data_line_and_one_blank_line(
     service: RunningService,
@@ -108,6 +110,7 @@ def test_httpx_sse_decodes_what_was_sent(service: RunningService) -> None:
     assert "line one\nline two\u2028and three\u0085 😀" in text
 
 
+@pytest.mark.promise("Chat: the role comes first, at admission")
 def test_the_role_and_keepalives_come_while_the_job_still_waits(service: RunningService) -> None:
     service.script.pulls = False
     with httpx.stream(
@@ -203,6 +206,9 @@ def test_a_cancel_from_outside_is_an_error_not_a_stop(service: RunningService) -
     )
 
 
+@pytest.mark.promise("Streaming: the last event carries the whole text")
+@pytest.mark.promise("HTTP: events of text, then `[DONE]`")
+@pytest.mark.promise("HTTP: clients get text and need no tokenizer")
 def test_generate_sends_the_promised_events(service: RunningService) -> None:
     response = httpx.post(f"{service.base_url}/generate", json=GENERATE)
     events = data_events(response.content)
@@ -230,6 +236,7 @@ def test_generate_sends_the_promised_events(service: RunningService) -> None:
     assert whole["id"].startswith("gen-")
 
 
+@pytest.mark.promise("HTTP: `POST /generate` with its own defaults (`stream: false` is honoured)")
 def test_generate_has_the_defaults_of_its_own_dialect(service: RunningService) -> None:
     httpx.post(f"{service.base_url}/generate", json={"prompt": "a", "stream": False})
     sampling = service.worker.seen[-1].job.sampling
@@ -237,6 +244,9 @@ def test_generate_has_the_defaults_of_its_own_dialect(service: RunningService) -
     assert (sampling.top_p, sampling.repetition_penalty) == (1.0, 1.0)
 
 
+@pytest.mark.promise(
+    "Runtime: no empty events except the last (towards clients; the log holds every token)"
+)
 def test_an_answer_without_text_is_still_first_and_last(service: RunningService) -> None:
     eos = service.card.eos_token_ids[0]
     events = data_events(httpx.post(f"{service.base_url}/generate", json={"prompt": [eos]}).content)
@@ -246,6 +256,8 @@ def test_an_answer_without_text_is_still_first_and_last(service: RunningService)
     assert (events[0]["full_text"], events[0]["finish_reason"]) == ("", "stop")
 
 
+@pytest.mark.promise("Chat: every buffer towards a reader is bounded")
+@pytest.mark.promise("Runtime: a slow consumer costs bounded memory")
 def test_a_stalled_reader_gets_everything_in_the_end(service: RunningService) -> None:
     """More frames than any queue in between holds: the rest comes from the log."""
     service.script.tokens_per_step = 1

@@ -47,15 +47,15 @@ def test_a_line_says_whose_key_it_is_and_what_its_tenant_may() -> None:
         ("{key} tenant=a", "sha256:"),
         ("sha256:abc tenant=a", "64 hex digits"),
         ("{digest}", "tenant= is missing"),
-        ("{digest} tenant=", "tenant has 1 to 64"),
-        ("{digest} tenant=a/b", "tenant has 1 to 64"),
+        ("{digest} tenant=", "tenant must have 1 to 64"),
+        ("{digest} tenant=a/b", "tenant must have 1 to 64"),
         ("{digest} tenant=a requests_per_minute=0", "whole number"),
         (f"{{digest}} tenant=a max_jobs={MAX_LIMIT + 1}", "whole number"),
         ("{digest} tenant=a max_jobs=1.5", "whole number"),
-        ("{digest} tenant=a colour=blue", "after the digest come"),
-        ("{digest} tenant=a max_jobs", "after the digest come"),
+        ("{digest} tenant=a colour=blue", "the digest may be followed by"),
+        ("{digest} tenant=a max_jobs", "the digest may be followed by"),
         ("{digest} tenant=a\n{digest} tenant=b", "line 2: duplicate key"),
-        ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "differ in a limit"),
+        ("{digest} tenant=a max_jobs=1\n{other} tenant=a max_jobs=2", "have different limits"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_refused_in_words(line: str, output: str) -> None:
@@ -88,6 +88,10 @@ def test_limits_are_the_tenants_and_the_rest_is_what_all_have() -> None:
     assert held.limits_of("b", defaults) == defaults
 
 
+@pytest.mark.promise(
+    "Access: every route requires a key, hashed at rest, except the service's own pages and probes "
+    "(`/metrics`, `/metrics/deployment` and the details of `/health` too)"
+)
 async def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +168,7 @@ def test_the_command_refuses_what_would_make_no_line(capsys: pytest.CaptureFixtu
     assert "tenant" in capsys.readouterr().err
 
 
+@pytest.mark.promise("Access: without keys only this machine is served")
 @pytest.mark.parametrize(
     ("settings", "is_served"),
     [

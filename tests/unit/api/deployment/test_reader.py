@@ -114,7 +114,7 @@ async def test_the_busiest_tenants_are_shown_and_of_a_tenant_its_own() -> None:
     assert [name for name, _ in own.lists["tenants"]] == ["t7"]
 
 
-async def test_who_holds_what_is_for_operators_alone() -> None:
+async def test_holdings_are_shown_only_to_operators() -> None:
     fakes = Fakes()
     pots = [
         {"pot": "uploads", "used": 1, "limit": 16, "refused": 0, "holders": [["t1", 1]]},

@@ -7,6 +7,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from api.deployment.view import Content, View
 from api.http.time_slices import TimeSlices
 
@@ -45,6 +47,7 @@ def content(rng: random.Random) -> Content:
     return Content({"service": {"n": rng.randrange(2)}}, {"jobs": shown, "workers": rows[:2]})
 
 
+@pytest.mark.promise("Dashboard: who missed changes has what is shown with the next event")
 async def test_who_applies_the_events_has_what_is_shown_however_many_it_missed() -> None:
     rng = random.Random(7)
     view, slices = View(), TimeSlices()
@@ -64,7 +67,7 @@ async def test_who_applies_the_events_has_what_is_shown_however_many_it_missed()
     assert some.kinds.count("snapshot") > 1
 
 
-async def test_what_is_the_same_is_not_told_again() -> None:
+async def test_unchanged_rows_are_not_sent_again() -> None:
     view, slices = View(), TimeSlices()
     rows = [(str(number), {"text": "x" * 500}) for number in range(50)]
     await view.update(Content({"service": {"n": 1}}, {"jobs": rows}), slices)

@@ -405,6 +405,10 @@ def test_more_tokens_than_the_context_has_left_end_with_the_context() -> None:
 # --- answers ---
 
 
+@pytest.mark.promise(
+    "Clients: Anthropic's SDK works unchanged: messages, streams, tools and their loop, thinking, "
+    "counting, models"
+)
 def test_a_stream_is_what_the_sdk_types() -> None:
     formatter = MessageFormatter(CONTEXT)
     assert formatter.opening() == ()

@@ -267,7 +267,7 @@ async def test_a_response_goes_on_behind_its_last_event_that_was_written(
 
 
 @pytest.mark.usefixtures("small_pieces")
-async def test_a_tail_goes_on_behind_its_last_event_that_was_written() -> None:
+async def test_a_tail_resumes_after_its_last_written_event() -> None:
     def make(frontend: Any, events: Events) -> StreamResponse:
         return tail_response(frontend, record_with(1), ResumePoint())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter
 from api.dialects.generate.formatter import GenerateFormatter
@@ -40,6 +42,10 @@ def chat(**members: Any) -> ChatFormatter:
     return ChatFormatter(ResponseContext(**{**CONTEXT, **members}), TOKENIZER)
 
 
+@pytest.mark.promise(
+    "Chat: absent members of a delta are absent (`finish_reason` is null until the last chunk, as "
+    "OpenAI sends it)"
+)
 def test_a_chat_stream_has_the_members_of_openais() -> None:
     formatter = chat()
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
@@ -56,6 +62,7 @@ def test_a_chat_stream_has_the_members_of_openais() -> None:
     ]
 
 
+@pytest.mark.promise("Chat: usage only in its own chunk, and only when requested")
 def test_usage_is_null_until_its_own_chunk() -> None:
     formatter = chat(include_usage=True)
     chunks = [*formatter.opening(), *formatter.delta(delta(START, (1,), "a"))]
@@ -71,6 +78,9 @@ def test_usage_is_null_until_its_own_chunk() -> None:
     }
 
 
+@pytest.mark.promise(
+    "Runtime: no empty events except the last (towards clients; the log holds every token)"
+)
 def test_text_that_is_held_back_makes_no_event() -> None:
     formatter = chat(prompt_token_ids=(9,))
     held = delta(START, (3,), "")

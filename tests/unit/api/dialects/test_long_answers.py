@@ -182,7 +182,7 @@ def test_choices_that_repeat_their_prompt_share_one_copy_of_it() -> None:
     assert texts == ["w\u2028" * num_chars + "a"] * num_choices
 
 
-def test_parts_of_a_long_delta_say_what_it_says() -> None:
+def test_parts_of_a_long_delta_add_up_to_it() -> None:
     delta = big_delta(5, MANY_TOKENS // 2, 1)
     parts = split_long(delta)
     assert [len(part.token_ids) for part in parts] == [MANY_TOKENS, MANY_TOKENS, MANY_TOKENS // 2]
@@ -240,6 +240,10 @@ async def longest_turn(work: asyncio.Task[Any]) -> float:
     return longest_s
 
 
+@pytest.mark.promise(
+    "Streaming: a long response does not block the event loop, and its size is limited by its "
+    "request"
+)
 async def test_the_loop_has_its_turns_while_a_long_answer_is_sent() -> None:
     answer = long_answer()
     begun_s = time.thread_time()

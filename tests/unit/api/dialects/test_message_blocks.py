@@ -183,7 +183,7 @@ def test_a_conversation_of_dropped_blocks_alone_is_refused() -> None:
     assert refused.value.param == "messages"
 
 
-def test_a_summary_takes_the_place_of_all_before_it() -> None:
+def test_a_summary_replaces_everything_before_it() -> None:
     summary = {"type": "compaction", "content": "We dug.", "signature": "s"}
     ask, ignored = served(
         user(text("Dig.")),

@@ -178,6 +178,7 @@ def test_an_output_needs_its_call_before_it() -> None:
         check_calls([], [output, call])
 
 
+@pytest.mark.promise("Responses: unsupported parameters are refused by name")
 @pytest.mark.parametrize(
     ("item", "param"),
     [

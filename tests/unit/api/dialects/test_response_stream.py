@@ -124,7 +124,7 @@ def test_thoughts_text_and_calls_are_items_of_their_own() -> None:
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
 
 
-def test_an_answer_that_says_nothing_has_a_message_without_text() -> None:
+def test_an_empty_answer_has_a_message_without_text() -> None:
     response = story()[-1]["response"]
     assert response["output"][0]["content"][0]["text"] == ""
 
@@ -174,6 +174,7 @@ def test_an_abnormal_end_has_its_reason_and_keeps_the_text(
     assert (seen["error"] is None) is (status == "cancelled")
 
 
+@pytest.mark.promise("Responses: a stream resumes after any event, at any frontend")
 def test_what_ends_a_stream_alone_takes_no_number() -> None:
     made = response_formatter()
     last = list(made.opening())[-1]
@@ -215,6 +216,10 @@ def test_logprobs_of_reasoning_and_calls_are_left_out() -> None:
     assert [entry["token"] for entry in text["logprobs"]] == ["b", "<", "a"]
 
 
+@pytest.mark.promise(
+    "Responses: the same events with the same numbers, from any frontend, at any time, after any "
+    "failure"
+)
 @settings(deadline=None)
 @given(TOKEN_IDS, SIZES, HELD, st.booleans(), st.booleans(), st.data())
 def test_events_do_not_depend_on_how_the_log_was_cut(
@@ -260,6 +265,9 @@ def test_logged_text_is_known_without_its_tokens(
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.promise(
+    "Responses: the SDK creates, streams, parses its events and gets the response, sync and async"
+)
 @settings(deadline=None)
 @given(TOKEN_IDS, st.booleans())
 def test_the_sdk_reads_every_event_and_builds_the_same_response(

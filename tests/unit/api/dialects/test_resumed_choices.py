@@ -300,7 +300,7 @@ async def test_what_a_parser_holds_is_neither_lost_nor_sent_twice(
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
-async def test_a_stream_goes_on_behind_any_byte_of_it(num_choices: int) -> None:
+async def test_a_stream_resumes_after_any_byte(num_choices: int) -> None:
     """Cut at every byte, the job's stream itself, from its start and from where an answer in fours
     was cut, goes on behind the last whole event."""
     events = log_of_choices(num_choices, 5)

@@ -118,7 +118,7 @@ async def test_damage_is_noticed(storage: FileStorage, tmp_path: Path) -> None:
 async def test_without_a_directory_everything_is_refused_in_words(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_bytes(b"")
-    for root, words in (("", "PENSTOCK_FILES_DIR is not set"), (str(taken), "cannot be used")):
+    for root, words in (("", "PENSTOCK_FILES_DIR is not set"), (str(taken), "is unusable")):
         storage = FileStorage(root, "ns")
         await storage.check_directory()
         assert not storage.is_available
@@ -144,6 +144,9 @@ async def test_removing_what_is_not_there_counts(storage: FileStorage, tmp_path:
     assert list((tmp_path / "ns.files").iterdir()) == []
 
 
+@pytest.mark.promise(
+    "Batches: files are limited in number, bytes and lifetime, and leave nothing on the disk"
+)
 async def test_orphaned_files_are_removed(storage: FileStorage, tmp_path: Path) -> None:
     folder, now_s = tmp_path / "ns.files", time.time()
     for name, age_s in (

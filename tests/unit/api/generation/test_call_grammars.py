@@ -187,7 +187,7 @@ def test_what_kind_of_arguments_they_are_is_apart_from_the_tools_name(spoken: Sp
     assert spoken.accepts(use, behind)
 
 
-def test_a_structured_answer_is_behind_what_announces_it(spoken: Spoken) -> None:
+def test_a_structured_answer_follows_its_marker(spoken: Spoken) -> None:
     if spoken.model.form is not ToolFormat.OPENAI:
         return
     rule = ReasoningRule(Thinking.MAYBE, None, ReasoningFormat.OPENAI)

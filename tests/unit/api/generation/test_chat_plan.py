@@ -22,10 +22,9 @@ from api.generation.validation import parse_request
 from api.output_parsers.events import PlainParser, ToolCall
 from api.output_parsers.parser import Thinking, thinking_after
 from shared.messages import MAX_GRAMMAR_CHARS, GrammarKind, InvalidParameter
-from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.text_model import load_text
 from shared.text.tool_formats import ReasoningFormat
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import card_of, make_checkpoint
 from tests.support.tool_models import make_hermes_checkpoint, make_llama3_checkpoint
 
 USER = {"role": "user", "content": "hi"}
@@ -36,15 +35,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
 
 
 def served(path: Path) -> ServedModel:
-    card, blobs = card_from_checkpoint(
-        path,
-        name="m",
-        max_model_len=4096,
-        kv_capacity_tokens=0,
-        dtype="",
-        num_parameters=0,
-        structured_output=True,
-    )
+    card, blobs = card_of(path, structured_output=True)
     return ServedModel(card, load_text(card, blobs))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,8 @@ from api.generation.models import ServedModel
 from api.generation.prompt import PreparedPrompt, prepare_prompt
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
-from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.text_model import load_text
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import card_of, make_checkpoint
 
 USER = {"role": "user", "content": "hi"}
 PLAIN = "{{ messages[0].content }}"
@@ -43,15 +43,7 @@ SWITCH += "on{% endif %}"
 @pytest.fixture
 def model(tmp_path_factory: pytest.TempPathFactory, template: str) -> ServedModel:
     path = make_checkpoint(tmp_path_factory.mktemp("model"), chat_template=template)
-    card, blobs = card_from_checkpoint(
-        path,
-        name="m",
-        max_model_len=4096,
-        kv_capacity_tokens=0,
-        dtype="",
-        num_parameters=0,
-        structured_output=True,
-    )
+    card, blobs = card_of(path, structured_output=True)
     return ServedModel(card, load_text(card, blobs))
 
 
@@ -74,7 +66,7 @@ def shown(model: ServedModel, prompt: PreparedPrompt) -> str:
         (SWITCH, ("off", *["on"] * 6)),
     ],
 )
-def test_a_template_gets_the_nearest_word_that_it_knows(
+def test_a_template_gets_the_nearest_effort_that_it_supports(
     model: ServedModel, words: tuple[str, ...]
 ) -> None:
     for effort, word in zip(EFFORTS, words, strict=True):
@@ -114,24 +106,23 @@ def test_thinking_that_cannot_be_disabled_is_named(
     assert (prompt.token_ids == plain.token_ids) == (template == PLAIN)
 
 
-@pytest.mark.parametrize("template", [PLAIN])
-@pytest.mark.parametrize("effort", [*EFFORTS, "ultra", ""])
-def test_a_template_without_an_effort_ignores_it(model: ServedModel, effort: str) -> None:
-    prompt = prepared(model, reasoning_effort=effort)
-    assert prompt.token_ids == prepared(model).token_ids
-    assert prompt.ignored == ("reasoning_effort",)
-
-
-@pytest.mark.parametrize("template", [PRINTS, STRICT, SWITCH])
-@pytest.mark.parametrize("effort", ["ultra", "", "x" * 100_000, "{{ 7 }}"])
-def test_a_word_that_nothing_knows_is_ignored(model: ServedModel, effort: str) -> None:
+@pytest.mark.parametrize(
+    ("template", "effort"),
+    [
+        *((PLAIN, effort) for effort in (*EFFORTS, "ultra", "")),
+        *itertools.product((PRINTS, STRICT, SWITCH), ("ultra", "", "x" * 100_000, "{{ 7 }}")),
+    ],
+)
+def test_an_effort_that_the_template_has_no_use_for_is_ignored(
+    model: ServedModel, effort: str
+) -> None:
     prompt = prepared(model, reasoning_effort=effort)
     assert prompt.token_ids == prepared(model).token_ids
     assert prompt.ignored == ("reasoning_effort",)
 
 
 @pytest.mark.parametrize("template", [BRANCHES])
-def test_a_word_that_only_the_template_knows_is_used(model: ServedModel) -> None:
+def test_an_effort_that_only_the_template_knows_is_used(model: ServedModel) -> None:
     prompt = prepared(model, reasoning_effort="deep")
     assert (shown(model, prompt), prompt.ignored) == ("deep", ())
 

@@ -14,10 +14,9 @@ from api.generation.models import ServedModel
 from api.generation.prompt import prepare_prompt
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
-from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.text_model import load_text
 from tests.contract.shared.text import templates
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import card_of, make_checkpoint
 from tests.support.tool_models import make_family_checkpoint
 from tests.support.tool_templates import FAMILIES
 from tests.support.written_calls import WRITTEN
@@ -27,15 +26,7 @@ ARGUMENTS = '{"city": "Oslo", "days": 2}'
 
 
 def served(path: Path) -> ServedModel:
-    card, blobs = card_from_checkpoint(
-        path,
-        name="m",
-        max_model_len=4096,
-        kv_capacity_tokens=0,
-        dtype="",
-        num_parameters=0,
-        structured_output=True,
-    )
+    card, blobs = card_of(path, structured_output=True)
     return ServedModel(card, load_text(card, blobs))
 
 

@@ -16,9 +16,8 @@ from api.generation.models import ServedModel
 from api.generation.prompt import RequestedGrammar, requested_grammar
 from api.generation.validation import parse_request
 from shared.messages import GrammarKind, InvalidParameter
-from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.text_model import load_text
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import card_of, make_checkpoint
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 STRICT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
@@ -175,15 +174,7 @@ def test_both_dialects_have_the_members_and_null_is_absent() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     path: Path = make_checkpoint(tmp_path_factory.mktemp("model"))
-    card, blobs = card_from_checkpoint(
-        path,
-        name="m",
-        max_model_len=512,
-        kv_capacity_tokens=0,
-        dtype="",
-        num_parameters=0,
-        structured_output=True,
-    )
+    card, blobs = card_of(path, max_model_len=512, structured_output=True)
     return ServedModel(card, load_text(card, blobs))
 
 

@@ -43,6 +43,7 @@ async def test_the_text_pool_refuses_what_it_cannot_hold() -> None:
     pool.close()
 
 
+@pytest.mark.promise("Access: a burst of 300 requests in one instant is queued, not refused")
 async def test_what_waits_for_a_text_thread_is_bounded_in_bytes_and_one_may_always_wait() -> None:
     pool, release = TextPool(threads=1, max_waiting_bytes=10 * MIN_BYTES), threading.Event()
     waiting = [asyncio.create_task(pool.run(release.wait, 20))]
@@ -325,6 +326,11 @@ async def test_who_used_most_elsewhere_goes_last() -> None:
     pool.close()
 
 
+@pytest.mark.promise(
+    "Neighbours: processor seconds of text, grammars and masks and refused requests are charged to "
+    "the tenant that asked, also where the request fails; who used most goes last at the text "
+    "threads, for a bounded time"
+)
 async def test_who_used_most_waits_for_a_bounded_time_of_the_others_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -83,6 +83,10 @@ def test_a_named_tool_is_the_one_that_is_called(model: Model) -> None:
             assert checked_calls(model.read(text, use, Thinking.NO)) == ["put"]
 
 
+@pytest.mark.promise(
+    "Clients: a named function is called exactly once, a required one at least once, in every "
+    "dialect"
+)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_a_named_tool_is_called_once_and_a_required_one_at_least_once(
     model: Model, parallel: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -12,12 +14,14 @@ from api.settings import ApiSettings
 from shared.settings import SettingsError, load_settings
 
 URL = "redis://127.0.0.1:1"
+KEYS = f"{digest_of(new_key())} tenant=acme"
 
 
 def settings(**values: str) -> ApiSettings:
     return ApiSettings(redis_url=URL, **values)  # type: ignore[arg-type]
 
 
+@functools.cache
 def app(**values: str) -> FastAPI:
     return create_app(settings(**values))
 
@@ -51,7 +55,7 @@ async def status(app: FastAPI, **headers: str) -> int:
 async def test_a_host_is_on_the_list_or_of_this_machine(
     allowed_hosts: str, host: str, is_allowed: bool
 ) -> None:
-    for keys in ("", f"{digest_of(new_key())} tenant=acme"):
+    for keys in ("", KEYS):
         expected = is_allowed or bool(keys and not allowed_hosts)
         made = app(allowed_hosts=allowed_hosts, api_keys=keys)
         assert await status(made, host=host) == (200 if expected else 421)
@@ -68,8 +72,8 @@ async def test_the_name_that_it_listens_on_is_allowed() -> None:
 def test_what_is_no_name_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv("REDIS_URL", URL)
-    monkeypatch.setenv("ALLOWED_HOSTS", value)
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", URL)
+    monkeypatch.setenv("PENSTOCK_ALLOWED_HOSTS", value)
     with pytest.raises(SettingsError, match="ALLOWED_HOSTS"):
         load_settings(ApiSettings)
 

@@ -113,7 +113,7 @@ async def test_what_was_cancelled_or_removed_never_comes_back() -> None:
     assert bench.store.found == {cancelled.job_id: JobState.CANCELLED}
 
 
-async def test_who_could_not_look_for_long_queues_nothing_again() -> None:
+async def test_a_frontend_after_a_long_pause_queues_no_job_again() -> None:
     bench = Bench()
     bench.accept()
     bench.store.found.clear()

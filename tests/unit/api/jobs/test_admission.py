@@ -110,7 +110,7 @@ async def test_a_job_that_is_there_already_gets_its_reader_at_once() -> None:
     assert store.calls[1:] == [("submit", one.job_id), ("attach", (one.job_id, "fe#2"))]
 
 
-async def test_a_submit_that_may_have_been_heard_is_cancelled_until_that_is_heard() -> None:
+async def test_a_submit_that_may_have_arrived_is_cancelled_until_the_cancel_is_confirmed() -> None:
     store, one = Store(), job()
     store.failures = 3
     room, disconnects = admission(store)
@@ -145,7 +145,7 @@ async def test_a_full_queue_is_reported_once_and_not_tried_again(scope: str, sta
         (OnDisconnect.CONTINUE, []),
     ],
 )
-async def test_a_disconnect_does_what_the_request_says(
+async def test_a_disconnect_follows_the_requests_policy(
     policy: OnDisconnect, calls: list[Any]
 ) -> None:
     store = Store()
@@ -153,7 +153,7 @@ async def test_a_disconnect_does_what_the_request_says(
     assert store.calls == calls
 
 
-async def test_readers_say_that_they_are_there_until_they_leave() -> None:
+async def test_readers_are_renewed_until_they_leave() -> None:
     store = Store()
     disconnects = DisconnectTracker(store)  # type: ignore[arg-type]
     disconnects.watch("0-j", "fe#1", OnDisconnect.CANCEL)

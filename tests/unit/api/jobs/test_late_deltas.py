@@ -151,7 +151,7 @@ async def test_only_what_is_here_is_taken_and_without_time() -> None:
     assert stream.timeouts == [(2, KEEPALIVE_S), (1, 0.0), (0, KEEPALIVE_S), (1, 0.0)]
 
 
-async def test_an_end_that_is_late_too_comes_behind_the_deltas_once() -> None:
+async def test_a_late_end_follows_the_deltas_once() -> None:
     a, b = deltas("a", "b")
     found = await served(Waiting([a, b, end_of(b)]))
     assert [text for write in found.writes for text in texts(write)] == ["a", "b", ""]

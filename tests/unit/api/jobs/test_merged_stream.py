@@ -108,7 +108,7 @@ async def test_what_one_stream_raises_is_raised() -> None:
     await stream.aclose()
 
 
-async def test_nothing_in_time_is_none_and_a_slow_reader_misses_nothing() -> None:
+async def test_a_timeout_returns_none_and_a_slow_reader_misses_no_event() -> None:
     log = log_of(["a"] * 50)
     store = FakeStore([*log, finished_after(log)])
     store.visible = 0

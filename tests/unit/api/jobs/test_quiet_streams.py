@@ -110,7 +110,7 @@ def test_a_stream_is_looked_at_after_a_silence_and_then_at_growing_intervals() -
     leap(main)
 
 
-def test_what_is_heard_begins_the_silence_anew() -> None:
+def test_an_event_restarts_the_silence_timer() -> None:
     async def main() -> None:
         quiet, stream = quiet_over(FakeStore()), FakeStream("0-x")
         quiet.add(stream)
@@ -130,6 +130,7 @@ def test_what_is_heard_begins_the_silence_anew() -> None:
     leap(main)
 
 
+@pytest.mark.promise("HTTP: idle does not spin, nor do waiting streams")
 def test_many_streams_share_calls_of_a_bounded_page_that_are_spread_over_time() -> None:
     async def main() -> None:
         count, store = 1500, FakeStore()

@@ -90,7 +90,7 @@ async def test_a_log_without_them_ends_the_stream_of_who_wants_them() -> None:
     assert failed.code == ErrorCode.JOB_LOST
 
 
-async def test_a_job_that_failed_before_it_was_scored_says_why() -> None:
+async def test_a_job_that_failed_before_scoring_reports_its_error() -> None:
     failed = Failed(START, JobState.FAILED, ErrorCode.ENGINE_ERROR, "no", Usage(3, 0))
     store, bus = FakeStore([SLICES[0], failed]), FakeBus()
     stream = await opened(store, bus, [failed], ScoredPrompt(TOKEN_IDS))

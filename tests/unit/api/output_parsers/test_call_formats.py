@@ -635,7 +635,7 @@ def test_what_is_no_call_is_text_wherever_it_is_cut(form: ToolFormat, text: str)
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.text[:40])
-def test_arguments_are_streamed_behind_the_name(recorded: Recorded) -> None:
+def test_arguments_are_streamed_after_the_name(recorded: Recorded) -> None:
     """A call is announced before its last argument is there, and its arguments are not gathered."""
     if ("get_weather", OSLO) not in recorded.calls:
         return

@@ -19,7 +19,7 @@ def worker(**more: Any) -> WorkerStatus:
     return WorkerStatus("w", ("m",), stats={**stats, "tok_s": 1.5}, **members)  # type: ignore[arg-type]
 
 
-async def test_health_says_the_worst_that_it_knows() -> None:
+async def test_health_reports_the_worst_known_state() -> None:
     store = Store()
     health = HealthMonitor(store, store, store)  # type: ignore[arg-type]
     assert health.status == "degraded"

@@ -65,6 +65,7 @@ def streamed(kind: str, ids: list[int], cuts: list[int], *, skip: bool) -> str:
     return "".join(parts)
 
 
+@pytest.mark.promise("Runtime: incremental decoding equals decoding at once")
 @pytest.mark.parametrize("kind", ALL)
 @settings(deadline=None, max_examples=examples(30))
 @given(data=st.data())
@@ -137,6 +138,7 @@ def _id_of_byte(kind: str, byte: int, name: str | None) -> int:
     return next(i for i in range(256) if ours(kind).token_bytes(i) == bytes([byte]))
 
 
+@pytest.mark.promise("HTTP: the detokenizer may hold back; its flush gives the tail")
 @pytest.mark.parametrize("kind", ["bytes_only", "gemma", "llama"])
 def test_a_character_of_four_tokens_comes_whole_with_the_last(kind: str) -> None:
     name = None if kind == "bytes_only" else "<0x{:02X}>"
@@ -145,6 +147,7 @@ def test_a_character_of_four_tokens_comes_whole_with_the_last(kind: str) -> None
     assert [*pushes, detokenizer.flush()] == ["", "", "", "🎉", ""]
 
 
+@pytest.mark.promise("Runtime: invalid bytes are U+FFFD, once, also at the end")
 @pytest.mark.parametrize("num_bytes", [1, 2, 3])
 def test_a_character_cut_off_at_the_end_is_one_replacement(num_bytes: int) -> None:
     ids = [_id_of_byte("bytes_only", byte, None) for byte in b"a" + "🎉".encode()[:num_bytes]]

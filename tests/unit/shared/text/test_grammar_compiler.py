@@ -50,6 +50,9 @@ def allowed(matcher: LLMatcher, compiler: GrammarCompiler) -> set[int]:
     return found
 
 
+@pytest.mark.promise(
+    "Grammars: exactly the matching tokens are allowed, special ones only where they are named"
+)
 @pytest.mark.parametrize("kind", USABLE)
 def test_exactly_the_tokens_that_begin_a_way_on_are_allowed(kind: str) -> None:
     texts = [text.encode() for text in ("yes", "yesterday", "The quick", "seen", "1234", "")]
@@ -217,6 +220,10 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise(
+    "Grammars: compiling any grammar is bounded work, and an admitted grammar runs (for grammars "
+    "found to be slow, deep or wide; a highly ambiguous one can still exceed the limits of a run)"
+)
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_a_hostile_grammar_is_an_error_and_no_crash(name: str) -> None:
     compiler = compiler_of("bytes_only")

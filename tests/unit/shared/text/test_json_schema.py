@@ -64,6 +64,10 @@ def test_callers_cannot_set_the_compilers_own_options() -> None:
     assert grammar_schema(requested, "p") == {"type": "integer", **STYLE}
 
 
+@pytest.mark.promise(
+    "Grammars: a schema that cannot be enforced is a 400 with name and path, before anything is "
+    "queued"
+)
 @pytest.mark.parametrize(
     ("schema", "words"),
     [

@@ -37,7 +37,7 @@ def card_of(path: Path, generation: dict[str, Any], **members: Any) -> ModelCard
     return card
 
 
-def test_a_card_says_what_the_checkpoint_s_makers_say(tmp_path: Path) -> None:
+def test_a_card_has_the_checkpoints_recommended_sampling(tmp_path: Path) -> None:
     generation = {**QWEN3, "do_sample": False, "max_new_tokens": 5, "min_p": None}
     card = card_of(tmp_path, generation)
     assert card.default_sampling == QWEN3  # do_sample changes nothing, as in vLLM
@@ -65,7 +65,7 @@ def test_values_that_no_request_may_have_are_left_out_and_logged(
     assert output == set(bad)
 
 
-def test_a_frontend_checks_what_a_card_of_another_release_says() -> None:
+def test_a_frontend_checks_the_values_of_another_releases_card() -> None:
     output = {"temperature": 0.6, "top_k": 20.0, "top_p": 1.5, "typical_p": 0.9, "min_p": -1.0}
     values = SamplingDefaults.of(output).values
     assert values == {"temperature": 0.6, "top_k": 20}

@@ -148,12 +148,12 @@ def test_a_template_that_insists_on_descriptions_is_probed_with_one() -> None:
     assert find_tool_format(JinjaChatTemplate(source, {})) is ToolFormat.HERMES
 
 
-def test_a_format_that_is_not_known_is_said_at_start(
+def test_an_unknown_tool_format_is_logged_at_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     card, _ = card_of(tmp_path / "a", templates.COMMAND_R_TOOLS)
     assert card.tool_format == "text"
-    (said,) = [record for record in caplog.records if "not known" in record.getMessage()]
+    (said,) = [record for record in caplog.records if "unknown tool format" in record.getMessage()]
     assert "TOOL_FORMAT" in said.getMessage()
     caplog.clear()
     card_of(tmp_path / "b", HERMES_TEMPLATE)

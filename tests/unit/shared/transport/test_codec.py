@@ -148,6 +148,10 @@ def test_stop_reasons_survive_the_wire(stop_reason: str | int | None) -> None:
     assert decode_stop_reason(encoded.encode()) == stop_reason
 
 
+@pytest.mark.promise(
+    "Runtime: typed, versioned messages from worker to frontend (the version stands in queue entry "
+    "and job, not in each frame)"
+)
 @given(
     st.integers(0, 10**6),
     st.integers(0, 10**6),

@@ -28,7 +28,7 @@ def test_the_wait_stays_within_its_bounds() -> None:
     assert 1.0 <= measured((0.0, 0), (10.0, 10**6)).retry_after_s(1) <= 1.2
 
 
-def test_a_short_look_says_nothing() -> None:
+def test_a_short_measurement_gives_no_rate() -> None:
     assert measured((0.0, 0), (1.0, 500)).tokens_per_s is None
     assert measured((0.0, 0), (1.0, 500), (2.0, 1000)).tokens_per_s == 500.0
 

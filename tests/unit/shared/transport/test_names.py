@@ -71,6 +71,7 @@ def test_lanes_have_their_range() -> None:
         Keys().queue("m", 8)
 
 
+@pytest.mark.promise("Streaming: unique ids in order of time; the submit time is recorded")
 def test_job_ids_are_time_ordered_uuids() -> None:
     job_id = new_job_id()
     first, _, rest = job_id.partition("-")

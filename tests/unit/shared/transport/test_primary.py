@@ -61,7 +61,7 @@ async def test_servers_learned_on_the_way_answer_when_the_given_ones_are_gone() 
     assert finder.seeds == [A, A, B, C]
 
 
-async def test_who_asks_at_the_same_time_shares_a_search_that_began_later() -> None:
+async def test_concurrent_callers_share_a_later_search() -> None:
     finder = Answers({A: Found(B)})
     finder.gate.clear()
     where = PrimaryResolver([A], finder)

@@ -33,7 +33,7 @@ async def test_a_wait_is_over_in_time_whatever_came_before_it() -> None:
     waiting.close()
 
 
-async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
+async def test_a_cancelled_wait_leaves_no_timer() -> None:
     waiting = ReusableTimer()
     task = asyncio.create_task(waiting.wait(LONG_S))
     await asyncio.sleep(0)

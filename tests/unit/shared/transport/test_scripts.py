@@ -25,7 +25,7 @@ def test_every_file_of_the_library_is_included() -> None:
 
 
 @table("name", TRANSITIONS)
-def test_a_transition_says_what_it_takes_and_returns(name: str) -> None:
+def test_each_script_documents_its_arguments_and_reply(name: str) -> None:
     header = (FOLDER / f"{name}.lua").read_text().split("--@include")[0]
     assert header.startswith(f"-- {name}: ")
     assert "-- Returns " in header

@@ -86,7 +86,7 @@ def test_of_a_step_during_a_long_call_what_is_certain_is_testified(step_ms: int)
     assert abs(step_ms) - 120_000 <= abs(testified_ms) <= abs(step_ms)
 
 
-def test_who_saw_nothing_before_testifies_nothing() -> None:
+def test_a_process_without_an_earlier_call_testifies_nothing() -> None:
     calls = Calls()
     assert calls.call(stands_still=True) == ""
     calls.now_s += 1

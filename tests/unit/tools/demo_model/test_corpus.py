@@ -25,7 +25,7 @@ def corpus(tokenizer: Tokenizer, seed: int) -> Corpus:
     return Corpus(tokenizer, FACTS, ["Some prose.\n\nMore prose."], ["banana", "violin"], seed)
 
 
-def test_only_what_the_assistant_says_and_its_end_are_learned(tokenizer: Tokenizer) -> None:
+def test_only_the_assistants_text_and_its_end_are_learned(tokenizer: Tokenizer) -> None:
     chat = [("system", "Be kind."), ("user", "first?"), ("assistant", "One.")]
     document = render_chat(tokenizer, chat)
     learned = [

@@ -39,6 +39,9 @@ def states(manager: BlockManager) -> tuple[int, int, int]:
     return manager.num_free, manager.num_cached, num_owned
 
 
+@pytest.mark.promise(
+    "Streaming: a computed prompt stays cached for the next request, without an owner"
+)
 def test_a_block_goes_from_free_to_owned_to_cached_and_back() -> None:
     manager = BlockManager(3, SIZE)
     assert states(manager) == (3, 0, 0)
@@ -53,6 +56,10 @@ def test_a_block_goes_from_free_to_owned_to_cached_and_back() -> None:
     manager.check_integrity([other.block_table])
 
 
+@pytest.mark.promise(
+    "Engine: full blocks are shared by chained content hashes, counted, and compared (128 bits, "
+    "seeded by the tenant)"
+)
 def test_two_prompts_sharing_k_full_blocks_share_exactly_k_block_ids() -> None:
     for num_shared in range(4):
         manager = BlockManager(32, SIZE)
@@ -72,6 +79,7 @@ def test_the_whole_prompt_is_never_matched() -> None:
     assert len(manager.match(make_sequence(range(13)))) == 3
 
 
+@pytest.mark.promise("Engine: a new block only when the last is full, findable only when full")
 @pytest.mark.parametrize(
     ("num_tokens", "num_blocks", "num_findable"), [(255, 1, 0), (256, 1, 1), (257, 2, 1)]
 )
@@ -84,6 +92,9 @@ def test_a_new_block_only_when_the_last_is_full_and_findable_only_when_full(
     assert len(manager.match(make_sequence(range(600)))) == num_findable
 
 
+@pytest.mark.promise(
+    "Engine: a shared block is freed with its last owner; its content stays cached"
+)
 def test_a_shared_block_is_given_up_only_by_its_last_owner() -> None:
     manager = BlockManager(8, SIZE)
     a = fill(manager, range(9))

@@ -11,6 +11,8 @@ import itertools
 import random
 from dataclasses import dataclass
 
+import pytest
+
 from tests.unit.worker.engine.scripted_runner import ScriptedRunner, make_config, make_request
 from worker.engine.engine import Engine
 from worker.settings import WorkerSettings
@@ -109,6 +111,10 @@ def burst(
     )
 
 
+@pytest.mark.promise(
+    "Engine: a burst's first tokens come nearly as early as possible, at the same speed (counted, "
+    "on a machine in the test)"
+)
 def test_first_tokens_come_nearly_as_soon_as_they_can_at_the_same_speed() -> None:
     soonest = burst(seats=256, budget=2048, target_s=None)
     ours = burst(seats=DEFAULT_SEATS)
@@ -117,7 +123,7 @@ def test_first_tokens_come_nearly_as_soon_as_they_can_at_the_same_speed() -> Non
     assert ours.speed >= 0.97 * soonest.speed
 
 
-def test_few_seats_are_what_makes_first_tokens_late() -> None:
+def test_few_slots_delay_first_tokens() -> None:
     """Not the pacing: with a sixth of the seats the median waits for others to end."""
     soonest = burst(seats=256, budget=2048, target_s=None)
     assert burst(seats=32).first_at(0.5) >= 1.5 * soonest.first_at(0.5)

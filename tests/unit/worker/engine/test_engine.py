@@ -31,6 +31,9 @@ def end(story: Story) -> tuple[FinishReason | None, int | None, ErrorCode | None
     return story.last.finish_reason, story.last.stop_reason, story.last.error
 
 
+@pytest.mark.promise("Engine: add, step, unfinished; prompts may be token ids")
+@pytest.mark.promise("Engine: an end frees all blocks; `ignore_eos` continues")
+@pytest.mark.promise("HTTP: an end frees blocks and tables")
 @LOOKAHEADS
 def test_a_request_runs_to_max_tokens_and_gives_everything_back(lookahead: int) -> None:
     engine = make_engine(lookahead=lookahead)
@@ -91,6 +94,7 @@ def test_logprobs_come_with_their_tokens_only_on_request() -> None:
     assert all(output.logprobs is None for output in stories["without"].outputs)
 
 
+@pytest.mark.promise("Grammars: requests with a grammar are refused for workers without support")
 @pytest.mark.parametrize(
     ("request_", "code", "words"),
     [
@@ -134,7 +138,7 @@ def test_a_live_id_is_refused_and_a_finished_one_can_come_again() -> None:
     assert run_to_end(engine)["a"].token_ids == say(2)
 
 
-def test_as_many_may_wait_as_the_config_says() -> None:
+def test_the_waiting_queue_is_bounded_by_the_config() -> None:
     engine = make_engine(max_waiting=2)
     engine.add(make_request("a"))
     engine.add(make_request("b"))
@@ -158,6 +162,7 @@ def test_two_engines_in_one_process_do_not_touch() -> None:
 
 
 class TestCancel:
+    @pytest.mark.promise("Runtime: cancel in every state, idempotent")
     @LOOKAHEADS
     @pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 9])
     def test_works_in_every_state_and_frees_the_blocks_at_once(
@@ -216,6 +221,9 @@ class TestCancel:
 
 
 class TestResume:
+    @pytest.mark.promise(
+        "Runtime: only generated tokens are streamed, and none again after recomputing"
+    )
     @LOOKAHEADS
     @pytest.mark.parametrize("num_known", [1, 3, 4, 5])
     def test_goes_on_after_the_known_tokens_and_repeats_none(
@@ -346,6 +354,7 @@ def test_stats_tell_prefilling_from_active() -> None:
     assert (engine.stats().active, engine.stats().prefilling) == (2, 0)
 
 
+@pytest.mark.promise("Streaming: one scheduler, online and offline, independent of web and queue")
 def test_an_engine_is_made_of_its_config_alone() -> None:
     with pytest.raises(ValueError, match="lookahead"):
         make_engine(lookahead=2)

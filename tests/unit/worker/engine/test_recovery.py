@@ -77,6 +77,7 @@ def test_a_step_that_raises_once_costs_no_sequence_anything(
     assert record.request_ids == ["a", "b"]
 
 
+@pytest.mark.promise("Streaming: a failing step ends its own streams with an error, and no others")
 @LOOKAHEADS
 @pytest.mark.parametrize("names", [("bad",), ("a", "bad", "b"), ("bad", "a", "b")])
 def test_a_sequence_whose_steps_raise_is_found_and_ends_alone(
@@ -114,7 +115,7 @@ def test_a_lost_device_comes_out_and_ends_no_sequence(lookahead: int, where: str
         assert output + run_to_end(resumed)[name].token_ids == say(9)
 
 
-def test_of_200_requests_on_a_device_that_raises_for_ever_none_is_ended() -> None:
+def test_on_a_device_that_always_raises_none_of_200_requests_is_ended() -> None:
     """Each engine that takes them is a new process; the device says no reason."""
     runner = ScriptedRunner(judge=lambda batch: RuntimeError("no reason given"))
     engine = make_engine(runner, max_waiting=300)
@@ -208,7 +209,7 @@ def test_finished_sequences_are_reported_again_after_a_failed_launch() -> None:
     assert [s.finished_seq_ids for s in runner.steps] == [(), (0,), (0,)]
 
 
-def test_a_self_test_leaves_nothing_behind_and_is_not_counted() -> None:
+def test_a_self_test_frees_its_blocks_and_is_not_counted() -> None:
     runner = ScriptedRunner()
     engine = make_engine(runner)
     before = engine.stats()

@@ -30,6 +30,7 @@ def say(length: int) -> list[int]:
     return [100 + i for i in range(length)]
 
 
+@pytest.mark.promise("Engine: seats and token budget are never exceeded")
 def test_limits_are_never_exceeded_in_any_step() -> None:
     rng = random.Random(1)
     for _ in range(30):
@@ -56,6 +57,7 @@ def test_a_long_prompt_is_computed_in_chunks_that_fill_the_budget() -> None:
     assert [step.starts[0] for step in runner.steps] == [0, 10, 20]
 
 
+@pytest.mark.promise("Streaming: a long prompt is computed in chunks beside running streams")
 @LOOKAHEADS
 def test_decodes_go_on_beside_a_long_prefill_and_come_first_in_the_batch(lookahead: int) -> None:
     runner = ScriptedRunner()
@@ -88,7 +90,7 @@ def test_a_decode_never_waits_for_a_prefill_of_higher_rank() -> None:
         assert step.counts[0] == 1
 
 
-def test_more_seats_than_budget_starve_no_sequence() -> None:
+def test_more_slots_than_budget_starve_no_sequence() -> None:
     runner = ScriptedRunner()
     engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=3)
     for i in range(6):
@@ -127,6 +129,7 @@ def test_tokens_got_from_the_cache_do_not_count_against_the_budget() -> None:
     assert engine.stats().prompt_tokens == 9_900 + 10_000
 
 
+@pytest.mark.promise("Engine: a prompt is admitted when all of it fits, and waits otherwise")
 def test_admission_waits_until_the_whole_prompt_fits() -> None:
     engine = make_engine(num_blocks=12, max_num_batched_tokens=100, prefix_caching=False)
     for i in range(5):
@@ -144,6 +147,7 @@ def history(item: ScheduledSequence) -> int:
     return hash((*item.prompt_token_ids, *item.output_token_ids)) % 900
 
 
+@pytest.mark.promise("Engine: short of blocks, the youngest is preempted; no output changes")
 @LOOKAHEADS
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preempted_sequences_say_what_uncontended_ones_say(
@@ -168,6 +172,7 @@ def test_preempted_sequences_say_what_uncontended_ones_say(
     assert contended.stats().generated_tokens == 8 * 40
 
 
+@pytest.mark.promise("Engine: a preempted sequence resumes before new ones, from the cache")
 def test_the_youngest_is_preempted_and_resumes_before_newcomers_out_of_the_cache() -> None:
     runner = ScriptedRunner()
     engine = make_engine(runner, num_blocks=9, block_size=4, max_num_batched_tokens=64)
@@ -222,7 +227,7 @@ def test_a_sequence_that_outgrows_the_pool_ends_there_and_others_go_on(lookahead
     assert engine.stats().free_blocks == 4
 
 
-def test_a_waiting_sequence_that_the_pool_cannot_hold_is_reported_and_others_go_on() -> None:
+def test_a_waiting_sequence_larger_than_the_pool_ends_and_others_continue() -> None:
     scheduler = Scheduler(make_config(num_blocks=2, block_size=4))
     large, small = (
         Sequence(

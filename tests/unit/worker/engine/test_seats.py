@@ -39,6 +39,11 @@ def step(engine: Engine, count: int, stories: dict[str, Story]) -> None:
         engine.check_integrity()
 
 
+@pytest.mark.promise(
+    "Access: running jobs share the seats of a worker: a job with many choices or a tenant with "
+    "many jobs gives seats to others, and blocks when they run out; `PENSTOCK_ENGINE=vllm` with "
+    "vLLM's own sampler shares the seats that become free, and takes none"
+)
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_a_job_of_many_choices_gives_seats_to_those_who_come(lookahead: int) -> None:
     engine, stories = make_engine(max_num_seqs=SEATS, lookahead=lookahead), dict[str, Story]()
@@ -68,7 +73,7 @@ def test_tenants_settle_at_equal_shares_and_then_none_moves() -> None:
     assert engine.stats().preemptions == num_preemptions
 
 
-def test_a_tenant_that_is_alone_uses_every_seat_in_its_order() -> None:
+def test_a_single_tenant_uses_every_slot_in_order() -> None:
     engine, stories = make_engine(max_num_seqs=SEATS), dict[str, Story]()
     add(engine, "flood", 30, tenant="flood")
     step(engine, 10, stories)
@@ -78,7 +83,7 @@ def test_a_tenant_that_is_alone_uses_every_seat_in_its_order() -> None:
     assert engine.stats().preemptions == 0
 
 
-def test_the_free_seat_goes_to_who_holds_fewest() -> None:
+def test_the_free_slot_goes_to_the_tenant_with_the_fewest() -> None:
     engine, stories = make_engine(max_num_seqs=2), dict[str, Story]()
     add(engine, "flood", 4, tenant="flood")
     step(engine, 2, stories)

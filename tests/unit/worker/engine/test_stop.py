@@ -28,6 +28,7 @@ def test_nothing_stops_before_the_first_token() -> None:
     assert stop_of([]) is None
 
 
+@pytest.mark.promise("Engine: each of several EOS ids stops")
 @pytest.mark.parametrize("eos", sorted(EOS_IDS))
 def test_each_of_several_eos_ids_stops(eos: int) -> None:
     assert stop_of([1, eos]) == StopMatch(STOP)
@@ -71,7 +72,7 @@ def test_neither_eos_nor_a_stop_id_ends_before_min_tokens() -> None:
         assert stop_of([1, 1, token], min_tokens=3, stop_token_ids=(4,)) is not None
 
 
-def test_behind_a_complete_grammar_eos_ends_the_output() -> None:
+def test_after_a_complete_grammar_eos_ends_the_output() -> None:
     grammar = Grammar(GrammarKind.REGEX, "ab")
     assert stop_of([1, 8], min_tokens=3, grammar=grammar) == StopMatch(STOP)
     assert stop_of([8], ignore_eos=True, stop_token_ids=(8,), grammar=grammar) == StopMatch(STOP)

@@ -49,6 +49,7 @@ def steps_of(engine: Engine) -> int:
     return count
 
 
+@pytest.mark.promise("Grammars: with lookahead a grammar costs no step (64 tokens are 64 steps)")
 @pytest.mark.parametrize(("lookahead", "most"), [(0, 64), (1, 65)])
 def test_it_costs_no_step(lookahead: int, most: int) -> None:
     runner = ScriptedRunner()
@@ -163,7 +164,7 @@ def test_a_device_that_is_lost_while_sampling_ends_the_engine(lookahead: int) ->
     assert stories["kept"].last.finish_reason is None, "another engine goes on with it"
 
 
-def test_what_is_behind_a_step_that_failed_is_not_sampled() -> None:
+def test_a_step_after_a_failed_one_is_not_sampled() -> None:
     runner = ScriptedRunner(collect_errors={1: RuntimeError("step")})
     engine = engine_over(runner)
     engine.add(kept("a", max_tokens=4))
@@ -203,7 +204,7 @@ def test_one_whose_mask_is_not_ready_sits_steps_out_and_the_others_miss_none(
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_an_engine_of_nothing_but_held_requests_waits_and_goes_on(lookahead: int) -> None:
+def test_an_engine_with_only_held_requests_waits_and_continues(lookahead: int) -> None:
     runner = ScriptedRunner(waits={0: Future(), 1: Future()})
     engine = engine_over(runner, lookahead)
     for request_id in ("a", "b"):

@@ -36,7 +36,7 @@ def raw(family: str = "qwen3", **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_spellings_say_the_same(family: str, tmp_path: Path) -> None:
+def test_both_spellings_are_equal(family: str, tmp_path: Path) -> None:
     scaling = LLAMA3 | {"original_max_position_embeddings": 64}
     old, new = (
         ModelConfig.from_directory(

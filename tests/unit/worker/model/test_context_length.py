@@ -53,7 +53,7 @@ def test_the_context_of_a_config(config: dict[str, Any], default: int, longest: 
     assert found.by_yarn == (default == 4 * 32768 and config["max_position_embeddings"] == 40960)
 
 
-def test_a_config_without_positions_says_nothing() -> None:
+def test_a_config_without_positions_has_no_context_length() -> None:
     assert ContextLength.of({"model_type": "bloom"}) is None
 
 

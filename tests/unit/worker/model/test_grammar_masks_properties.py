@@ -69,7 +69,7 @@ def by_matcher(compiler: GrammarCompiler, one: SamplingRow) -> set[int]:
     return {i for i in range(VOCAB) if bits[i // 8] >> i % 8 & 1}
 
 
-def test_rows_together_and_alone_are_left_what_the_matcher_says(
+def test_masks_of_rows_together_and_alone_equal_the_matchers(
     masks: GrammarMasks, compiler: GrammarCompiler, tokenizer: FastTokenizer
 ) -> None:
     output = [tokenizer.encode(text) for text in ("", "w", "water", "the")]

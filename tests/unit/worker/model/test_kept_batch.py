@@ -166,7 +166,7 @@ def test_under_preemption_cancels_and_prefix_hits(
     assert continued > begun
 
 
-def test_more_sequences_than_seats_take_the_rows_of_those_that_wait() -> None:
+def test_more_sequences_than_slots_reuse_the_rows_of_waiting_ones() -> None:
     rows = SequenceRows(2, torch_device())
     tables = {seq_id: [seq_id, seq_id + 10] for seq_id in range(5)}
     for pair in ([0, 1], [1, 2], [3, 0], [4, 2]):

@@ -130,7 +130,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (safetensors({"a": {**ENTRY, "data_offsets": [-8, 0]}}), "'a' has offsets -8 to 0"),
         (safetensors({"a": {"dtype": "F32"}}), "cannot be read as safetensors: 'shape'"),
         (safetensors({"a": ENTRY}, 7), "is cut off: it has .* bytes and should have"),
-        (safetensors({"a": ENTRY}, 9), "has more bytes than its header tells"),
+        (safetensors({"a": ENTRY}, 9), "has more bytes than its header declares"),
     ],
 )
 def test_what_is_no_safetensors_file_is_named(content: bytes, named: str, tmp_path: Path) -> None:

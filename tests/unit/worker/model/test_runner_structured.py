@@ -207,7 +207,7 @@ def test_a_step_takes_from_its_first_launch_to_its_last(monkeypatch: pytest.Monk
     assert timer.wait() == 2.0
 
 
-def test_a_steps_result_says_how_long_the_device_took(
+def test_a_steps_result_has_the_devices_seconds(
     runner: TorchModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch_device().type == "cpu":

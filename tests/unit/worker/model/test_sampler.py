@@ -311,7 +311,7 @@ def test_a_large_vocabulary_keeps_the_exact_support() -> None:
         assert len(drawn) > 30
 
 
-def test_forgotten_sequences_leave_nothing_behind() -> None:
+def test_forgotten_sequences_free_their_sampler_state() -> None:
     params = replace(PLAIN, temperature=0.0, frequency_penalty=2.0, logit_bias={1: 3.0}, logprobs=0)
     logits = random_logits(2)[None]
     sampler = new_sampler()

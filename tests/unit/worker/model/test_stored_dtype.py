@@ -26,7 +26,7 @@ def test_a_dtype_that_is_left_out_is_that_of_the_weights(dtype: str, tmp_path: P
     assert ModelConfig.from_directory(path).dtype == "float32", "what is named counts"
 
 
-def test_files_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
+def test_unreadable_files_give_no_dtype(tmp_path: Path) -> None:
     assert stored_dtype(tmp_path) is None
     for header in (b"{", b"[]", b'{"a": 1}', b'{"a": {"dtype": "F32"}}'):
         file = len(header).to_bytes(8, "little") + header

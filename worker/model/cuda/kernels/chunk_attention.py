@@ -48,7 +48,7 @@ def chunk_attention(
     """Attends with chunks of prompts. Grid: (kv_heads, tokens // tile + chunks), tiles in order.
 
     A tile is BLOCK_M // GROUP tokens of one chunk. The grid's second size bounds the number of
-    tiles from above without their lengths; what is too many returns at once.
+    tiles from above without their lengths; programs beyond them return at once.
     """
     tile_tokens: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
@@ -56,7 +56,7 @@ def chunk_attention(
     base = tl.load(cu_q)
     low = 0
     high = num_chunks
-    while low < high:  # the last chunk whose first tile is not behind this one
+    while low < high:  # the last chunk whose first tile is not after this one
         middle = (low + high) // 2
         if (tl.load(cu_q + middle) - base) // tile_tokens + middle <= number:
             low = middle + 1

@@ -78,7 +78,7 @@ def decode_attention(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:
-        # A key without a value. Of several splits the first one counts it.
+        # A key without a value, counted by the first of several splits.
         sink = tl.load(sinks + head, mask=is_member, other=0.0).to(tl.float32) * LOG2E
         is_counted = is_member & (split == 0)
         best = tl.where(is_counted, sink, best)

@@ -50,7 +50,7 @@ def fill_step(
 ):
     """Copies a step into the buffers of a graph, and makes padding of what it does not fill.
 
-    Tokens keep their places. Of sequences the decodes do; chunks go behind the padded decodes.
+    Tokens keep their places, and so do decodes; chunks go after the padded decodes.
     Grid: (the larger of padded tokens and padded sequences + 1, pieces of a table's row).
     """
     row, piece = tl.program_id(0), tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Products of a few rows, with what comes before and behind them.
+"""Products of a few rows, with what comes before and after them.
 
 A step of one sequence reads each weight once and computes next to nothing with it: its time is that
 of its launches, one waiting for the other. So a norm is part of the product that it is for, a gate
@@ -34,7 +34,7 @@ def gemv_kernel(
     HAS_NORM: tl.constexpr,
     ADDS_ONE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    ACTIVATION: tl.constexpr,  # of a gate; 0: there is none
+    ACTIVATION: tl.constexpr,  # of a gate; 0: no gate
 ):
     """Computes norm(x) @ weight.T + bias, its gate, and adds a residual. Grid: (blocks of OUT,).
 

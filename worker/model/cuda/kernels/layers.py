@@ -13,7 +13,7 @@ _LARGEST = tl.constexpr(448.0)  # of e4m3
 
 @triton.jit
 def _as_cached(x, cache):
-    """Returns x as the cache keeps it: in FP8 bounded by its largest number, what is not finite as
+    """Returns x as the cache keeps it: in FP8 bounded by its largest number, non-finite values as
     NaN; else as it is."""
     if cache.dtype.element_ty == tl.float8e4nv:
         wide = x.to(tl.float32)
@@ -60,7 +60,7 @@ def add_norm_kernel(
             by = tl.load(delta_weight + columns, mask=inside, other=0.0).to(tl.float32)
             added = _normalize(added, by, delta_eps, SIZE, ADDS_ONE)
             added = added.to(summed.dtype.element_ty).to(tl.float32)
-        # What is normalised is what the residual stream keeps.
+        # The normalised values are those that the residual stream keeps.
         stored = (row + added).to(summed.dtype.element_ty)
         tl.store(summed + start + columns, stored, mask=inside)
         row = stored.to(tl.float32)

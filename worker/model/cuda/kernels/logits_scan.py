@@ -35,7 +35,7 @@ REPETITION = tl.constexpr(3)
 PRESENCE = tl.constexpr(4)
 FREQUENCY = tl.constexpr(5)
 NUM_FLOATS = tl.constexpr(6)
-# What is found of a block: columns of float32.
+# The results of a block: columns of float32.
 RAW_BEST = tl.constexpr(0)  # NaN where one is in the block
 BEST = tl.constexpr(1)  # of the edited logits
 MASS = tl.constexpr(2)  # of a filtered row: sum of exp((logit - best) / temperature)

@@ -132,7 +132,7 @@ def _last_kept(
             max_count = tl.where(is_nucleus != 0, _MANY, top_k)
             max_mass = tl.where(is_nucleus != 0, top_p.to(tl.float64) * mass, float("inf"))
             # `low` will be the largest pivot with less than that below it: beyond all tokens, or a
-            # key. Where few keys are left that it may be, they stay in registers.
+            # key. If few candidates are left, they stay in registers.
             low = last * 0
             low_count = last * 0
             low_mass = mass * 0

@@ -33,6 +33,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("gpt_oss"), "gpt_oss")
 
 
+@pytest.mark.promise("Transformers: a seeded stream is the same in any company and after a resume")
 def test_a_seeded_stream_is_the_same_in_any_company_and_after_a_resume(gpt_oss: Path) -> None:
     whole = build(gpt_oss, block_size=16)
     together = [r.token_ids for r in generate(new_engine(whole), PROMPTS, SEEDED)]
@@ -71,6 +72,7 @@ def test_end_tokens_are_the_checkpoints(tmp_path: Path) -> None:
     assert result.finish_reason is FinishReason.STOP
 
 
+@pytest.mark.promise("Transformers: the KV cache is sized from what each layer keeps")
 def test_the_pool_is_sized_from_what_each_layer_keeps(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "deepseek_v3")
     source = choose_source("auto", tmp_path)

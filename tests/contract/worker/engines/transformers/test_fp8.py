@@ -77,7 +77,7 @@ def outputs(path: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("model_type", ["olmo2", "qwen3_moe"])
-def test_it_says_what_its_twin_says(model_type: str, tmp_path: Path) -> None:
+def test_it_equals_its_twin(model_type: str, tmp_path: Path) -> None:
     small, twin = write_twins(tmp_path, model_type)
     expected = outputs(twin)
     assert len({token for output in expected for token in output}) > 15

@@ -64,6 +64,9 @@ def rms(errors: Tensor) -> float:
     return float(errors.square().mean().sqrt())
 
 
+@pytest.mark.promise(
+    "Transformers: CPU tiers and int8 compute its products as exactly as torch does"
+)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_each_tier_is_about_as_close_to_float32_as_torch(model_type: str, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path, model_type)

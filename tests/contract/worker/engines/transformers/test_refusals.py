@@ -71,6 +71,10 @@ def write_config(path: Path, model_type: str, **members: Any) -> Path:
     return path
 
 
+@pytest.mark.promise(
+    "Transformers: a model that would be computed otherwise is refused with a sentence, by its "
+    "configuration before its weights are read"
+)
 @pytest.mark.parametrize("model_type", WITHOUT_THE_INTERFACE)
 def test_models_that_mask_for_themselves(model_type: str, tmp_path: Path) -> None:
     write_config(tmp_path, model_type, **WITHOUT_THE_INTERFACE[model_type])
@@ -114,7 +118,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
         choose_source("auto", tmp_path)
 
 
-def test_native_is_what_it_says(tmp_path: Path) -> None:
+def test_model_impl_native_uses_only_native_families(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "olmo2")
     with pytest.raises(UnsupportedModel, match="'olmo2' is not supported; known are"):
         choose_source("native", tmp_path)

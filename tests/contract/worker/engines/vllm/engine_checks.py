@@ -1,17 +1,17 @@
 """What engines do with plans of requests; as a program, what vLLM does with one.
 
-    python engine_checks.py PLAN DESCRIPTOR
+    python engine_checks.py PLAN RESULTS
 
-runs in vLLM's interpreter, whose path has `worker` and `shared` alone, and writes JSON.
+runs in vLLM's interpreter, whose path has `worker` and `shared` alone. Both are files of JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.messages import Grammar, GrammarKind, SamplingParams
@@ -146,7 +146,7 @@ def num_graphs() -> int:
 
 
 def main() -> None:
-    plan = json.loads(sys.argv[1])
+    plan = json.loads(Path(sys.argv[1]).read_text())
     stages: list[tuple[str, float]] = []
     built = build_vllm_engine(
         EngineOptions(**plan["options"]),
@@ -177,7 +177,7 @@ def main() -> None:
     results["stats"] = dataclasses.asdict(engine.stats())
     results["measures"] = engine.measures.counts()
     results["times"] = timed(engine)
-    os.write(int(sys.argv[2]), json.dumps(results).encode())
+    Path(sys.argv[2]).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

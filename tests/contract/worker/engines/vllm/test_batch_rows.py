@@ -24,7 +24,7 @@ DRIVER = Path(__file__).with_name("batch_driver.py")
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, int]:
-    printed = run_in_vllm([str(DRIVER)], EngineOptions(checkpoint="", engine="vllm"))
+    printed = run_in_vllm([str(DRIVER)], EngineOptions(checkpoint="", engine="vllm")).stdout
     return json.loads(printed.splitlines()[-1])
 
 

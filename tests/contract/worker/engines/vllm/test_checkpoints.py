@@ -97,7 +97,7 @@ def found(
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
-def test_a_model_type_says_what_transformers_says(
+def test_a_model_type_gives_transformers_tokens(
     found: dict[str, Model],
     references: dict[str, tuple[Path, GreedyReference]],
     name: str,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ import pytest
 from shared.text.grammar_compiler import FIRST_CPU_SECONDS
 from tests.contract.worker.engines.vllm.engine_checks import Requests, run
 from tests.support.vllm_environment import vllm_python
+from tests.support.vllm_runs import run_in_vllm
 from worker.engine.engine import Engine
 from worker.engine_options import EngineOptions
-from worker.runtime.interpreter import environment_of
 from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = [
@@ -25,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(vllm_python() is None, reason="no interpreter with vLLM"),
 ]
 
+PROGRAM = Path(__file__).with_name("engine_checks.py")
 BLOCK = 32
 CONTEXT = 256
 OPTIONS: dict[str, Any] = {
@@ -86,33 +85,17 @@ class Vllm:
     """One start of vLLM, and what it did."""
 
     def __init__(self, options: dict[str, Any], runs: dict[str, Requests], **more: Any) -> None:
-        python = vllm_python()
-        assert python is not None, "make vllm, or leave out the tests marked vllm"
-        plan = {"options": {**OPTIONS, **OF_VLLM, **options}, "runs": runs, **more}
-        env = environment_of(EngineOptions(checkpoint="", engine="vllm", engine_python=python))
-        assert env is not None
-        read, write = os.pipe()
-        begun_s = time.monotonic()
-        with os.fdopen(read, "rb") as results:
-            ended = subprocess.Popen(
-                [
-                    python,
-                    str(Path(__file__).with_name("engine_checks.py")),
-                    json.dumps(plan),
-                    str(write),
-                ],
-                env={**env, "HF_HUB_OFFLINE": "1"},
-                pass_fds=(write,),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+        with tempfile.TemporaryDirectory() as folder:
+            plan, results = Path(folder, "plan"), Path(folder, "results")
+            plan.write_text(
+                json.dumps({"options": {**OPTIONS, **OF_VLLM, **options}, "runs": runs, **more})
             )
-            os.close(write)
-            data = results.read()
-        _, self.stderr = ended.communicate()
-        assert ended.returncode == 0, self.stderr[-4000:]
-        self.results = json.loads(data)
-        self.seconds = time.monotonic() - begun_s
+            self.stderr = run_in_vllm(
+                [str(PROGRAM), str(plan), str(results)],
+                EngineOptions(checkpoint="", engine="vllm", engine_python=vllm_python() or ""),
+                {"HF_HUB_OFFLINE": "1"},
+            ).stderr
+            self.results = json.loads(results.read_text())
 
 
 def reference(runs: dict[str, Requests]) -> dict[str, Any]:
@@ -206,6 +189,10 @@ def ends_of(found: dict[str, Any]) -> dict[str, Any]:
     return {name: (one["tokens"], one["end"], one["stop"]) for name, one in found.items()}
 
 
+@pytest.mark.promise(
+    "vLLM: tokens, ends and log probabilities are those of this project's engine, however they are "
+    "sampled"
+)
 def test_every_way_of_sampling_gives_our_engines_tokens(
     ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
@@ -220,6 +207,10 @@ def test_outputs_end_where_our_engine_ends_them(
     assert {one["end"] for one in ours["ends"].values()} == {"stop", "length"}
 
 
+@pytest.mark.promise(
+    "vLLM: an output that is cut continues as if it had not been; where it does not, the model and "
+    "its jobs say so"
+)
 def test_a_resumed_output_continues_as_if_it_had_not_been_cut(theirs: dict[str, Any]) -> None:
     for name, found in theirs["resumed"].items():
         whole, _, known = name.partition(" after ")
@@ -252,6 +243,7 @@ def test_prompts_are_scored_as_by_our_engine(ours: dict[str, Any], theirs: dict[
     assert theirs["sampled"]["scored before"]["scores"] == []
 
 
+@pytest.mark.promise("vLLM: prefixes are found within a tenant alone")
 def test_a_tenants_prefix_is_found_by_itself_alone(theirs: dict[str, Any]) -> None:
     assert theirs["shared"]["first"]["cached"] == 0
     assert theirs["again"]["same tenant"]["cached"] == len(OTHER) // BLOCK * BLOCK
@@ -265,6 +257,7 @@ def test_preempted_requests_give_every_token_once(theirs: dict[str, Any]) -> Non
     assert ends_of(theirs["crowd"]) == ends_of(expected)
 
 
+@pytest.mark.promise("vLLM: what cannot run is refused with the codes of this project's engine")
 def test_what_cannot_run_is_refused_with_our_codes(theirs: dict[str, Any]) -> None:
     codes = {name: found["error"][0] for name, found in theirs["refused"].items()}
     assert codes == {
@@ -277,6 +270,9 @@ def test_what_cannot_run_is_refused_with_our_codes(theirs: dict[str, Any]) -> No
     }
 
 
+@pytest.mark.promise(
+    "vLLM: a cancel frees its blocks before the next step; preempted requests give every token once"
+)
 def test_a_cancel_frees_the_blocks_at_once(theirs: dict[str, Any]) -> None:
     before, both, alone, after = theirs["cancel"]["stats"]
     total = before["total_blocks"]

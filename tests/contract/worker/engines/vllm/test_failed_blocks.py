@@ -152,7 +152,7 @@ def test_the_request_fails_alone(found: dict[str, Model], name: str) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("name", CACHES)
-def test_who_takes_its_blocks_says_the_same_as_before(found: dict[str, Model], name: str) -> None:
+def test_reused_blocks_give_the_same_tokens(found: dict[str, Model], name: str) -> None:
     before = [answer.token_ids for answer in found[name].runs[0].values()]
     assert len({token for tokens in before for token in tokens}) > 10, "they say little"
     for at in (2, 4, 6):

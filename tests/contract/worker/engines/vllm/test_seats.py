@@ -208,7 +208,7 @@ def test_what_returns_is_counted_once(found: dict[str, Run]) -> None:
         }
 
 
-def test_alone_nobody_gives_a_seat_up(found: dict[str, Run]) -> None:
+def test_a_single_tenant_is_never_preempted_for_shares(found: dict[str, Run]) -> None:
     assert found["alone"].preemptions == 0
     assert found["singles"].preemptions == found["cancelled"].preemptions
 

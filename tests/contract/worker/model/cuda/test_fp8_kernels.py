@@ -113,7 +113,7 @@ def test_linear_layers_equal_the_twins(kind: str, activation: Activation) -> Non
 
 
 @pytest.mark.parametrize("name", ["fp8-static", "fp8-rows", "fp8-blocks"])
-def test_a_stack_over_fp8_weights_says_what_torchs_operators_say(name: str, tmp_path: Path) -> None:
+def test_a_stack_over_fp8_weights_equals_torchs_operators(name: str, tmp_path: Path) -> None:
     # A rounding to bfloat16 moves an input to the next number of e4m3, here or there, and this
     # model amplifies that. On CUDA there are no such products in float32.
     device = torch_device()

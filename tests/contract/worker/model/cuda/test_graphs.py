@@ -155,7 +155,7 @@ def test_steps_with_more_than_the_largest_graph_have_none() -> None:
     assert shape_of(replayed, (513,)) is None
 
 
-def test_capturing_tells_its_progress() -> None:
+def test_capturing_reports_its_progress() -> None:
     model = small_model()
     replayed, _ = graphs_over(model, small_pool(model), max_num_seqs=1)
     shares: list[float] = []

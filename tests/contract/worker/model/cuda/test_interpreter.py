@@ -33,6 +33,11 @@ def copy(A, OUT, SIZE: tl.constexpr):
     tl.store(OUT + at, tl.load(A + at))
 
 @triton.jit
+def product(A, OUT, FACTOR: tl.constexpr):
+    at = tl.arange(0, 16)
+    tl.store(OUT + at, tl.load(A + at) * FACTOR)
+
+@triton.jit
 def rounded(A, OUT):
     at = tl.arange(0, 16)
     tl.store(OUT + at, tl.load(A + at).to(tl.float8e4nv))
@@ -68,14 +73,28 @@ print("right" if torch.equal(out.float(), a.to(torch.float8_e4m3fn).float()) els
 """
 
 
+OVERFLOW = """
+if sys.argv[1] == "mended":
+    triton_device.check_overflow()
+a, out = torch.full((16,), 2**20, dtype=torch.int32), torch.zeros(16, dtype=torch.int32)
+product[(1,)](a, out, FACTOR=2047)
+assert out.tolist() == [2**20 * 2047] * 16
+try:
+    product[(1,)](a, out, FACTOR=2048)
+    print("wrong")
+except Exception as error:
+    print("right" if "overflow detected" in str(error) else error)
+"""
+
+
 @pytest.mark.parametrize(
-    "program", [DOT, ADDRESSES, ROUNDING], ids=["dot", "addresses", "rounding to e4m3"]
+    ("how", "results"),
+    [("mended", ["right"] * 4), ("as it is", ["wrong"] * 4)],
 )
-@pytest.mark.parametrize(("how", "result"), [("mended", "right"), ("as it is", "wrong")])
-def test_the_interpreter(program: str, how: str, result: str, tmp_path: Path) -> None:
+def test_the_interpreter(how: str, results: list[str], tmp_path: Path) -> None:
     """Where "as it is" is right, `tests.support.triton_device` can leave its mend out."""
     path = tmp_path / "kernels.py"
-    path.write_text(KERNELS + program, encoding="utf-8")
+    path.write_text(KERNELS + DOT + ADDRESSES + ROUNDING + OVERFLOW, encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(path), how],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
@@ -84,4 +103,4 @@ def test_the_interpreter(program: str, how: str, result: str, tmp_path: Path) ->
         timeout=100,
         check=False,
     )
-    assert run.stdout.strip() == result, run.stderr[-2000:]
+    assert run.stdout.split() == results, run.stdout + run.stderr[-2000:]

@@ -31,7 +31,7 @@ DTYPES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_stack_says_what_torchs_operators_say(family: str) -> None:
+def test_the_cuda_stack_equals_torchs_operators(family: str) -> None:
     device, dtype = torch_device(), torch.float32
     twin = new_model(FAMILIES[family], TorchOps(), device=device, dtype=dtype)
     model = new_model(FAMILIES[family], CudaOps(), device=device, dtype=dtype)

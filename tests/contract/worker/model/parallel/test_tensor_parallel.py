@@ -70,6 +70,7 @@ def pair() -> Iterator[Served]:
         yield two
 
 
+@pytest.mark.promise("Engine: tensor parallel (on CPUs; NCCL was never run)")
 def test_every_way_to_sample_with_chunks_hits_and_preemptions(alone: Served, pair: Served) -> None:
     asked = prompts(15)
     expected = outputs(alone.engine, asked, WAYS, "cold")

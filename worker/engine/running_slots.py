@@ -1,14 +1,14 @@
-"""SeatShares: who holds the seats of the batch, and who takes one from whom.
+"""SlotShares: fair sharing of running slots (`max_num_seqs`) between tenants and jobs.
 
-A seat is one running sequence. Seats are shared among tenants first and among the jobs of a tenant
-next (max-min fairness): of the waiting sequences the one whose tenant holds the fewest seats is
+A slot is one running sequence. Slots are shared among tenants first and among the jobs of a tenant
+next (max-min fairness): of the waiting sequences the one whose tenant holds the fewest slots is
 admitted first, and among those of one tenant the one whose job holds the fewest; the policy's rank
-decides between equals. When all seats are taken, a waiting sequence takes one from a tenant, or
-from a job of its own tenant, that holds at least two more. Each such move makes the shares more
-equal, so a fixed set of sequences settles after finitely many.
+breaks ties. When all slots are taken, a waiting sequence preempts one of a tenant, or of another
+job of its own tenant, that holds at least two more. Each preemption makes the shares more equal, so
+a fixed set of sequences settles after finitely many.
 
-A job of many choices, or a tenant of many jobs, so uses every seat while it is alone, and gives
-seats up within steps when others come.
+A job of many choices, or a tenant of many jobs, uses every slot while it is alone, and gives slots
+up within a few steps when others arrive.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from worker.engine.queue import Rank, Schedulable, SchedulingPolicy
 
 S = TypeVar("S", bound=Schedulable)
 
-MIN_GAP = 2  # seats; with one the two would only change places
+MIN_GAP = 2  # slots; with 1 two sequences would preempt each other in turns
 
 
-class SeatShares:
+class SlotShares:
     """Counts of the running sequences by tenant and by job."""
 
     def __init__(self, policy: SchedulingPolicy) -> None:
@@ -33,17 +33,17 @@ class SeatShares:
         self._of_job: Counter[tuple[str, str]] = Counter()
 
     def take(self, sequence: Schedulable) -> None:
-        """Counts a sequence that begins to run."""
+        """Counts a sequence that starts to run."""
         self._of_tenant[sequence.tenant] += 1
         self._of_job[sequence.tenant, sequence.job_id] += 1
 
     def give_back(self, sequence: Schedulable) -> None:
-        """Counts off a sequence that ran."""
+        """Removes a sequence that ran from the counts."""
         self._of_tenant -= Counter((sequence.tenant,))  # which also drops what reaches zero
         self._of_job -= Counter(((sequence.tenant, sequence.job_id),))
 
     def next_of(self, waiting: Iterable[S]) -> S:
-        """Returns the sequence that is admitted first; ValueError where none is waiting.
+        """Returns the sequence that is admitted first; ValueError if none is waiting.
 
         A policy's classes (all of a rank but its last number) go before shares.
         """
@@ -51,7 +51,7 @@ class SeatShares:
 
     @property
     def num_tenants(self) -> int:
-        """Of those that hold a seat."""
+        """Number of tenants that hold a slot."""
         return len(self._of_tenant)
 
     def claim(self, sequence: Schedulable) -> Rank:
@@ -60,16 +60,16 @@ class SeatShares:
         return (*rank[:-1], self._of_tenant[sequence.tenant], rank[-1])
 
     def is_due(self, newcomer: Schedulable) -> bool:
-        """Returns whether some tenant holds so many more seats that it may have to give."""
+        """Returns whether some tenant holds enough slots to give one to `newcomer`."""
         most = max(self._of_tenant.values(), default=0)
         return most >= self._of_tenant[newcomer.tenant] + MIN_GAP
 
     def giver(self, newcomer: Schedulable, running: Iterable[S]) -> S | None:
-        """Returns the running sequence that gives its seat to `newcomer`, or None.
+        """Returns the running sequence that gives its slot to `newcomer`, or None.
 
         It is the last of `running` that belongs to the largest holder: to the largest job of the
         largest other tenant, else to the largest other job of its own tenant. Sequences of a
-        smaller `priority` than the newcomer's keep their seats.
+        smaller `priority` than the newcomer's keep their slots.
         """
         tenant, job = self._held(newcomer)
         others: list[tuple[int, int, int, S]] = []
