@@ -14,7 +14,7 @@ from api.auth.access import AccessMiddleware, has_operators_key
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
 from api.batches import routes as batches
-from api.batches.row import BatchBounds, RunContext, make_endpoints
+from api.batches.row import MAX_BATCH_ROWS, BatchBounds, RunContext, make_endpoints
 from api.batches.runner import BatchRunner
 from api.dependencies import part_in
 from api.deployment import routes as deployment
@@ -179,7 +179,7 @@ def _batch_runner(services: Services) -> BatchRunner:
         endpoints=make_endpoints(services.generation, services.responses),
         bounds=BatchBounds(
             lease_ms=settings.frontend_lease_ms,
-            max_rows=settings.max_batch_rows,
+            max_rows=MAX_BATCH_ROWS,
             max_in_flight=settings.batch_rows_in_flight,
             max_line_bytes=settings.max_body_bytes,
         ),

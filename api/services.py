@@ -12,7 +12,7 @@ from typing import Protocol
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
-from api.batches.routes import MAX_RECORDS_PER_TENANT, BatchService
+from api.batches.routes import MAX_OPEN_BATCHES, MAX_RECORDS_PER_TENANT, BatchService
 from api.deployment.feed import DeploymentFeed
 from api.deployment.reader import DeploymentReader
 from api.dialects.responses.store import ResponseStore
@@ -122,7 +122,7 @@ class Services:
             self.catalog, self.pool, settings.max_answer_bytes, job_defaults(settings)
         )
         self.health = HealthMonitor(store, transport.registry, transport.deployment)
-        self.stream_tokens = StreamTokens(store, settings.stream_token_s)
+        self.stream_tokens = StreamTokens(store)
         self.files = FileService(
             transport.files,
             FileStorage(settings.files_dir, settings.namespace),
@@ -321,7 +321,7 @@ def job_defaults(settings: ApiSettings) -> JobDefaults:
 def batch_limits(settings: ApiSettings) -> BatchLimits:
     """Returns the bounds of the deployment's batches."""
     return BatchLimits(
-        max_open=settings.max_open_batches,
+        max_open=MAX_OPEN_BATCHES,
         max_tenant_open=settings.max_open_batches_per_tenant,
         max_tenant_records=MAX_RECORDS_PER_TENANT,
         keep_ms=settings.file_life_s * 1000,

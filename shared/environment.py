@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 PREFIX = "PENSTOCK_"
 # Variables of the command, of `make`, and those that a process sets for its children.
 _NO_SETTINGS = frozenset({"URL", "KEY", "VLLM_PYTHON", "REPORT_FD", "PROCESS", "LLGUIDANCE"})
-# Kubernetes sets these for a Service named `penstock`, Docker for a linked container: PENSTOCK_PORT
-# is then an address.
-_LINK_NAME = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+|NAME|ENV_)\w*")
+# Kubernetes sets these for a Service named `penstock`: PENSTOCK_PORT is then an address.
+_LINK_NAME = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+)\w*")
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 SIMILAR = 0.75  # ratio of difflib from which a name is a misspelling of another
 # The same in a process that knows its own settings alone: some of other processes are similar.

@@ -1,4 +1,4 @@
-"""Outages: what is tried again and again is logged when it begins to fail and when it is over.
+"""Outages: a loop that retries is logged when it begins to fail and when it succeeds again.
 
 A process tries many things of the store at a time, and loses all of them in the same moment.
 RateLimitedOutageLog makes two lines of one loop's outage; OutageFold, in the thread that writes a
@@ -21,12 +21,12 @@ OUTAGE = "outage"  # the attribute of a record that the fold reads; no field of 
 class OutageMark(NamedTuple):
     """What a record says of an outage that several loops share."""
 
-    of: str  # what is away
-    num_failed: int | None = None  # this loop's outage is over; so many tries had failed
+    of: str  # the unavailable part
+    num_failed: int | None = None  # this loop's outage is over; the number of failed tries
     is_loop: bool = True  # it is tried again
 
 
-# For `extra` of what is tried once: it has no line while loops fail for the same reason.
+# For `extra` of a single try: it has no line while loops fail for the same reason.
 OF_STORE_OUTAGE: dict[str, object] = {OUTAGE: OutageMark(STORE, is_loop=False)}
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Outage:
     """Decides which failures of something that is tried again and again are reported.
 
     A loop that reports each of its tries fills a disk while the server is away, and buries the line
-    that tells since when. A loop that reports the first one alone looks dead after an hour.
+    that has the start. A loop that reports the first one alone looks dead after an hour.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class Outage:
         return now_s - self.since_s
 
     def succeeded(self) -> float | None:
-        """Ends the outage. Returns how many seconds it lasted; None where there was none."""
+        """Ends the outage. Returns how many seconds it lasted; None without one."""
         if self.since_s is None:
             return None
         lasted_s, self.since_s = self._clock() - self.since_s, None
@@ -79,8 +79,8 @@ class RateLimitedOutageLog:
         of: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`failing` and `recovered` are the constant messages of the two records. `of`: what is
-        away then, for other loops of the process, too."""
+        """`failing` and `recovered` are the constant messages of the two records. `of`: the part
+        that is unavailable then, for other loops of the process, too."""
         self._log = log
         self._failing = failing
         self._recovered = recovered
@@ -95,7 +95,7 @@ class RateLimitedOutageLog:
             self._log.warning(self._failing, extra={**fields, **lasting, **self._mark()})
 
     def succeeded(self) -> None:
-        """Ends the outage, if there is one, with a line that tells its length."""
+        """Ends the outage, if there is one, with a line that has its length."""
         # Looked at first: this is called for every message that is received.
         if self._outage.since_s is None:
             return

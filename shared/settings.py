@@ -10,7 +10,7 @@ import logging
 import os
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -62,32 +62,45 @@ class EnvironmentSettings(BaseSettings):
         return init_settings, _Environment(settings_cls)
 
 
+def symptom(sentence: str) -> dict[str, JsonValue]:
+    """Returns the metadata of a field: what an operator sees who has to set it (docs/CONFIG.md)."""
+    return {"symptom": sentence}
+
+
 class SharedSettings(EnvironmentSettings):
     """Fields of both sides. Instances are immutable."""
 
     model_config = SettingsConfigDict(frozen=True)
 
     redis_url: str = Field(
-        description="Where Redis or Valkey is: a redis://, unix://, redis+sentinel:// or "
+        description="URL of Redis or Valkey: a redis://, unix://, redis+sentinel:// or "
         "redis+cluster:// URL; rediss for TLS.",
+        json_schema_extra=symptom(
+            "Several machines serve together, or Redis is managed elsewhere."
+        ),
     )
     namespace: str = Field(
         default="penstock",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="First part of every key; deployments that share a server differ in it.",
+        json_schema_extra=symptom("Two deployments share one Redis."),
     )
     log_level: LogLevel = Field(
-        default=LogLevel.INFO, description="Least severe log record that is written."
+        default=LogLevel.INFO,
+        description="Least severe log record that is written.",
+        json_schema_extra=symptom("The log is too long, or does not show the cause of a fault."),
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
         description="json: one object per line; text: for people; auto: json in containers.",
+        json_schema_extra=symptom("A log collector needs JSON, or a terminal shows it."),
     )
 
     metrics_names: MetricsNames = Field(
         default=MetricsNames.PENSTOCK,
         description="Names of metrics that vLLM has too; penstock: with the prefix `penstock:`; "
         "vllm: vLLM's own, for boards that were made for it; both: each twice.",
+        json_schema_extra=symptom("A dashboard made for vLLM shows no data."),
     )
 
     @field_validator("redis_url")
@@ -112,7 +125,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 def load_settings(settings_class: type[SettingsT], **given: object) -> SettingsT:
-    """Reads the environment, and what is `given` before it, by the fields' names.
+    """Reads the environment, and the values `given` before it, by the fields' names.
 
     Raises SettingsError with a sentence that names the first bad one.
     """

@@ -113,4 +113,4 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Sends what is left, for a few seconds at most. Blocks."""
+        """Sends the rest, for a few seconds at most. Blocks."""

@@ -30,12 +30,11 @@ from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles
 from worker.checkpoint import Checkpoint, LoadedModel
-from worker.heartbeat import Heartbeat, LoadReport
+from worker.heartbeat import Heartbeat, LoadReport, WorkerProbes
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import report_loading
 from worker.metrics import WorkerMetrics, WorkerStateCollector
-from worker.probes import WorkerProbes
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded
@@ -52,6 +51,11 @@ EXIT_GAVE_UP = 70
 ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the model again
 HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
+
+PULL_BLOCK_MS = 1000  # that one pull waits for a job
+RECONCILE_INTERVAL_S = 2.0  # between checks for lost deliveries
+FLUSH_INTERVAL_S = 0.025  # that tokens are batched at most when appends are slow
+FLUSH_TOKENS = 8  # of one job that are sent without waiting
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +107,8 @@ class WorkerService:
             self.worker_id,
             settings.lease_ms,
             FlushPolicy(
-                flush_interval_s=settings.flush_interval_ms / 1000,
-                flush_tokens=settings.flush_tokens,
+                flush_interval_s=FLUSH_INTERVAL_S,
+                flush_tokens=FLUSH_TOKENS,
                 max_unflushed_tokens=settings.max_unflushed_tokens,
             ),
             on_settled=lambda settled: self._runner.settle(settled),
@@ -135,8 +139,8 @@ class WorkerService:
             AdmissionEstimator(self._jobs, self._supervisor),
             lambda delivery: self._runner.admit(delivery),
             self._repair,
-            pull_block_ms=settings.pull_block_ms,
-            reconcile_interval_s=settings.reconcile_interval_s,
+            pull_block_ms=PULL_BLOCK_MS,
+            reconcile_interval_s=RECONCILE_INTERVAL_S,
         )
         state = WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
         self.metrics.read_from(state)
@@ -348,7 +352,7 @@ class WorkerService:
                 await self._release_unknown(self._jobs.ids)
             except TransportError as error:
                 log.debug("failed to release lost deliveries", extra={"error": str(error)})
-            await asyncio.sleep(self._settings.reconcile_interval_s)
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _release_unknown(self, known: frozenset[str]) -> None:
         """Releases claimed jobs that are not in `known`. Raises TransportError.

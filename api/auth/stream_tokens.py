@@ -19,19 +19,19 @@ from shared.transport.ports.jobs import JobStore
 
 PURPOSE = "stream-tokens"
 MAX_TOKEN_CHARS = 256
+TOKEN_LIFE_S = 600
 
 
 class StreamTokens:
     """Signs and checks tokens. Times are Unix seconds of the frontends' clocks."""
 
-    def __init__(self, store: JobStore, life_s: int) -> None:
+    def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._life_s = life_s
 
     async def new(self, job_id: str, tenant: str, key_id: str) -> tuple[str, int]:
         """Returns a token for a job of the tenant, and when it expires. `key_id`: of the key that
         asks for it, "" without keys. Raises TransportError."""
-        ends_s = int(time.time()) + self._life_s
+        ends_s = int(time.time()) + TOKEN_LIFE_S
         mac = _mac(await self._store.shared_secret(PURPOSE), job_id, tenant, key_id, ends_s)
         return f"{ends_s}.{mac}.{key_id}.{tenant}", ends_s
 

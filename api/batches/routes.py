@@ -57,6 +57,7 @@ from shared.transport.ports.jobs import TransportError
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 
 FULL_RETRY_S = 60.0
+MAX_OPEN_BATCHES = 1000  # of all tenants
 MAX_RECORDS_PER_TENANT = 10_000
 
 

@@ -72,6 +72,7 @@ log = logging.getLogger(__name__)
 LANE = NUM_LANES - 1  # after every interactive job
 STOP_CHECK_S = 1.0
 FIRST_RETRY_S = 0.1
+MAX_BATCH_ROWS = 1_000_000  # 20 bytes each while the input is validated
 MAX_RETRY_S = 5.0
 MAX_PREPARING = 2  # rows of all batches that are tokenized at once
 MAX_JOBS = 3  # of one row, where the store loses them or the model is replaced

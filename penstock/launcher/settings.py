@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from shared.keys import NAMESPACE
-from shared.settings import EnvironmentSettings
+from shared.settings import EnvironmentSettings, symptom
 
 
 @cache
@@ -29,18 +29,29 @@ class LauncherSettings(EnvironmentSettings):
     redis_url: str = Field(
         "",
         description="Redis to use. Empty: start a private server on a unix socket.",
+        json_schema_extra=symptom(
+            "Several machines serve together, or Redis is managed elsewhere."
+        ),
     )
     namespace: str = Field(
         NAMESPACE,
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="First part of every key.",
+        json_schema_extra=symptom("Two deployments share one Redis."),
     )
-    host: str = Field("127.0.0.1", description="Address the frontends listen on.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address the frontends listen on.",
+        json_schema_extra=symptom("Other machines cannot connect."),
+    )
     port: int = Field(
         8000,
         ge=1,
         le=65535,
         description="Port of the first frontend; the others take the ports that follow.",
+        json_schema_extra=symptom(
+            "The start ends with `cannot listen on`: another program has the port."
+        ),
     )
     workers: int = Field(
         1,
@@ -48,30 +59,45 @@ class LauncherSettings(EnvironmentSettings):
         le=64,
         description="Worker processes; they share the cores and the memory. "
         "On CUDA each gets devices of its own, unless PENSTOCK_DEVICE names one.",
+        json_schema_extra=symptom("One worker leaves cores or GPUs idle."),
     )
     models_file: Path | None = Field(
         None,
         description="TOML file with a table [[models]] for each model; its workers are started "
         "instead of those of PENSTOCK_MODEL and PENSTOCK_WORKERS.",
+        json_schema_extra=symptom("One service has to serve several models."),
     )
-    frontends: int = Field(1, ge=1, le=64, description="Frontend processes.")
+    frontends: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Frontend processes.",
+        json_schema_extra=symptom("A frontend uses a whole core and time to first token grows."),
+    )
     data_dir: Path = Field(
         Path(".penstock"),
         description="Directory of the private server's append-only file, socket, lock and log, "
         "and frontends the bytes of files.",
+        json_schema_extra=symptom("The disk of the working directory is small or slow."),
     )
     ready_timeout_s: float = Field(
         600.0,
         gt=0,
         le=86_400,
         description="Seconds until the first token must be servable (a model may be downloading).",
+        json_schema_extra=symptom(
+            "The start ends with `was not ready within` while a model is downloaded."
+        ),
     )
     ready_format: Literal["text", "json"] = Field(
-        "text", description="Format of the line that reports the ready service; json: one object."
+        "text",
+        description="Format of the line that reports the ready service; json: one object.",
+        json_schema_extra=symptom("A script has to read where the service listens."),
     )
     stop_timeout_s: float = Field(
         5.0,
         gt=0,
         le=3600,
         description="Seconds that running streams get to finish after the first Ctrl-C.",
+        json_schema_extra=symptom("Ctrl-C cuts answers that would have ended soon."),
     )

@@ -266,7 +266,8 @@ def _variables(
     A setting that `other_engines` of the file alone have is the table's own or none.
     """
     # Here: the launcher knows neither side otherwise, and most starts have no such file.
-    from worker.settings import OF_ONE_ENGINE, WorkerSettings
+    from worker.engine_settings import OF_ONE_ENGINE
+    from worker.settings import WorkerSettings
 
     fields = WorkerSettings.model_fields
     known = [name for name in fields if name not in _OF_ALL]

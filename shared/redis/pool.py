@@ -1,4 +1,4 @@
-"""CommandPool: lends a connection for one exchange at little cost.
+"""CommandPool: gives a connection for one exchange at little cost.
 
 redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
 processor time of the exchange itself, and every step of a request waits for an exchange

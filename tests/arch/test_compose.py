@@ -14,7 +14,8 @@ from api.settings import ApiSettings
 from shared.environment import variable_of
 from shared.settings import SharedSettings
 from tests.support.compose_file import ComposeFile, interpolate
-from worker.settings import OF_ONE_ENGINE, WorkerSettings
+from worker.engine_settings import OF_ONE_ENGINE
+from worker.settings import WorkerSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SERVICES = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]

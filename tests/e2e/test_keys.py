@@ -150,8 +150,8 @@ def test_an_open_address_without_keys_serves_no_other_machine(tmp_path: Path) ->
         env={
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
-            "HOST": "0.0.0.0",
-            "PORT": str(free_port()),
+            "PENSTOCK_HOST": "0.0.0.0",
+            "PENSTOCK_PORT": str(free_port()),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -232,17 +232,21 @@ def test_a_second_launcher_on_the_same_data_directory_is_refused(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("PORT", "notaport"), ("WORKERS", "0"), ("DTYPE", "float7"), ("ENGINE", "vlm")],
+    [
+        ("PENSTOCK_PORT", "notaport"),
+        ("PENSTOCK_WORKERS", "0"),
+        ("PENSTOCK_DTYPE", "float7"),
+        ("PENSTOCK_ENGINE", "vlm"),
+    ],
 )
 def test_a_bad_setting_ends_with_a_sentence_that_names_it(
     tmp_path: Path, variable: str, value: str
 ) -> None:
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), variable: value}
-    env.setdefault("PORT", "0")
-    if variable != "PORT":
+    if variable != "PENSTOCK_PORT":
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            env["PORT"] = str(probe.getsockname()[1])
+            env["PENSTOCK_PORT"] = str(probe.getsockname()[1])
     ended = subprocess.run(
         [sys.executable, "-m", "penstock.launcher"],
         cwd=tmp_path,

@@ -25,9 +25,9 @@ def test_a_stop_at_any_moment_of_the_start_leaves_no_process(tmp_path: Path) -> 
     for number in range(6):
         directory = tmp_path / str(number)
         directory.mkdir()
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RUNNER": "echo"}
-        env |= {"PORT": str(free_port())}
-        env.pop("REDIS_URL", None)
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PENSTOCK_RUNNER": "echo"}
+        env |= {"PENSTOCK_PORT": str(free_port())}
+        env.pop("PENSTOCK_REDIS_URL", None)
         launcher = subprocess.Popen(
             [sys.executable, "-m", "penstock.launcher"],
             cwd=directory,
@@ -58,7 +58,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_no_process(tmp_path: Path) -> 
 @pytest.mark.promise("HTTP: no wait delays the shutdown")
 def test_an_idle_service_ends_at_once(tmp_path: Path) -> None:
     """Grace times are for streams that run: without one nobody waits."""
-    env = {"RUNNER": "echo", "PULL_BLOCK_MS": "5000", "STOP_TIMEOUT_S": "3600"}
+    env = {"RUNNER": "echo", "STOP_TIMEOUT_S": "3600"}
     penstock = Launched(tmp_path, env).start()
     assert penstock.stop(signal.SIGTERM) == 0  # within the time that `stop` waits
     assert "Traceback" not in penstock.output

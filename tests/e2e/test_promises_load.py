@@ -38,7 +38,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
     env = {
         "RUNNER": "echo",
         "ECHO_STEP_MS": str(STEP_S * 1000),
-        "PULL_BLOCK_MS": "5000",
         "HEALTH_INTERVAL_S": "0.1",
     }
     with (

@@ -24,6 +24,7 @@ import pytest
 
 from shared.process import dying_with_this_process
 from tests.support.launched import free_port
+from tests.support.variables import with_prefix
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOMS = ("api", "worker", "shared")
@@ -90,7 +91,7 @@ class Installed:
         )
 
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
-        return {"PATH": "/usr/bin:/bin", "HOME": str(self.directory), **more}
+        return {"PATH": "/usr/bin:/bin", "HOME": str(self.directory), **with_prefix(more)}
 
     def first_token_of_up(self, **env: str) -> str:
         """Runs `penstock up` until it has streamed one token; returns what it printed."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from penstock.launcher.settings import setting_names
 from shared.environment import variable_of
 from shared.process import dying_with_this_process
 from tests.support import document_check
 from tests.support.forked import ForkedPopen
+from tests.support.variables import with_prefix
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 120.0
@@ -63,10 +63,7 @@ class Launched:
         self._directory = directory
         self._popen = ForkedPopen if is_forked else subprocess.Popen
         self._ready_timeout_s = ready_timeout_s
-        given = {
-            variable_of(name) if name.lower() in setting_names() else name: value
-            for name, value in (env or {}).items()
-        }
+        given = with_prefix(env or {})
         inherited = dict(os.environ)
         inherited.pop(variable_of("redis_url"), None)
         self._env = {

@@ -18,6 +18,7 @@ from shared.process import dying_with_this_process
 from tests.support import document_check
 from tests.support.forked import ForkedPopen
 from tests.support.redis_topologies import until
+from tests.support.variables import with_prefix
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = "tiny"  # as workers serve their checkpoint
@@ -35,11 +36,10 @@ class Process:
             cwd=REPOSITORY,
             env={
                 "PATH": os.environ["PATH"],
-                "REDIS_URL": redis,
-                "NAMESPACE": namespace,
-                "PORT": "0",
                 **document_check.environment(),
-                **settings,
+                **with_prefix(
+                    {"REDIS_URL": redis, "NAMESPACE": namespace, "PORT": "0", **settings}
+                ),
             },
             stderr=subprocess.PIPE,
             preexec_fn=dying_with_this_process(signal.SIGKILL),
@@ -100,16 +100,18 @@ def worker_process(
         popen = ForkedPopen(
             [sys.executable, "-m", "worker"],
             cwd=REPOSITORY,
-            env={
-                "PATH": os.environ["PATH"],
-                "OMP_NUM_THREADS": "1",
-                "REDIS_URL": redis,
-                "NAMESPACE": namespace,
-                "MODEL": str(checkpoint),
-                "SERVED_MODEL_NAME": MODEL,
-                "RUNNER": "echo",
-                **settings,
-            },
+            env=with_prefix(
+                {
+                    "PATH": os.environ["PATH"],
+                    "OMP_NUM_THREADS": "1",
+                    "REDIS_URL": redis,
+                    "NAMESPACE": namespace,
+                    "MODEL": str(checkpoint),
+                    "SERVED_MODEL_NAME": MODEL,
+                    "RUNNER": "echo",
+                    **settings,
+                }
+            ),
             stdout=output,
             stderr=output,
             preexec_fn=dying_with_this_process(signal.SIGKILL),

@@ -43,7 +43,7 @@ class DeadLetters(Protocol):
         ...
 
     async def get(self, job_id: str) -> DeadLetter | Requeued | None:
-        """Returns a dead letter, or what replaced it; None: there is none."""
+        """Returns a dead letter, or the job that replaced it; None if neither exists."""
         ...
 
     async def request(self, job_id: str) -> Job | None:
@@ -54,5 +54,5 @@ class DeadLetters(Protocol):
         ...
 
     async def drop(self, job_id: str) -> bool:
-        """Deletes the dead letter. False: there is none."""
+        """Deletes the dead letter. False if it does not exist."""
         ...

@@ -18,6 +18,7 @@ from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.support.forked import ForkedPopen
 from tests.support.launched import free_port
 from tests.support.throttle import FAULTS
+from tests.support.variables import with_prefix
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,7 +31,6 @@ WORKER_SETTINGS = {
     "NUM_KV_BLOCKS": "2048",
     "LEASE_MS": "3000",  # a busy machine holds a process up for a good part of a second
     "BEAT_INTERVAL_MS": "200",
-    "RECONCILE_INTERVAL_S": "1",
     "STALL_LIMIT_S": "20",  # where nothing hangs, nobody is to be taken for hanging
     "ENGINE_RESTARTS": "100",
     "LOAD_TIMEOUT_S": "60",  # whoever loads torch first reads it from a disk
@@ -63,8 +63,7 @@ class Process:
                 "PATH": os.environ["PATH"],
                 "PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}",
                 "OMP_NUM_THREADS": "1",
-                "LOG_FORMAT": "text",
-                **settings,
+                **with_prefix({"LOG_FORMAT": "text", **settings}),
             },
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -18,6 +18,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import REPOSITORY
 from tests.support.quantised_checkpoints import FORMATS, make_quantised
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
+from tests.support.variables import with_prefix
 from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
@@ -102,13 +103,15 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
         return subprocess.Popen(
             [sys.executable, "-m", "worker"],
             cwd=REPOSITORY,
-            env={
-                "PATH": os.environ["PATH"],
-                "REDIS_URL": redis_url,
-                "NAMESPACE": new_namespace(),
-                "LOG_FORMAT": "text",
-                **vllm_settings(**{"MAX_MODEL_LEN": "256", **settings}),
-            },
+            env=with_prefix(
+                {
+                    "PATH": os.environ["PATH"],
+                    "REDIS_URL": redis_url,
+                    "NAMESPACE": new_namespace(),
+                    "LOG_FORMAT": "text",
+                    **vllm_settings(**{"MAX_MODEL_LEN": "256", **settings}),
+                }
+            ),
             stdout=output,
             stderr=output,
             preexec_fn=dying_with_this_process(),
@@ -116,7 +119,7 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
 
 
 @pytest.mark.promise(
-    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "vLLM: quantized checkpoints give the text of their full weights, or are refused by a sentence "
     "(on CPUs)"
 )
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.support.document_check import (
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process
+from tests.support.variables import with_prefix
 
 WORK_S = 16.0  # of the largest text here; twice what an end may take
 ABSENT = "unix:///nonexistent/penstock.sock"
@@ -49,7 +50,7 @@ def test_a_bad_setting_ends_it_with_one_sentence_and_2(variable: str, value: str
     ended = subprocess.run(
         [sys.executable, "-m", "api"],
         cwd=REPOSITORY,
-        env={"PATH": os.environ["PATH"], "REDIS_URL": ABSENT, variable: value},
+        env=with_prefix({"PATH": os.environ["PATH"], "REDIS_URL": ABSENT, variable: value}),
         capture_output=True,
         text=True,
         timeout=60,

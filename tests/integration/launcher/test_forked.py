@@ -29,8 +29,8 @@ def frontend(popen: Any, cwd: Path, **env: str) -> Iterator[Any]:
     process = popen(
         FRONTEND,
         cwd=cwd,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PORT": "0"}
-        | {"REDIS_URL": NOBODY, **env},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PENSTOCK_PORT": "0"}
+        | {"PENSTOCK_REDIS_URL": NOBODY, **env},
         stderr=subprocess.PIPE,
         start_new_session=True,
         preexec_fn=dying_with_this_process(signal.SIGKILL),

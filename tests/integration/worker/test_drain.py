@@ -79,7 +79,7 @@ class BlamesLate(FakeQueue):
 
 def _service(queue: FakeQueue) -> WorkerService:
     settings = WorkerSettings(
-        redis_url="fake://",
+        redis_url="unix:///unused",
         runner="echo",
         echo_step_ms=100,
         drain_timeout_s=60,

@@ -26,6 +26,7 @@ from tests.support.service_processes import (
     process,
     worker_process,
 )
+from tests.support.variables import with_prefix
 from worker.metrics import METRICS as WORKER_METRICS
 
 NUM_TOKENS = 12
@@ -210,7 +211,7 @@ def test_a_port_that_is_taken_ends_the_worker_with_one_sentence(
     ended = subprocess.run(
         [sys.executable, "-m", "worker"],
         cwd=REPOSITORY,
-        env={"REDIS_URL": redis_url, "MODEL": str(checkpoint), "METRICS_PORT": str(port)},
+        env=with_prefix({"REDIS_URL": redis_url, "MODEL": checkpoint, "METRICS_PORT": port}),
         capture_output=True,
         text=True,
         timeout=60,

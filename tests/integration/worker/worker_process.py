@@ -29,6 +29,7 @@ from shared.process import dying_with_this_process
 from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
 from tests.support.forked import ForkedPopen
 from tests.support.throttle import FAULTS
+from tests.support.variables import with_prefix
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60.0
@@ -46,8 +47,7 @@ class WorkerProcess:
         pass_fds: Sequence[int] = (),
         **settings: object,
     ) -> None:
-        env = {
-            **os.environ,
+        given = {
             "REDIS_URL": redis_url,
             "NAMESPACE": namespace,
             "RUNNER": "echo",
@@ -57,8 +57,9 @@ class WorkerProcess:
             "BEAT_INTERVAL_MS": "200",
             "DRAIN_TIMEOUT_S": "60",
             "PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}",
-            **{name: str(value) for name, value in settings.items()},
+            **settings,
         }
+        env = os.environ | with_prefix(given)
         self.log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
         self._process = ForkedPopen(

@@ -31,7 +31,7 @@ AMX_CALLS = "AMX_CALLS"  # names a file, to which who asks for AMX adds its id a
 SCRIPT = "AGENT_SCRIPT"  # names the file of a tests.support.scripted_model.Script
 THROTTLE = "ENGINE_THROTTLE"  # names a file; while it is there it says "<tokens> <seconds>"
 PASSED_ON = "PYTHON_FAULTS"  # of a name that is passed on
-NAMES = frozenset((AMX_CALLS, SCRIPT, THROTTLE, "RUNNER", "JOB_HISTORY"))
+NAMES = frozenset((AMX_CALLS, SCRIPT, THROTTLE, "PENSTOCK_RUNNER", "JOB_HISTORY"))
 
 
 def _set_traps() -> None:
@@ -204,7 +204,7 @@ def _set_faults() -> None:
             from tests.support.scripted_model import play
 
             play(os.environ[SCRIPT])
-        elif os.environ.get("RUNNER") == "echo":
+        elif os.environ.get("PENSTOCK_RUNNER") == "echo":
             _set_traps()
         elif TRAP in os.environ:
             _set_trap_at_the_door()

@@ -115,10 +115,9 @@ def test_words_that_are_given_are_taken_as_they_are(index: str) -> None:
         assert chosen("auto", index, {"TORCH_PIP_ARGS": given}) == (words, "")
 
 
-def test_the_device_has_its_two_names() -> None:
+def test_the_device_is_that_of_the_setting() -> None:
     assert wanted_device({}) == "auto"
-    assert wanted_device({"DEVICE": "cpu"}) == "cpu"
-    assert wanted_device({"DEVICE": "cpu", "PENSTOCK_DEVICE": "cuda"}) == "cuda"
+    assert wanted_device({"DEVICE": "cpu"}) == "auto"
     assert wanted_device({"PENSTOCK_DEVICE": "cuda:1"}) == "cuda:1"
 
 

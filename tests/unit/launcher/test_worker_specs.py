@@ -10,6 +10,7 @@ import pytest
 from penstock.launcher import worker_specs as module
 from penstock.launcher.settings import LauncherSettings
 from penstock.launcher.worker_specs import WorkerSpec, worker_specs
+from shared.environment import variable_of
 from shared.settings import SettingsError
 
 TWO = """
@@ -274,7 +275,7 @@ def test_what_one_engine_alone_has_reaches_the_tables_of_this_engine(
         "LOOKAHEAD": "1",
     }
     for name, value in given.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(variable_of(name), value)
     text = '[[models]]\n[[models]]\nengine = "vllm"\nvllm_args = {enforce_eager = true}'
     own, vllm = specs_of(tmp_path, text)
     assert (own.engine, vllm.engine) == ("penstock", "vllm")
@@ -297,8 +298,8 @@ def test_what_one_engine_alone_has_reaches_the_tables_of_this_engine(
 def test_the_engine_of_the_environment_counts_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ENGINE", "vllm")
-    monkeypatch.setenv("VLLM_SAMPLER", "vllm")
+    monkeypatch.setenv("PENSTOCK_ENGINE", "vllm")
+    monkeypatch.setenv("PENSTOCK_VLLM_SAMPLER", "vllm")
     own, vllm = specs_of(tmp_path, '[[models]]\nengine = "penstock"\n[[models]]')
     assert (own.setting("VLLM_SAMPLER"), vllm.setting("VLLM_SAMPLER")) == ("", "vllm")
 
@@ -315,7 +316,7 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(name, value)
+    monkeypatch.setenv(variable_of(name), value)
     with pytest.raises(SettingsError, match=f"{name}={value} is for PENSTOCK_ENGINE={other}"):
         specs_of(tmp_path, f"[[models]]\nengine = {engine!r}")
 
@@ -344,15 +345,18 @@ def test_what_concerns_no_table_is_refused_and_not_ignored(
         ("[[models]]\nworkers = 64\n[[models]]\ndtype = 'float32'", "65 workers are more than 64"),
         ("[[models]]\nenv = {A = 1}", "env must be a table of strings"),
         (
-            "[[models]]\nenv = {Redis_Url = 'redis://x'}",
+            "[[models]]\nenv = {Penstock_Redis_Url = 'redis://x'}",
             "env: PENSTOCK_REDIS_URL is the same for all",
         ),
         (
             "[[models]]\nenv = {PENSTOCK_NAMESPACE = 'other'}",
             "env: PENSTOCK_NAMESPACE is the same for all",
         ),
-        ("[[models]]\nenv = {model = '/m/x'}", "env: model is a setting: model = ... beside env"),
-        ("[[models]]\nenv = {Max_Num_Seqs = '1'}", "env: Max_Num_Seqs is a setting: max_num_"),
+        (
+            "[[models]]\nenv = {PENSTOCK_MODEL = '/m/x'}",
+            "env: PENSTOCK_MODEL is a setting: model = ",
+        ),
+        ("[[models]]\nenv = {Penstock_Dtype = 'x'}", "env: Penstock_Dtype is a setting: dtype = "),
         ("[[models]]\nenv = {'A=B' = 'x'}", "env: 'A=B' is no name of a variable"),
         ("[[models]]\nenv = {'' = 'x'}", "env: '' is no name of a variable"),
         ('[[models]]\nenv = {A = "x\\u0000"}', "env: A has a NUL character"),
@@ -403,7 +407,7 @@ def test_a_file_and_the_settings_of_one_model_exclude_each_other(
     given: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in given.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(variable_of(name), value)
     with pytest.raises(
         SettingsError, match=f"{next(iter(given))} and PENSTOCK_MODELS_FILE exclude"
     ):

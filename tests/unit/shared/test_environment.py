@@ -41,8 +41,8 @@ def test_a_setting_is_the_variable_with_the_prefix(environ: dict[str, str]) -> N
 
 
 @pytest.mark.promise(
-    "Command: an unknown and a misspelt name of a setting is warned of once for all processes of a "
-    "launcher; another program's `HOST` is not ours"
+    "Command: the launcher warns once of each unknown or misspelt name of a setting; another "
+    "program's `HOST` is not read"
 )
 def test_a_variable_without_the_prefix_is_another_programs_and_an_empty_one_is_the_default(
     environ: dict[str, str],

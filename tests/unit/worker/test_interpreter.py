@@ -82,7 +82,7 @@ def test_the_engine_process_has_no_secret_of_the_worker(
     monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     secrets = {
-        "PENSTOCK_REDIS_URL": "redis://:password@redis", "REDIS_URL": "redis://:password@redis",
+        "PENSTOCK_REDIS_URL": "redis://:password@redis",
         "HF_TOKEN": "hf_secret", "HUGGING_FACE_HUB_TOKEN": "hf_secret",
         "AWS_SECRET_ACCESS_KEY": "s",
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=s", "VLLM_API_KEY": "s",

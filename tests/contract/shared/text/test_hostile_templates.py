@@ -228,7 +228,7 @@ def test_processes_end_with_their_parent(processes: RenderingProcesses) -> None:
 def test_a_rendering_process_has_no_secrets_in_its_environment(
     processes: RenderingProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REDIS_URL", "redis://:secret@host")
+    monkeypatch.setenv("PENSTOCK_REDIS_URL", "redis://:secret@host")
     JinjaChatTemplate(ORDINARY, {}, processes=processes)
     (pid,) = processes.pids
     assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()

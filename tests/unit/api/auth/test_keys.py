@@ -14,6 +14,7 @@ from api import keys as command
 from api.auth.keys import MAX_LIMIT, KeyRing, KeysInvalid, digest_of, new_key, parse_keys
 from api.http.caller import Caller
 from api.settings import ApiSettings
+from shared.environment import variable_of
 from shared.settings import SettingsError, load_settings
 from shared.transport.ports.jobs import AdmissionLimits
 
@@ -192,7 +193,7 @@ def test_without_keys_only_this_machine_is_served(
     settings: dict[str, str], is_served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"REDIS_URL": "redis://x", **settings}.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(variable_of(name), value)
     if is_served:
         load_settings(ApiSettings)
         return
