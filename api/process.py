@@ -1,4 +1,5 @@
-"""The process of one frontend. Exit codes: 0 after a drain, 2 for bad settings."""
+"""The process of one frontend. Exit codes: 0 after a drain, 2 for settings or a library that
+cannot be used."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ import os
 import sys
 
 from api.http.server import make_server
+from api.http.uvicorn_compat import check_uvicorn
 from api.main import create_app
 from api.settings import ApiSettings
+from shared.compat import IncompatibleLibrary
 from shared.logs import start_logs
+from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl, scheme_of
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
 
@@ -21,10 +25,12 @@ COLLECTIONS = (20_000, 20, 50)
 def main() -> int:
     """Serves until SIGTERM or Ctrl-C."""
     try:
+        check_uvicorn()
+        check_redis()
         settings = load_settings(ApiSettings)
         scheme_of(settings.redis_url)
         app = create_app(settings)
-    except (SettingsError, UnsupportedUrl) as error:
+    except (IncompatibleLibrary, SettingsError, UnsupportedUrl) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
     gc.set_threshold(*COLLECTIONS)

@@ -39,7 +39,8 @@ from api.system.metrics import DeploymentCollector, FrontendCollector
 from shared.logs import host_name
 from shared.text.chat_template import RenderingProcesses
 from shared.text.served_text import load_served_text
-from shared.tracing import Tracing, open_tracing
+from shared.tracing import Tracing
+from shared.tracing_export import open_tracing
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.bus import EventBus
 from shared.transport.ports.dead_letters import DeadLetters

@@ -11,36 +11,34 @@ import json
 import logging
 import logging.handlers
 import os
-import queue
 import socket
 import sys
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from enum import StrEnum
+from queue import Empty, Full, Queue
 from types import MappingProxyType
 from typing import TextIO
 
-from shared.outages import OUTAGE_ATTRIBUTES, OutageFold
+from shared.outages import OUTAGE, OutageFold
 from shared.printable import printable, printable_line
 
 QUEUE_RECORDS = 10_000
+SETTLE_LOOK_S = 0.5  # between looks for the end of an outage, while no record comes
 PROCESS_NAME = "PENSTOCK_PROCESS"  # set by a launcher for its children
 
 # Fields of every line that is logged in this context, such as the trace id of a request.
 _NONE: Mapping[str, object] = MappingProxyType({})
 log_context: ContextVar[Mapping[str, object]] = ContextVar("log_context", default=_NONE)
 
-_STANDARD = (
-    frozenset(vars(logging.makeLogRecord({})))
-    | OUTAGE_ATTRIBUTES
-    | {
-        "message",
-        "asctime",
-        "taskName",
-        "color_message",  # uvicorn's: the message once more, with terminal codes
-    }
-)
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
+    OUTAGE,
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",  # uvicorn's: the message once more, with terminal codes
+}
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 
@@ -163,8 +161,38 @@ class DroppingQueueHandler(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             self.queue.put_nowait(record)
-        except queue.Full:
+        except Full:
             self.num_dropped += 1
+
+
+class _Listener(logging.handlers.QueueListener):
+    """Writes the queue's records, those of one outage as two lines."""
+
+    def __init__(self, records: Queue[logging.LogRecord], target: logging.Handler) -> None:
+        super().__init__(records, target)
+        self._records = records
+        self._fold = OutageFold()
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        while True:
+            self._write_ends()
+            try:
+                return self._records.get(block, SETTLE_LOOK_S if self._fold.is_settling else None)
+            except Empty:
+                if not block:
+                    raise
+
+    def handle(self, record: logging.LogRecord) -> None:
+        if self._fold.passes(record):
+            super().handle(record)
+
+    def stop(self) -> None:
+        super().stop()
+        self._write_ends(at_once=True)
+
+    def _write_ends(self, *, at_once: bool = False) -> None:
+        for record in self._fold.ended(at_once=at_once):
+            super().handle(record)
 
 
 class Logs:
@@ -174,12 +202,10 @@ class Logs:
         self,
         identity: ProcessIdentity,
         handler: DroppingQueueHandler,
-        fold: OutageFold,
         listener: logging.handlers.QueueListener,
     ) -> None:
         self.identity = identity
         self._handler = handler
-        self._fold = fold
         self._listener = listener
         listener.start()
 
@@ -188,7 +214,6 @@ class Logs:
         root = logging.getLogger()
         if self._handler not in root.handlers:
             return
-        self._fold.close()
         if self._handler.num_dropped:
             logging.getLogger(__name__).warning(
                 "log records were dropped", extra={"num_dropped": self._handler.num_dropped}
@@ -210,16 +235,13 @@ def start_logs(
     target = logging.StreamHandler(stream or sys.stderr)
     identity = ProcessIdentity(process, part)
     target.setFormatter(JsonFormatter(identity) if as_json else TextFormatter(identity))
-    records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_RECORDS)
+    records: Queue[logging.LogRecord] = Queue(QUEUE_RECORDS)
     handler = DroppingQueueHandler(records)
-    fold = OutageFold()
-    if level is not LogLevel.DEBUG:  # there each loop's own lines are wanted
-        handler.addFilter(fold)
     root = logging.getLogger()
     root.setLevel(level.value)
     root.addHandler(handler)
     logging.captureWarnings(True)
-    return Logs(identity, handler, fold, logging.handlers.QueueListener(records, target))
+    return Logs(identity, handler, _Listener(records, target))
 
 
 _PLAIN = logging.Formatter()

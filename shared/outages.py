@@ -1,29 +1,33 @@
 """Outages: a loop that retries is logged when it begins to fail and when it succeeds again.
 
 A process tries many things of the store at a time, and loses all of them in the same moment.
-RateLimitedOutageLog makes two lines of one loop's outage; OutageFold, in the handler of a process's
-log, makes two lines of all loops' outage of one thing.
+RateLimitedOutageLog makes two lines of one loop's outage; OutageFold, in the thread that writes a
+process's log, makes two lines of all loops' outage of one thing.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 REMIND_S = 30.0
 SETTLED_S = 2.0  # without a failure, after which an outage is over
 STORE = "the store"  # what most loops need
+OUTAGE = "outage"  # the attribute of a record that the fold reads; no field of a line
 
-# Attributes of records that the fold reads; no field of a line.
-OUTAGE_OF = "outage_of"  # the unavailable part
-OUTAGE_OVER = "outage_over"  # this loop's is over; the number of failed tries
-OUTAGE_ONCE = "outage_once"  # of something that is not tried again
-OUTAGE_ATTRIBUTES = frozenset({OUTAGE_OF, OUTAGE_OVER, OUTAGE_ONCE})
+
+class OutageMark(NamedTuple):
+    """What a record says of an outage that several loops share."""
+
+    of: str  # the unavailable part
+    num_failed: int | None = None  # this loop's outage is over; the number of failed tries
+    is_loop: bool = True  # it is tried again
+
 
 # For `extra` of a single try: it has no line while loops fail for the same reason.
-OF_STORE_OUTAGE: dict[str, object] = {OUTAGE_OF: STORE, OUTAGE_ONCE: True}
+OF_STORE_OUTAGE: dict[str, object] = {OUTAGE: OutageMark(STORE, is_loop=False)}
 
 log = logging.getLogger(__name__)
 
@@ -88,100 +92,68 @@ class RateLimitedOutageLog:
         outage_s = self._outage.failed()
         if outage_s is not None:
             lasting = {"outage_s": round(outage_s, 1)} if outage_s else {}
-            self._log.warning(self._failing, extra={**fields, **lasting, **self._mark})
+            self._log.warning(self._failing, extra={**fields, **lasting, **self._mark()})
 
     def succeeded(self) -> None:
         """Ends the outage, if there is one, with a line that has its length."""
         # Looked at first: this is called for every message that is received.
         if self._outage.since_s is None:
             return
-        num_failures = self._outage.num_failures
+        num_failed = self._outage.num_failures
         if (outage_s := self._outage.succeeded()) is not None:
-            over = {OUTAGE_OVER: num_failures} if self._of else {}
-            extra = {"outage_s": round(outage_s, 1), **self._mark, **over}
+            extra = {"outage_s": round(outage_s, 1), **self._mark(num_failed)}
             self._log.info(self._recovered, extra=extra)
 
-    @property
-    def _mark(self) -> dict[str, object]:
-        return {OUTAGE_OF: self._of} if self._of else {}
+    def _mark(self, num_failed: int | None = None) -> dict[str, object]:
+        return {OUTAGE: OutageMark(self._of, num_failed)} if self._of else {}
 
 
-class OutageFold(logging.Filter):
-    """Lets one line pass when something goes away, and logs one when it is back.
+class OutageFold:
+    """Lets one line pass when something goes away, and makes one when it is back.
 
     The first record of an outage passes, whichever loop it is from, then one every REMIND_S. The
     outage is over at the first success that no failure follows within SETTLED_S; the line of it is
     so much later. A loop that still fails then begins another one with its next record, and so does
-    the next one after loops that have ended without success.
+    the next one after loops that have ended without success. At DEBUG each loop has its own lines.
+    Used by one thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
         self._clock = clock
-        self._lock = threading.Lock()
         self._running: dict[str, _Folded] = {}
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether a record passes. Called by the thread that logs it."""
-        of = getattr(record, OUTAGE_OF, None)
-        if of is None or record.levelno <= logging.DEBUG:
+    def passes(self, record: logging.LogRecord) -> bool:
+        """Returns whether a record is to be written."""
+        mark: OutageMark | None = getattr(record, OUTAGE, None)
+        if mark is None or record.levelno <= logging.DEBUG or log.isEnabledFor(logging.DEBUG):
             return True
-        with self._lock:
-            num_failures = getattr(record, OUTAGE_OVER, None)
-            if num_failures is None:
-                return self._failed(of, record, is_loops=not hasattr(record, OUTAGE_ONCE))
-            self._succeeded(of, num_failures)
-            return False
-
-    def close(self) -> None:
-        """Logs the ends that would be logged in a moment."""
-        for of in list(self._running):
-            self._end(of)
-
-    def _failed(self, of: str, record: logging.LogRecord, *, is_loops: bool) -> bool:
+        folded = self._running.get(mark.of)
         now_s = self._clock()
-        folded = self._running.get(of)
-        if folded is None or now_s - folded.failed_s > 2 * REMIND_S:
-            if is_loops:
-                self._running[of] = _Folded(now_s, record.getMessage())
-            return True
-        folded.failed_s, folded.num_failures = now_s, folded.num_failures + 1
-        folded.answered_s = None  # what answered before was no end
-        folded.stop_timer()
-        if now_s - folded.shown_s < REMIND_S:
+        if mark.num_failed is not None:
+            if folded is not None:  # else a loop that noticed it late
+                folded.num_failures += mark.num_failed - 1  # its first one was counted
+                folded.answered_s = now_s if folded.answered_s is None else folded.answered_s
             return False
-        folded.shown_s, folded.num_shown = now_s, folded.num_shown + 1
-        return True
+        if folded is None or now_s - folded.failed_s > 2 * REMIND_S:
+            if mark.is_loop:
+                self._running[mark.of] = _Folded(now_s, record.getMessage())
+            return True
+        return folded.failed(now_s)
 
-    def _succeeded(self, of: str, num_failures: int) -> None:
-        folded = self._running.get(of)
-        if folded is None:
-            return  # a loop that noticed it late
-        folded.num_failures += num_failures - 1  # its first one was counted as it was logged
-        if folded.answered_s is None:
-            folded.answered_s = self._clock()
-            folded.timer = threading.Timer(SETTLED_S, self._end, (of,))
-            folded.timer.daemon = True
-            folded.timer.start()
+    @property
+    def is_settling(self) -> bool:
+        """Whether `ended` will return a line when nothing fails."""
+        return any(folded.answered_s is not None for folded in self._running.values())
 
-    def _end(self, of: str) -> None:
-        with self._lock:
-            folded = self._running.get(of)
-            if folded is None or folded.answered_s is None:
-                return
-            folded.stop_timer()
-            del self._running[of]
-            outage_s = folded.answered_s - folded.since_s
-        num_suppressed = max(0, folded.num_failures - folded.num_shown)
-        log.info(
-            "%s answers again",
-            of,
-            extra={
-                "outage_s": round(outage_s, 1),
-                "began_with": folded.failing,
-                "num_suppressed": num_suppressed,
-            },
-        )
+    def ended(self, *, at_once: bool = False) -> list[logging.LogRecord]:
+        """Returns the line of each outage that is over, once; `at_once` before it has settled."""
+        settled_s = self._clock() - (0.0 if at_once else SETTLED_S)
+        lines = []
+        for of, folded in list(self._running.items()):
+            if folded.answered_s is not None and folded.answered_s <= settled_s:
+                del self._running[of]
+                lines.append(folded.end(of, folded.answered_s))
+        return [line for line in lines if log.isEnabledFor(line.levelno)]
 
 
 class _Folded:
@@ -193,9 +165,22 @@ class _Folded:
         self.num_failures = 1
         self.num_shown = 1
         self.answered_s: float | None = None  # the first success since the last failure
-        self.timer: threading.Timer | None = None
 
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+    def failed(self, now_s: float) -> bool:
+        """Counts a failure. Returns whether it is shown."""
+        self.failed_s, self.num_failures = now_s, self.num_failures + 1
+        self.answered_s = None  # what answered before was no end
+        if now_s - self.shown_s < REMIND_S:
+            return False
+        self.shown_s, self.num_shown = now_s, self.num_shown + 1
+        return True
+
+    def end(self, of: str, answered_s: float) -> logging.LogRecord:
+        """Returns the line of its end."""
+        extra = {
+            "outage_s": round(answered_s - self.since_s, 1),
+            "began_with": self.failing,
+            "num_suppressed": max(0, self.num_failures - self.num_shown),
+        }
+        message = f"{of} answers again"
+        return log.makeRecord(log.name, logging.INFO, "", 0, message, (), None, extra=extra)

@@ -10,9 +10,11 @@ from functools import partial
 
 import uvloop
 
+from shared.compat import IncompatibleLibrary
 from shared.logs import Logs, start_logs
 from shared.process import report_refusal
 from shared.redis.check import UnsafeServer
+from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
 from shared.transport.connect import open_transport
@@ -28,13 +30,14 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Runs one worker. Returns the exit status: 0 after a stop, 2 for settings, a model or a server
-    that cannot be used, 70 after an unexpected error or when the engine kept dying."""
+    """Runs one worker. Returns the exit status: 0 after a stop, 2 for settings, a library, a model
+    or a server that cannot be used, 70 after an unexpected error or when the engine kept dying."""
     try:
+        check_redis()
         settings = load_settings(WorkerSettings)
         worker_id = new_worker_id()
         checkpoint = _find_checkpoint(settings, worker_id)
-    except (SettingsError, CheckpointNotFound) as error:
+    except (IncompatibleLibrary, SettingsError, CheckpointNotFound) as error:
         return _refuse(error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -25,7 +25,7 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
-from shared.tracing import open_tracing
+from shared.tracing_export import open_tracing
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles

@@ -62,7 +62,7 @@ def with_tokenizer_json(checkpoint: Path) -> Path:
         directory.mkdir(mode=0o700, exist_ok=True)
         _link(checkpoint, directory)
         if not (directory / "tokenizer.json").exists():
-            log.info("converting the tokenizer of %s", checkpoint)
+            log.info("converting the tokenizer", extra={"checkpoint": str(checkpoint)})
             _convert(checkpoint, directory / "tokenizer.json")
     except OSError as error:
         raise NotConverted(f"{directory} cannot be written: {error}") from error

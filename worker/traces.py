@@ -19,7 +19,15 @@ import time
 import xxhash
 
 from shared.messages import FinishReason
-from shared.tracing import Attributes, Span, SpanKind, TraceContext, Tracing
+from shared.tracing import (
+    Attributes,
+    Span,
+    SpanContext,
+    SpanKind,
+    Tracing,
+    fail_span,
+    read_context,
+)
 from shared.transport.ports.queue import AppendStatus, Delivery, LostClaim
 from worker.engine.request import RequestTimes
 from worker.running_jobs import RunningJob
@@ -58,8 +66,8 @@ class JobTraces:
         job = delivery.job
         if not (self._tracing.is_on and job.traceparent):
             return
-        parent = TraceContext.parse(job.traceparent, job.tracestate)
-        if parent is None:
+        parent = read_context(job.traceparent, job.tracestate)
+        if not parent.is_valid:
             return
         unix_s = time.time() - time.monotonic()  # of an instant of the steady clock
         claimed_s = running.begun_s + unix_s
@@ -120,10 +128,12 @@ class JobTraces:
                 last_s,
                 {"penstock.tokens.output": num_tokens},
             )
-        attempt.span.set({"penstock.outcome": outcome, "penstock.tokens.output": num_tokens})
+        attempt.span.set_attributes(
+            {"penstock.outcome": outcome, "penstock.tokens.output": num_tokens}
+        )
         if outcome not in _NO_FAULTS:
-            attempt.span.fail(outcome)
-        attempt.span.end(now_s + attempt.unix_s)
+            fail_span(attempt.span, outcome)
+        _end(attempt.span, now_s + attempt.unix_s)
 
     def _part(
         self,
@@ -134,14 +144,17 @@ class JobTraces:
         attributes: Attributes | None = None,
     ) -> None:
         span = self._tracing.begin(
-            name, attempt.span.context, start_s=start_s + attempt.unix_s, attributes=attributes
+            name,
+            attempt.span.get_span_context(),
+            start_s=start_s + attempt.unix_s,
+            attributes=attributes,
         )
-        span.end(end_s + attempt.unix_s)
+        _end(span, max(start_s, end_s) + attempt.unix_s)
 
     def _before(
         self,
         delivery: Delivery,
-        parent: TraceContext,
+        parent: SpanContext,
         claimed_s: float,
         attributes: Attributes,
     ) -> None:
@@ -151,12 +164,13 @@ class JobTraces:
         if lost is None:
             waited_s = delivery.waited_s if attempt == 1 else delivery.requeued_s
             if waited_s is not None:
-                self._tracing.begin(
+                span = self._tracing.begin(
                     "queue",
                     parent,
                     start_s=claimed_s - waited_s,
                     attributes={**attributes, "penstock.attempt": attempt},
-                ).end(claimed_s)
+                )
+                _end(span, claimed_s)
         elif lost.worker_id != self._worker_id:
             self._lost(delivery, lost, parent, claimed_s, attributes)
 
@@ -164,7 +178,7 @@ class JobTraces:
         self,
         delivery: Delivery,
         lost: LostClaim,
-        parent: TraceContext,
+        parent: SpanContext,
         claimed_s: float,
         attributes: Attributes,
     ) -> None:
@@ -198,14 +212,14 @@ class JobTraces:
             output = {k: v for k, v in counts.items() if k == "penstock.tokens.output"}
             decode = self._tracing.begin(
                 "decode",
-                span.context,
+                span.get_span_context(),
                 start_s=claimed_s - lost.first_delta_age_s,
                 attributes={**reported, **output},
             )
-            decode.fail(WORKER_LOST)
-            decode.end(claimed_s - lost.last_delta_age_s)
-        span.fail(WORKER_LOST)
-        span.end(claimed_s)
+            fail_span(decode, WORKER_LOST)
+            _end(decode, claimed_s - min(lost.first_delta_age_s, lost.last_delta_age_s))
+        fail_span(span, WORKER_LOST)
+        _end(span, claimed_s)
 
 
 class _Attempt:
@@ -216,10 +230,21 @@ class _Attempt:
         self.unix_s = unix_s
 
 
-def _attempt_span_id(job_id: str, attempt: int) -> str:
+def _end(span: Span, end_s: float) -> None:
+    """Ends a span at a Unix time."""
+    span.end(round(end_s * 1e9))
+
+
+def _attempt_span_id(job_id: str, attempt: int) -> int:
     """Returns the id of an attempt's span: the same in every process."""
-    return xxhash.xxh64_hexdigest(f"{job_id}/{attempt}".encode())
+    return xxhash.xxh64_intdigest(f"{job_id}/{attempt}".encode())
 
 
-def _attempt_context(parent: TraceContext, job_id: str, attempt: int) -> TraceContext:
-    return parent._replace(span_id=_attempt_span_id(job_id, attempt))
+def _attempt_context(parent: SpanContext, job_id: str, attempt: int) -> SpanContext:
+    return SpanContext(
+        parent.trace_id,
+        _attempt_span_id(job_id, attempt),
+        is_remote=True,
+        trace_flags=parent.trace_flags,
+        trace_state=parent.trace_state,
+    )

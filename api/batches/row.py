@@ -62,7 +62,7 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
-from shared.tracing import Span, Tracing
+from shared.tracing import INVALID_SPAN, Span, Tracing, write_context
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.files import FileIndex
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, TransportError
@@ -178,11 +178,11 @@ class RowTask:
         self._request_id = public_id(context.endpoint.kind, job_id)
         self._may_exist = may_exist
         self._ignored = IgnoredMembers()
-        self._span = Span(None)
+        self._span: Span = INVALID_SPAN
 
     async def run(self) -> RowResult:
         """Returns the row's result. Raises nothing but CancelledError."""
-        self._span = self._context.run.tracing.begin("batch row", None)
+        self._span = self._context.run.tracing.begin("batch row")
         try:
             return await self._run()
         except ApiError as error:
@@ -236,14 +236,14 @@ class RowTask:
         """
         context, backoff = self._context, _backoff()
         client_id = _shown(self._row.custom_id)
-        trace = self._span.context
+        traceparent, tracestate = write_context(self._span.get_span_context())
         caller = Caller(
             self._request_id,
             self._job_id,
             client_id,
             context.tenant,
-            traceparent="" if trace is None else trace.traceparent,
-            tracestate="" if trace is None else trace.tracestate,
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
         while True:
             try:

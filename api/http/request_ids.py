@@ -23,6 +23,7 @@ from api.http.traces import span_in
 from api.ids import parse_job_id, public_id
 from api.metrics import Metrics
 from shared.keys import new_job_id
+from shared.tracing import write_context
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,8 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        caller, context = _new_caller(scope), span_in(scope).context
-        if context is not None:
-            caller = replace(caller, traceparent=context.traceparent, tracestate=context.tracestate)
+        traceparent, tracestate = write_context(span_in(scope).get_span_context())
+        caller = replace(_new_caller(scope), traceparent=traceparent, tracestate=tracestate)
         set_caller(scope, caller)
         status = 0
         begin_s = time.monotonic()

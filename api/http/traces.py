@@ -13,7 +13,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.caller import JOB_TRACE
 from shared.logs import log_context
 from shared.messages import Failed, Finished, Job
-from shared.tracing import AttributeValue, Span, SpanKind, TraceContext, Tracing
+from shared.tracing import (
+    INVALID_SPAN,
+    INVALID_SPAN_CONTEXT,
+    AttributeValue,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Tracing,
+    fail_span,
+    format_trace_id,
+    read_context,
+)
 
 PROVIDER = "penstock"
 _SPAN = "span"  # in the scope's state
@@ -22,10 +34,10 @@ _OPERATIONS = {"completion": _TEXT_COMPLETION, "generate": _TEXT_COMPLETION}  # 
 
 
 def span_in(scope: Scope) -> Span:
-    """Returns the span of the request that `scope` belongs to; one that is not recorded for a
-    request without."""
+    """Returns the span of the request that `scope` belongs to; an invalid one for a request
+    without."""
     span = scope.get("state", {}).get(_SPAN)
-    return span if isinstance(span, Span) else Span(None)
+    return span if isinstance(span, Span) else INVALID_SPAN
 
 
 class TracesMiddleware:
@@ -53,11 +65,12 @@ class TracesMiddleware:
             await self._app(scope, receive, send)
             return
         span = self._begin(scope)
-        if span.context is None:
+        context = span.get_span_context()
+        if not context.is_valid:
             await self._app(scope, receive, send)
             return
         scope.setdefault("state", {})[_SPAN] = span
-        if span.is_recorded:
+        if span.is_recording():
             scope["state"][JOB_TRACE] = RequestTrace(span)
         status = 499  # the client had left before there was a response
 
@@ -67,28 +80,28 @@ class TracesMiddleware:
                 status = message["status"]
             await send(message)
 
-        token = log_context.set({"trace_id": span.context.trace_id})
+        token = log_context.set({"trace_id": format_trace_id(context.trace_id)})
         try:
             await self._app(scope, receive, watched_send)
         finally:
             log_context.reset(token)
-            span.set({"http.response.status_code": status})
+            span.set_attribute("http.response.status_code", status)
             if status >= 500:
-                span.fail(str(status))
+                fail_span(span, str(status))
             span.end()
 
     def _begin(self, scope: Scope) -> Span:
         sent = _given_context(scope)
-        is_trusted = sent is None or self._is_trusted(scope)
-        given = sent if is_trusted else None
+        is_trusted = not sent.is_valid or self._is_trusted(scope)
+        given = sent if is_trusted else INVALID_SPAN_CONTEXT
         path: str = scope["path"]
         if scope["method"] != "POST" or path not in self._paths:
-            return Span(given)
+            return NonRecordingSpan(given)
         return self._tracing(scope).begin(
             f"POST {path}",
             given,
             kind=SpanKind.SERVER,
-            links=() if sent is None or is_trusted else (sent,),
+            links=() if is_trusted else (sent,),
             attributes={
                 "http.request.method": "POST",
                 "http.route": path,
@@ -112,15 +125,16 @@ class RequestTrace:
 
     def close(self, outcome: str) -> None:
         """Adds how the response ended."""
-        self._span.set({"penstock.outcome": outcome})
+        if self._span.is_recording():
+            self._span.set_attribute("penstock.outcome", outcome)
 
 
-def _given_context(scope: Scope) -> TraceContext | None:
-    """Returns the client's trace context; None where it sent none, or several."""
+def _given_context(scope: Scope) -> SpanContext:
+    """Returns the client's trace context; an invalid one where it sent none, or several."""
     traceparents = _headers(scope, b"traceparent")
     if len(traceparents) != 1:
-        return None
-    return TraceContext.parse(traceparents[0], ",".join(_headers(scope, b"tracestate")))
+        return INVALID_SPAN_CONTEXT
+    return read_context(traceparents[0], ",".join(_headers(scope, b"tracestate")))
 
 
 def _headers(scope: Scope, name: bytes) -> list[str]:
@@ -129,7 +143,7 @@ def _headers(scope: Scope, name: bytes) -> list[str]:
 
 def trace_generation(span: Span, jobs: Sequence[Job], response_id: str) -> None:
     """Gives a span the name and attributes of the jobs of one request, or of one row of a batch."""
-    if not span.is_recorded:
+    if not span.is_recording():
         return
     job = jobs[0]
     sampling = job.sampling
@@ -152,13 +166,13 @@ def trace_generation(span: Span, jobs: Sequence[Job], response_id: str) -> None:
         attributes["gen_ai.request.seed"] = sampling.seed
     if (num_choices := len(jobs) * job.num_choices) > 1:
         attributes["gen_ai.request.choice.count"] = num_choices
-    span.rename(f"{operation} {job.model}")
-    span.set(attributes)
+    span.update_name(f"{operation} {job.model}")
+    span.set_attributes(attributes)
 
 
 def trace_end(span: Span, model: str, end: Finished | Failed, first_token_ms: float | None) -> None:
     """Adds how the jobs of a span ended. `first_token_ms`: from the submit."""
-    if not span.is_recorded:
+    if not span.is_recording():
         return
     usage = end.usage
     attributes: dict[str, AttributeValue] = {
@@ -172,5 +186,5 @@ def trace_end(span: Span, model: str, end: Finished | Failed, first_token_ms: fl
     if isinstance(end, Finished):
         attributes["gen_ai.response.finish_reasons"] = [end.reason.value]
     else:
-        span.fail(end.code)
-    span.set(attributes)
+        fail_span(span, end.code)
+    span.set_attributes(attributes)

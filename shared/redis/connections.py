@@ -29,7 +29,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import RedisError
 
-from shared.redis.pool import CONNECTION_CLASSES, CommandPool
+from shared.redis.pool import CommandPool
+from shared.redis.redis_compat import CONNECTION_CLASSES, new_connection
 from shared.redis.server_clock import ServerClock
 from shared.redis.topology import (
     ClusterFinder,
@@ -91,13 +92,13 @@ class Connections:
         self._pubsub = self._client({"socket_timeout": None, "retry": never}, ConnectionPool, {})
         self._quick = self._client({"socket_timeout": None, "retry": often}, ConnectionPool, {})
         self.scripts = CommandPool(
-            partial(_new_connection, self._quick),
+            partial(new_connection, self._quick),
             max_connections=MAX_COMMAND_CONNECTIONS,
             timeout_s=COMMAND_TIMEOUT_S,
             retry=often,
         )
         self.accept = CommandPool(
-            partial(_new_connection, self._quick),
+            partial(new_connection, self._quick),
             max_connections=MAX_ACCEPT_CONNECTIONS,
             timeout_s=ACCEPT_TIMEOUT_S,
             retry=never,
@@ -116,7 +117,7 @@ class Connections:
 
     def new_pubsub(self) -> AbstractConnection:
         """Returns a new connection for pub/sub, not yet connected; the caller disconnects it."""
-        return _new_connection(self._pubsub)
+        return new_connection(self._pubsub)
 
     @asynccontextmanager
     async def reaching(self, key: str) -> AsyncIterator[Redis]:
@@ -205,12 +206,6 @@ def _plain_connection(options: dict[str, Any], address: Address) -> AbstractConn
         retry=Retry(NoBackoff(), 0),
         **options,
     )
-    return connection
-
-
-def _new_connection(client: Redis) -> AbstractConnection:
-    pool = client.connection_pool
-    connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
     return connection
 
 

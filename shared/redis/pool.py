@@ -1,4 +1,4 @@
-"""CommandPool: gives a connection for one exchange at little cost; the connection classes.
+"""CommandPool: gives a connection for one exchange at little cost.
 
 redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
 processor time of the exchange itself, and every step of a request waits for an exchange
@@ -8,20 +8,16 @@ processor time of the exchange itself, and every step of a request waits for an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import hiredis
-from redis.asyncio.connection import (
-    AbstractConnection,
-    Connection,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import DataError, ResponseError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.redis.redis_compat import is_stale
 
 Word = str | bytes | int
 Command = Sequence[Word]
@@ -66,7 +62,7 @@ class CommandPool:
     async def exchange(self, *commands: Command) -> list[Any]:
         """Sends the commands in one write; returns a reply to each, which may be a ResponseError.
 
-        If the connection is lost, all of them are sent again, as `retry` allows. Raises
+        Where the connection is lost all of them are sent again, as `retry` allows. Raises
         RedisError.
         """
         return await self._retry.call_with_retry(lambda: self._exchange(commands), _lost)
@@ -79,7 +75,7 @@ class CommandPool:
         await self._take_place()
         connection = self._free.pop() if self._free else self._new()
         try:
-            if not connection.is_connected or await _is_stale(connection):
+            if not connection.is_connected or await is_stale(connection):
                 await self._connect(connection)
             async with asyncio.timeout(self._timeout_s):
                 words = connection.pack_commands(commands)
@@ -116,14 +112,6 @@ class CommandPool:
             await connection.connect()  # type: ignore[no-untyped-call]
 
 
-async def _is_stale(connection: AbstractConnection) -> bool:
-    """Returns whether the server has closed the connection, or sent something unrequested."""
-    try:
-        return bool(await connection.can_read())
-    except (OSError, RedisConnectionError):
-        return True
-
-
 async def _reply(connection: AbstractConnection) -> Any:
     try:
         return await connection.read_response()
@@ -133,71 +121,3 @@ async def _reply(connection: AbstractConnection) -> Any:
 
 async def _lost(error: Exception) -> None:
     """Does nothing: the connection has been dropped already."""
-
-
-# How uvloop's RuntimeError for a transport that has ended closes. Others ("Event loop is closed",
-# "no running event loop") are programming errors and are raised unchanged.
-_UVLOOP_CLOSED = "the handler is closed"
-
-
-class ServerConnection(AbstractConnection):
-    """Mixin, the first base of a connection class: changes redis-py's connections in three points.
-
-    They pack commands in C: an append of a step has a thousand arguments, and redis-py's
-    asynchronous connections pack in Python. A write to a connection that was just reset raises
-    ConnectionError, as every other loss does: uvloop raises RuntimeError there, which redis-py
-    passes on, and which would never be retried. A cancel during a write ends the task: redis-py
-    bounds writes by `asyncio.wait_for`, which up to Python 3.11 loses a cancel that arrives when
-    the write has just finished.
-    """
-
-    def pack_command(self, *arguments: Any) -> list[bytes]:
-        """Returns one packed command, whose name may have two parts. Raises DataError for an
-        argument that is neither text, bytes nor a number."""
-        name, *rest = arguments
-        words = name.split() if isinstance(name, bytes) else str(name).encode().split()
-        try:
-            return [hiredis.pack_command((*words, *rest))]
-        except TypeError as error:
-            raise DataError(str(error)) from error
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """Writes the packed command. Raises RedisError for every kind of lost connection."""
-        if not self.is_connected:
-            await self.connect_check_health(check_health=False)
-        if check_health:
-            await self.check_health()  # type: ignore[no-untyped-call]
-        writer = self._writer
-        assert writer is not None
-        try:
-            async with asyncio.timeout(self.socket_timeout):
-                writer.writelines([command] if isinstance(command, bytes) else command)
-                await writer.drain()
-        except BaseException as error:
-            # Part of the command may have been written.
-            await self.disconnect(nowait=True)
-            if isinstance(error, TimeoutError):
-                raise RedisTimeoutError("the write did not end in time") from error
-            is_closed = isinstance(error, RuntimeError) and str(error).endswith(_UVLOOP_CLOSED)
-            if is_closed or isinstance(error, OSError):
-                raise RedisConnectionError(f"the connection was lost ({error})") from error
-            raise
-
-
-class TcpConnection(ServerConnection, Connection):
-    """TCP."""
-
-
-class TlsConnection(ServerConnection, SSLConnection):
-    """TLS."""
-
-
-class UnixConnection(ServerConnection, UnixDomainSocketConnection):
-    """A unix socket."""
-
-
-CONNECTION_CLASSES: Mapping[type[AbstractConnection], type[AbstractConnection]] = {
-    Connection: TcpConnection,
-    SSLConnection: TlsConnection,
-    UnixDomainSocketConnection: UnixConnection,
-}

@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.redis.pool import TcpConnection, TlsConnection
+from shared.redis.redis_compat import TcpConnection, TlsConnection
 from shared.redis.url import Address
 
 log = logging.getLogger(__name__)
@@ -234,9 +234,8 @@ class PrimaryConnection(TcpConnection):
         super().__init__(**options)
         self._resolver = resolver
 
-    async def _connect(self) -> None:
+    async def locate(self) -> None:
         self.host, self.port = await self._resolver.locate()
-        await super()._connect()  # type: ignore[no-untyped-call]
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if self.is_connected and self._resolver.latest != (self.host, self.port):

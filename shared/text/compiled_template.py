@@ -1,7 +1,7 @@
 """CompiledChatTemplate: a chat template that is rendered in this process.
 
 Only a rendering process may do that (`shared.text.rendering_process`): the sandbox bounds loops,
-products and joins, but filters and methods of strings may still take any memory and any time.
+but products, filters and methods of strings may take any memory and any time.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _NamedTemplate:
         variables = {"messages": messages, "tools": tools, "add_generation_prompt": False}
         try:
             return self.render(variables, budget)
-        except InvalidParameter:
+        except (InvalidParameter, MemoryError):
             return ""
 
 

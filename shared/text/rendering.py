@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-MAX_CHARS = 8_000_000  # of one value in a template, and of the rendered prompt
+MAX_CHARS = 8_000_000  # of the rendered prompt
 END_OF_TIME = signal.SIGPROF  # ends a rendering process that passed its bound on processor time
 _LENGTH = struct.Struct(">I")  # of the JSON after it, in bytes
 

@@ -1,8 +1,10 @@
-"""The sandbox that chat templates run in: the dialect of transformers, with bounds on the work.
+"""The sandbox that chat templates run in: the dialect of transformers, with a bound on loops.
 
 A template is written by the author of the checkpoint, so it gets data and no Python: jinja2's
 immutable sandbox, without underscore names on namespaces. The conversation it runs on is written by
-the client of a request, so its loops, products, joins and output are counted and bounded.
+the client of a request. The rendering process bounds its memory and time, and is killed for them;
+loops and calls of macros, which grow with a conversation, are counted here besides: a count is the
+same on every machine, and refuses in a fraction of that time without a process to start anew.
 """
 
 from __future__ import annotations
@@ -18,21 +20,16 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
-from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
-
-from shared.text.rendering import MAX_CHARS
 
 _Counted = TypeVar("_Counted", nodes.For, nodes.Macro)
 
 MAX_STEPS = 250_000  # passes through a loop's body and calls of macros, in one rendering
 MAX_CPU_SECONDS = 3.0  # of one rendering, of its thread: a busy or paused machine refuses nothing
 _STEPS_PER_CLOCK_LOOK = 64
-MAX_INTEGER_BITS = 4096
 BUDGET = "_penstock_step"  # the variable that every rendering must define: a WorkBudget's `step`
-_JOIN = "_penstock_join"
 
 
 class TooMuchWork(TemplateError):
@@ -61,14 +58,11 @@ class WorkBudget:
 class ChatSandbox(ImmutableSandboxedEnvironment):
     """Compiles chat templates."""
 
-    intercepted_binops = frozenset(["+", "*", "**"])
-
     def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         self.filters["tojson"] = _to_json
-        self.filters[_JOIN] = _join
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)
         self.globals["namespace"] = _TemplateNamespace
@@ -77,33 +71,16 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def compile_chat(self, source: str) -> Template:
         """Raises jinja2.TemplateSyntaxError."""
         tree = self.parse(source)
-        _Bounds(self).visit(tree)
+        _CountedLoops(self).visit(tree)
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def variables_of(self, source: str) -> frozenset[str]:
         """Returns the names that a template reads and does not set. Raises TemplateSyntaxError."""
         return frozenset(find_undeclared_variables(self.parse(source))) - frozenset(self.globals)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise TooMuchWork("chat templates may not raise to a power")
-        if operator == "*" and isinstance(left, _SIZED) != isinstance(right, _SIZED):
-            sized, times = (left, right) if isinstance(left, _SIZED) else (right, left)
-            if isinstance(times, int):
-                _check_size(len(sized) * times)
-        result = super().call_binop(context, operator, left, right)
-        if isinstance(result, _SIZED):
-            _check_size(len(result))
-        elif isinstance(result, int) and result.bit_length() > MAX_INTEGER_BITS:
-            raise TooMuchWork("the chat template makes a number that is too large")
-        return result
 
-
-_SIZED = (str, list, tuple)
-
-
-class _Bounds(NodeTransformer):
-    """Lets loops and macros take a step of the budget, and puts `~` under the bound on values."""
+class _CountedLoops(NodeTransformer):
+    """Lets loops and macros take a step of the budget."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -122,13 +99,6 @@ class _Bounds(NodeTransformer):
         statement.set_environment(self._environment)
         node.body.insert(0, statement)
         return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
-        self.generic_visit(node)
-        joined = nodes.Filter(nodes.List(node.nodes), _JOIN, [], [], None, None)
-        joined.set_lineno(node.lineno)
-        joined.set_environment(self._environment)
-        return joined
 
 
 class _GenerationTag(Extension):
@@ -170,17 +140,6 @@ class _TemplateDict:
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a chat template may not store {name!r} on a namespace")
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_CHARS:
-        raise TooMuchWork("the chat template makes a value that is too large")
-
-
-def _join(parts: Iterable[Any]) -> str:
-    texts = [str(part) for part in parts]
-    _check_size(sum(map(len, texts)))
-    return "".join(texts)
 
 
 class WrittenObject(dict[str, Any]):

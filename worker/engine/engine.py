@@ -53,7 +53,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.stop import StopMatch
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 HELD_WAIT_S = 0.05  # of a step that has nothing to compute
@@ -376,7 +376,7 @@ class Engine:
 
         Returns the end of the one that is at fault, if it is known. Raises EngineFailed.
         """
-        logger.error(
+        log.error(
             "step failed",
             exc_info=error,
             extra={"request_ids": [item.sequence.request_id for item in planned]},

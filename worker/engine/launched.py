@@ -14,7 +14,7 @@ from worker.engine.plan import Schedule
 from worker.engine.ports import ModelRunner, StepResult
 from worker.engine.sequence import Sequence
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class LaunchedStep:
@@ -64,7 +64,7 @@ class LaunchedStep:
         except EngineFailed:
             raise
         except Exception as error:
-            logger.debug("the step after the failed one failed too", exc_info=error)
+            log.debug("the step after the failed one failed too", exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)

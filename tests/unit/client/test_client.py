@@ -495,10 +495,20 @@ async def test_the_client_for_asyncio_does_the_same() -> None:
 
 def test_both_clients_have_the_same_methods() -> None:
     for blocking, asynchronous in ((Client, AsyncClient), (Stream, AsyncStream)):
-        methods = {name for name in vars(blocking) if not name.startswith("_")} - {"close"}
-        assert methods == {name for name in vars(asynchronous) if name[0] != "_"} - {"aclose"}
+        methods = {name for name in dir(blocking) if name[0] != "_"} - {"close"}
+        assert methods == {name for name in dir(asynchronous) if name[0] != "_"} - {"aclose"}
         for name in methods:
             ours, theirs = getattr(blocking, name), getattr(asynchronous, name)
             if callable(ours):
                 parameters = inspect.signature(ours).parameters
                 assert list(parameters) == list(inspect.signature(theirs).parameters), name
+                assert ours.__doc__, name
+
+
+async def test_the_blocking_client_serves_a_caller_inside_a_running_event_loop() -> None:
+    # Its core is coroutines, which must not meet the loop that runs around them.
+    service = Service(stream(chunk("a"), chunk("b")), httpx2.Response(200, json={}))
+    answer = client_of(service).chat("x", model="m")
+    assert next(answer).text == "a"
+    del answer  # left without a close
+    assert service.asked == ["POST /v1/chat/completions", f"DELETE /v1/jobs/{NAME}"]

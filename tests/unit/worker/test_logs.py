@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import queue
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -133,6 +134,24 @@ def test_an_outage_of_two_loops_is_two_lines_but_where_everything_is_wanted(
     if level is LogLevel.INFO:
         assert messages[1] == "the store answers again"
         assert lines[1]["num_suppressed"] == 1
+
+
+def test_the_end_of_an_outage_is_written_while_nothing_else_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.logs.SETTLE_LOOK_S", 0.01)
+    monkeypatch.setattr("shared.outages.SETTLED_S", 0.02)
+    loop = RateLimitedOutageLog(log, failing="it fails", recovered="it works", of=STORE)
+    with logs(LogFormat.JSON) as stream:
+        loop.failed()
+        loop.succeeded()
+        begin_s = time.monotonic()
+        while "the store answers again" not in stream.getvalue():
+            assert time.monotonic() < begin_s + 30
+            time.sleep(0.005)
+        log.info("another matter")
+    messages = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert messages == ["it fails", "the store answers again", "another matter"]
 
 
 @pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.TEXT])

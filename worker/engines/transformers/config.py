@@ -17,7 +17,7 @@ from worker.model.config.model_config import DTYPES, read_json
 from worker.model.config.stored_dtype import stored_dtype
 from worker.model.errors import UnsupportedModel
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SERVED_ELSEWHERE = "PENSTOCK_ENGINE=vllm may serve it"
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
@@ -121,22 +121,18 @@ def _context_length(config: PreTrainedConfig) -> int:
             f"config.json of model_type {config.model_type!r} has no max_position_embeddings"
         )
     if length.longest > length.default:
-        logger.warning(
-            "context of %d tokens instead of %d: past them the rotary embedding changes all "
-            "positions of a sequence, its cached ones too; %s with all",
-            length.default,
-            length.longest,
-            SERVED_ELSEWHERE,
+        log.warning(
+            "the context is shortened: past it the rotary embedding changes all positions of a "
+            f"sequence, its cached ones too; {SERVED_ELSEWHERE} with all",
+            extra={"max_model_len": length.default, "of": length.longest},
         )
     # Llama 4 counts positions for its temperature from the start of the batch. It is 1 up to here.
     text = config.get_text_config(decoder=True)
     if getattr(text, "attn_temperature_tuning", False) and length.default >= text.floor_scale:
-        logger.warning(
-            "context of %d tokens instead of %d: past them attn_temperature_tuning counts the "
-            "positions of a batch, not of a sequence; %s with all",
-            text.floor_scale - 1,
-            length.default,
-            SERVED_ELSEWHERE,
+        log.warning(
+            "the context is shortened: past it attn_temperature_tuning counts the positions of a "
+            f"batch, not of a sequence; {SERVED_ELSEWHERE} with all",
+            extra={"max_model_len": int(text.floor_scale) - 1, "of": length.default},
         )
         text.attn_temperature_tuning = False
         return int(text.floor_scale) - 1

@@ -25,7 +25,7 @@ from worker.model.base import KVLayer, LayerScores, Multiply, Reach
 from worker.model.errors import UnsupportedModel
 from worker.model.layers.ops import TorchOps
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _NAME = "penstock-probe"
 _NUM_TOKENS = 5
@@ -69,7 +69,8 @@ def probe(config: TransformersConfig) -> Probe:
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever that model's own code does with what it lacks
-        logger.info("probe of %s: %s: %s", config.model_type, type(error).__name__, error)
+        extra = {"model_type": config.model_type, "reason": f"{type(error).__name__}: {error}"}
+        log.info("the probe of a model failed", extra=extra)
         raise UnsupportedModel(
             f"model_type {config.model_type!r} does not leave its attention, masks and positions "
             f"to transformers' attention interface alone; {SERVED_ELSEWHERE}"
@@ -142,7 +143,8 @@ def _groups_that_fit(
         with torch.device("meta"), torch.inference_mode():
             _run(model)
     except Exception as error:
-        logger.info("products stay apart: %s: %s", type(error).__name__, error)
+        reason = f"{type(error).__name__}: {error}"
+        log.info("the model's products are not fused", extra={"reason": reason})
         return tuple((name,) for group in groups for name in group)
     return groups
 

@@ -40,7 +40,7 @@ from worker.model.tier import TierRequest
 
 _FEW = 256  # rows of a matrix so small that one thread does: routers
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class TransformersSource:
@@ -103,12 +103,14 @@ class TransformersSource:
         if expected is not None:
             is_off, off = compare(model, logits_alone(model), expected)
             if is_off:
-                logger.warning(
-                    "cpu_tier %s gives logits that are off by %.1f%% for model_type %r: the "
-                    "weights are read again, and torch computes its modules",
-                    products.name,
-                    100 * off,
-                    self.config.model_type,
+                log.warning(
+                    "the logits of cpu_tier are off: the weights of the model are read again, and "
+                    "torch computes its modules",
+                    extra={
+                        "cpu_tier": products.name,
+                        "percent": round(100 * off, 1),
+                        "model_type": self.config.model_type,
+                    },
                 )
                 del network
                 model.network = None  # type: ignore[assignment]  # its memory goes first

@@ -15,15 +15,12 @@ because vLLM would start it before the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 from worker.engine.queue import SchedulingPolicy
 from worker.engine.running_slots import S, SlotShares
-
-if TYPE_CHECKING:
-    from vllm import LLMEngine
 
 
 @dataclass(slots=True)
@@ -121,19 +118,3 @@ class Admission(Generic[S]):
         self._waiting[request.seq_id] = request
         self._shares.give_back(request)
         self._has_changed = True
-
-
-def starved_ids(llm: LLMEngine) -> Set[str]:
-    """Returns the ids, as in vLLM's scheduler, of requests without blocks after a step.
-
-    vLLM starts waiting requests in their order. So all of them starve when the free blocks do not
-    hold the first one's tokens; otherwise they wait for a place in a step.
-    """
-    scheduler = llm.engine_core.engine_core.scheduler
-    if not scheduler.waiting:
-        return frozenset()
-    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    first = scheduler.waiting.peek_request()
-    if first.num_tokens <= free * llm.vllm_config.cache_config.block_size:
-        return frozenset()
-    return {request.request_id for request in scheduler.waiting}

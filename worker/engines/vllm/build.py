@@ -29,6 +29,7 @@ from worker.engines.vllm.options import (
     share_threads,
     uses_own_sampler,
 )
+from worker.engines.vllm.vllm_compat import check_vllm, drop_own_stat_loggers
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 
@@ -66,7 +67,8 @@ def build_vllm_engine(
 
     if not check_version(vllm.__version__):
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
-    # After the check of the version: another release may lack what these import.
+    check_vllm(vllm.__version__)
+    # After the check: another release may lack what these import.
     from worker.engines.vllm.engine import VllmEngine
     from worker.engines.vllm.grammars import bound_grammars
     from worker.engines.vllm.stats import StatsReader
@@ -82,8 +84,7 @@ def build_vllm_engine(
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
     watch_children(on_rank_end)
-    # After the one that was given come vLLM's own, for its servers: nothing here reads them.
-    del llm.logger_manager.stat_loggers[1:]
+    drop_own_stat_loggers(llm)
     exact = uses_own_sampler(options, given)
     if not exact:
         bound_grammars()

@@ -32,13 +32,14 @@ from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.stop import StopMatch, find_stop
-from worker.engines.vllm.admission import Admission, starved_ids
+from worker.engines.vllm.admission import Admission
 from worker.engines.vllm.grammars import bounded_grammar
 from worker.engines.vllm.kv_blocks import FailedBlocks
 from worker.engines.vllm.live_request import LiveRequest, vllm_params
 from worker.engines.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
 from worker.engines.vllm.sampler import drain_masks, take_reports
 from worker.engines.vllm.stats import StatsReader, num_hashed_blocks
+from worker.engines.vllm.vllm_compat import starved_ids, stats_of
 from worker.model.device import step_failure
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ class VllmEngine:
         except (VLLMClientError, ValueError) as error:
             self.cancel(request.request_id)
             return [_failed(live, ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}")]
-        live.enter(vllm_id, self._llm.output_processor.request_states[vllm_id].stats)
+        live.enter(vllm_id, stats_of(self._llm, vllm_id))
         return []
 
     def _end_slow_grammars(self) -> list[EngineOutput]:

@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
-from vllm.v1 import structured_output
 from vllm.v1.structured_output.backend_guidance import (
     GuidanceBackend,
     GuidanceGrammar,
@@ -25,6 +24,7 @@ from shared.text.grammar_compiler import (
     TOO_SLOW,
     matcher_error,
 )
+from worker.engines.vllm.vllm_compat import scheduler_of, use_guidance_backend
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -76,12 +76,12 @@ class BoundedBackend(GuidanceBackend):
 
 def bound_grammars() -> None:
     """Has vLLM use these from its first grammar on."""
-    structured_output.GuidanceBackend = BoundedBackend
+    use_guidance_backend(BoundedBackend)
 
 
 def bounded_grammar(llm: LLMEngine, vllm_id: str) -> BoundedGrammar | None:
     """Returns the grammar of a request inside vLLM; None without one, or before it is compiled."""
-    request = llm.engine_core.engine_core.scheduler.requests.get(vllm_id)
+    request = scheduler_of(llm).requests.get(vllm_id)
     structured = request.structured_output_request if request is not None else None
     grammar = structured.grammar if structured is not None else None
     return grammar if isinstance(grammar, BoundedGrammar) else None

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.engines.vllm.vllm_compat import block_pool_of, blocks_of, call_before_free, kv_caches_of
+
 if TYPE_CHECKING:
     from vllm import LLMEngine
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -30,26 +32,18 @@ class FailedBlocks:
 
     def __init__(self, llm: LLMEngine) -> None:
         self._llm = llm
-        self._manager = llm.engine_core.engine_core.scheduler.kv_cache_manager
         self._freed: dict[str, list[KVCacheBlock]] = {}  # since the start of the last step
         self._held: dict[int, KVCacheBlock] = {}  # by others; by block id
-        free = self._manager.free
-
-        # vLLM frees the blocks of a request that has all its tokens before its tokens are seen.
-        def note_and_free(request: Any) -> None:
-            self._freed[request.request_id] = self._blocks_of(request.request_id)
-            free(request)
-
-        self._manager.free = note_and_free
+        call_before_free(llm, self._note_freed)
 
     def discard(self, vllm_id: str) -> None:
         """Removes the blocks of a request that ended since the start of the last step from the
         prefix cache, and clears those that no other request holds."""
-        blocks = self._freed.pop(vllm_id, None) or self._blocks_of(vllm_id)
+        blocks = self._freed.pop(vllm_id, None) or blocks_of(self._llm, vllm_id)
         for block in blocks:
             block.pool.evict_blocks({block.block_id})
         # Ids of another pool, such as one on the host, are no places in the device's caches.
-        pool = self._manager.block_pool
+        pool = block_pool_of(self._llm)
         self._held |= {block.block_id: block for block in blocks if block.pool is pool}
         self._clear_free()
 
@@ -59,9 +53,8 @@ class FailedBlocks:
         if self._held:
             self._clear_free()
 
-    def _blocks_of(self, vllm_id: str) -> list[KVCacheBlock]:
-        groups = self._manager.get_blocks(vllm_id).blocks
-        return [block for group in groups for block in group if not block.is_null]
+    def _note_freed(self, vllm_id: str) -> None:
+        self._freed[vllm_id] = blocks_of(self._llm, vllm_id)
 
     def _clear_free(self) -> None:
         block_ids = sorted(i for i, block in self._held.items() if block.ref_cnt == 0)
@@ -86,7 +79,7 @@ def zero_blocks(worker: Any, block_ids: Sequence[int], num_blocks: int) -> int:
     are not changed.
     """
     unknown = 0
-    for cache in worker.model_runner.kv_caches:
+    for cache in kv_caches_of(worker):
         if cache.dim() < 2 or cache.shape[0] % num_blocks:
             unknown += 1
             continue

@@ -29,6 +29,7 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.tokenizer import FastTokenizer
 from worker.engines.vllm.requests import FAILED_TOKEN, from_extra_args
 from worker.engines.vllm.rows import BatchRow, BatchRows
+from worker.engines.vllm.vllm_compat import logits_processors_of
 from worker.model.device import to_device, to_host
 from worker.model.sampling.grammar_masks import GrammarMasks
 from worker.model.sampling.row import RowThreads
@@ -229,8 +230,8 @@ def keeps_to_grammars(worker: Any) -> bool:
 
 
 def _processors(worker: Any) -> list[PenstockLogitsProcessor]:
-    processors = worker.model_runner.input_batch.logitsprocs.all
-    return [each for each in processors if isinstance(each, PenstockLogitsProcessor)]
+    found = logits_processors_of(worker)
+    return [each for each in found if isinstance(each, PenstockLogitsProcessor)]
 
 
 def _is_notable(is_nan: Tensor, sampled: Sampled | None) -> bool:

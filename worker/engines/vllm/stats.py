@@ -13,6 +13,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from worker.engine.config import EngineConfig
 from worker.engine.measures import StepMeasures
 from worker.engine.request import EngineStats
+from worker.engines.vllm.vllm_compat import block_pool_of
 
 
 def num_hashed_blocks(llm: LLMEngine) -> int:
@@ -21,8 +22,7 @@ def num_hashed_blocks(llm: LLMEngine) -> int:
     vLLM reports no such figure: it is the size of the scheduler's own table, which is in this
     process.
     """
-    pool = llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
-    return len(pool.cached_block_hash_to_block)
+    return len(block_pool_of(llm).cached_block_hash_to_block)
 
 
 class StatsReader:

@@ -42,7 +42,9 @@ LARGE = {
     "expandtabs": "{{ (messages[0].content ~ '\t').expandtabs(1500000000) }}",
 }
 SLOW = {
-    "indent": "{% for i in range(99) %}{{ (('a\n' * 3000000)|indent(10))|length }}{% endfor %}",
+    "power": "{{ 9 ** (messages|length * 999999999) }}",
+    "indent": "{% set n = messages|length * 3000000 %}"  # no constant, which jinja2 would fold
+    "{% for i in range(99) %}{{ (('a\n' * n)|indent(10))|length }}{% endfor %}",
     "sort": "{{ ((" + BIG + ")|list|sort(reverse=true)|sort)|length }}"
     "{% for i in range(99) %}{{ ((" + BIG + ")|list|sort(case_sensitive=false))|length }}"
     "{% endfor %}",

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-import api.http.server
+import api.http.uvicorn_compat
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 
@@ -133,13 +133,13 @@ def test_a_head_that_never_ends_is_not_waited_for(
     service: RunningService,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(api.http.server, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 0.2)
     for start in (b"", b"GET /heal"):
         with connection(service) as made:
             made.sendall(start)
             assert read_all(made) == b""
     # Long enough that even on a busy machine a whole head comes in time.
-    monkeypatch.setattr(api.http.server, "HEAD_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 2.0)
     with connection(service) as made:  # the timeout is of the head alone
         body = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
         made.sendall(TO_GENERATE + b"Content-Length: %d\r\n\r\n" % len(body))

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import api.http.server
+import api.http.uvicorn_compat
 from tests.support.api_document import json_routes
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import RunningService, running_service, wait_until
@@ -44,7 +44,7 @@ def strict(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
     """A service with small limits."""
     limits = {"max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": PATIENCE_S}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.http.server, "LINGER_S", 0.3)
+        patch.setattr(api.http.uvicorn_compat, "LINGER_S", 0.3)
         with running_service(redis_url, new_namespace(), checkpoint, **limits) as made:
             yield made
 
@@ -149,7 +149,7 @@ def trickle(made: socket.socket, pieces: Iterator[bytes]) -> bytes:
 def test_a_head_that_trickles_in_is_given_up(
     strict: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.http.server, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 0.4)
     head = TO_GENERATE + b"X-Slow: " + b"a" * 100_000
     with connection(strict) as made:
         assert trickle(made, (bytes([byte]) for byte in head)) == b""
@@ -158,7 +158,7 @@ def test_a_head_that_trickles_in_is_given_up(
 def test_heads_that_trickle_in_on_a_used_connection_are_given_up(
     strict: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.http.server, "HEAD_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 0.4)
     with connection(strict) as made:
         made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert made.recv(65536).startswith(b"HTTP/1.1 200")

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError
 
 from shared.messages import JobState
-from shared.redis.pool import TcpConnection
+from shared.redis.redis_compat import TcpConnection
 
 
 @pytest.mark.parametrize(

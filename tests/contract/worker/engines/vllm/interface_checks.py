@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from shared.compat import missing_names
 from worker.engines.vllm.options import (
     ENVIRONMENT,
     FIXED_ENVIRONMENT,
@@ -23,6 +24,7 @@ from worker.engines.vllm.options import (
     check_version,
     set_environment,
 )
+from worker.engines.vllm.vllm_compat import uses
 
 set_environment({})
 
@@ -41,9 +43,6 @@ from vllm.sampling_params import (  # noqa: E402
 )
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool  # noqa: E402
 from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
-from vllm.v1.core.sched.request_queue import RequestQueue  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.engine.core_client import InprocClient  # noqa: E402
 from vllm.v1.engine.output_processor import OutputProcessor  # noqa: E402
 from vllm.v1.metrics.loggers import StatLoggerBase, StatLoggerManager  # noqa: E402
 from vllm.v1.metrics.stats import (  # noqa: E402
@@ -61,8 +60,6 @@ from vllm.v1.sample.logits_processor import (  # noqa: E402
 )
 from vllm.v1.worker import gpu_model_runner  # noqa: E402
 from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
-from vllm.v1.worker.gpu_input_batch import InputBatch  # noqa: E402
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
 PARAMETERS = {
     LLMEngine.from_engine_args: ("engine_args", "stat_loggers"),
@@ -88,14 +85,12 @@ PARAMETERS = {
     LogitsProcessor.update_state: ("batch_update",),
 }
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
-    LLMEngine: ("step", "has_unfinished_requests", "tokenizer"),
+    LLMEngine: ("tokenizer",),
     RequestOutputKind: ("DELTA",),
     StructuredOutputsParams: ("json", "regex", "grammar"),
     MoveDirectionality: ("SWAP",),
     BlockHashToBlockMap: ("__len__",),
-    BlockPool: ("get_num_free_blocks",),
     Request: ("num_tokens",),
-    RequestQueue: ("peek_request", "__iter__", "__bool__"),
     ModelConfig: ("get_vocab_size", "architecture"),
     CPUWorker: ("init_device", "load_model"),
 }
@@ -152,14 +147,6 @@ OTHER_ARGUMENTS = {
 }
 # Assigned to themselves by objects that cannot be made here: the names stand in their source.
 IN_SOURCE: dict[Any, tuple[str, ...]] = {
-    LLMEngine: ("self.vllm_config", "self.engine_core", "self.logger_manager"),
-    StatLoggerManager: ("self.stat_loggers",),
-    InprocClient: ("self.engine_core",),
-    KVCacheManager: ("self.block_pool",),
-    BlockPool: ("self.cached_block_hash_to_block",),
-    Scheduler: ("self.waiting", "self.kv_cache_manager"),
-    GPUModelRunner: ("self.input_batch", "self.kv_caches"),
-    InputBatch: ("self.logitsprocs",),
     IterationStats: (
         "self.num_preempted_reqs",
         "self.num_generation_tokens",
@@ -184,6 +171,9 @@ def missing() -> Iterator[str]:
         for name in names:
             if name not in known:
                 yield f"{function.__qualname__} has no parameter {name!r}"
+    for kind, names in uses().items():
+        for name in missing_names(kind, names):
+            yield f"{kind.__name__} has no {name!r}"
     for kind, names in ATTRIBUTES.items():
         for name in names:
             if not hasattr(kind, name):
