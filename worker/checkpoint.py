@@ -327,7 +327,7 @@ def _reporting_bar(report: Callable[[float], None]) -> type[Any]:
     """Returns a class of bars for `snapshot_download`: they look as ever, and `report` gets the
     share that is done, 0 to 1, in any thread; nothing where all is in the cache.
 
-    Of bytes there are two bars, received and written; the one that is further counts. Releases of
+    Two bars count bytes, received and written; the one that is further counts. Releases of
     the hub's package that give this class no bar of bytes have one of files.
     """
     # Here and not above: it takes most of a second, and a local directory does not need it.
