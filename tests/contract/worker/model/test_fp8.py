@@ -243,7 +243,7 @@ def test_a_config_and_files_that_disagree_are_refused(tmp_path: Path) -> None:
         outputs(twin)
     del config["quantization_config"]
     (quantised / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match=r"F8_E4M3, of which config\.json has no"):
+    with pytest.raises(UnsupportedModel, match=r"F8_E4M3, but config\.json has no"):
         outputs(quantised)
 
 
