@@ -16,7 +16,8 @@ def test_where_triton_is_missing_there_are_no_kernels_and_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in [name for name in sys.modules if name.startswith("worker.model.cuda")]:
+    kernels = ("worker.model.cuda", "worker.model.sampling.cuda_kernels")
+    for name in [name for name in sys.modules if name.startswith(kernels)]:
         monkeypatch.delitem(sys.modules, name)
     device = torch.device("cpu")
     with caplog.at_level(logging.WARNING):
