@@ -43,7 +43,7 @@ GROUPS = {
     "Client": "The client",
     "Dashboard": "Dashboard",
 }
-# What is not done, or not shown: what is missing.
+# Promises that are open, and the missing part.
 OPEN = (
     (
         "several GPUs for one model",
@@ -61,7 +61,7 @@ OPEN = (
     ),
     (
         "speculative decoding on or off, the same text",
-        "there is none",
+        "not implemented",
     ),
     (
         "prefix cache and CUDA graphs",
@@ -107,7 +107,7 @@ def render() -> str:
         parts.append(f"\n## {GROUPS[group]}\n\n| promise | shown by |\n| --- | --- |\n")
         for promise, tests in promises.items():
             parts.append(f"| {promise} | {', '.join(f'`{test}`' for test in tests)} |\n")
-    parts.append("\n## Open\n\n| promise | what is missing |\n| --- | --- |\n")
+    parts.append("\n## Open\n\n| promise | missing |\n| --- | --- |\n")
     parts += [f"| {promise} | {missing} |\n" for promise, missing in OPEN]
     return "".join(parts)
 

@@ -23,8 +23,8 @@ def collapse_heap() -> int:
     """Moves the parts of this process's heap that are mostly in use into huge pages. Returns how
     many bytes it moved: 0 on a system that cannot do it.
 
-    Takes about half a millisecond for each page, without holding the interpreter. What is moved
-    takes at most twice the memory that it took.
+    Takes about half a millisecond for each page, without holding the interpreter. The moved
+    memory takes at most twice as much as before.
     """
     if sys.platform != "linux":
         return 0

@@ -76,7 +76,7 @@ class ProcessIdentity:
 
     def __init__(self, kind: str, part: str = "") -> None:
         """`kind`: the name of a process that no launcher has named. `part`: of one that is a part
-        of what was named, the engine of a worker."""
+        of the named processes, the engine of a worker."""
         named = os.environ.get(PROCESS_NAME, "")
         self._is_named = bool(named)
         self._part = f" {part}" if part else ""
@@ -95,7 +95,7 @@ class ProcessIdentity:
 
     @property
     def label(self) -> str:
-        """What a text line begins with. A launcher's name is enough to tell processes apart."""
+        """The start of a text line. A launcher's name is enough to distinguish processes."""
         worker_id = "" if self._is_named or not self._worker_id else f" {self._worker_id}"
         return f"[{self._name}{worker_id}{self._part}]"
 
@@ -168,7 +168,7 @@ class DroppingQueueHandler(logging.handlers.QueueHandler):
 
 
 class Logs:
-    """The process's logging while it runs; `stop` writes what is still queued."""
+    """The process's logging while it runs; `stop` writes the queued records."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Logs:
         listener.start()
 
     def stop(self) -> None:
-        """Writes what is queued. Later records are lost. Idempotent."""
+        """Writes the queued records. Later ones are lost. Idempotent."""
         root = logging.getLogger()
         if self._handler not in root.handlers:
             return

@@ -381,8 +381,8 @@ def num_slices_of(num_entries: int) -> int:
 class Finished:
     """The one terminal event of a job that ended by itself. Durable.
 
-    Of a job with several choices `reason` is LENGTH when one of them was cut by its length, and
-    `stop_reason` is None: each choice's own are in its last segment. `ended_ms` is Unix time by the
+    With several choices `reason` is LENGTH if one of them was cut by its length, and `stop_reason`
+    is None: each choice's own are in its last segment. `ended_ms` is Unix time by the
     server's clock, the same for every reader; None in the entries of earlier releases.
     """
 

@@ -1,4 +1,4 @@
-"""Outages: what is tried again and again is logged when it begins to fail and when it is over.
+"""Outages: a loop that retries is logged when it begins to fail and when it succeeds again.
 
 A process tries many things of the store at a time, and loses all of them in the same moment.
 RateLimitedOutageLog makes two lines of one loop's outage; OutageFold, in the handler of a process's
@@ -17,12 +17,12 @@ SETTLED_S = 2.0  # without a failure, after which an outage is over
 STORE = "the store"  # what most loops need
 
 # Attributes of records that the fold reads; no field of a line.
-OUTAGE_OF = "outage_of"  # what is away
-OUTAGE_OVER = "outage_over"  # this loop's is over; so many tries had failed
+OUTAGE_OF = "outage_of"  # the unavailable part
+OUTAGE_OVER = "outage_over"  # this loop's is over; the number of failed tries
 OUTAGE_ONCE = "outage_once"  # of something that is not tried again
 OUTAGE_ATTRIBUTES = frozenset({OUTAGE_OF, OUTAGE_OVER, OUTAGE_ONCE})
 
-# For `extra` of what is tried once: it has no line while loops fail for the same reason.
+# For `extra` of a single try: it has no line while loops fail for the same reason.
 OF_STORE_OUTAGE: dict[str, object] = {OUTAGE_OF: STORE, OUTAGE_ONCE: True}
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Outage:
     """Decides which failures of something that is tried again and again are reported.
 
     A loop that reports each of its tries fills a disk while the server is away, and buries the line
-    that tells since when. A loop that reports the first one alone looks dead after an hour.
+    that has the start. A loop that reports the first one alone looks dead after an hour.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,7 +55,7 @@ class Outage:
         return now_s - self.since_s
 
     def succeeded(self) -> float | None:
-        """Ends the outage. Returns how many seconds it lasted; None where there was none."""
+        """Ends the outage. Returns how many seconds it lasted; None without one."""
         if self.since_s is None:
             return None
         lasted_s, self.since_s = self._clock() - self.since_s, None
@@ -75,8 +75,8 @@ class RateLimitedOutageLog:
         of: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`failing` and `recovered` are the constant messages of the two records. `of`: what is
-        away then, for other loops of the process, too."""
+        """`failing` and `recovered` are the constant messages of the two records. `of`: the part
+        that is unavailable then, for other loops of the process, too."""
         self._log = log
         self._failing = failing
         self._recovered = recovered
@@ -91,7 +91,7 @@ class RateLimitedOutageLog:
             self._log.warning(self._failing, extra={**fields, **lasting, **self._mark})
 
     def succeeded(self) -> None:
-        """Ends the outage, if there is one, with a line that tells its length."""
+        """Ends the outage, if there is one, with a line that has its length."""
         # Looked at first: this is called for every message that is received.
         if self._outage.since_s is None:
             return

@@ -73,7 +73,7 @@ class SharedSettings(EnvironmentSettings):
     model_config = SettingsConfigDict(frozen=True)
 
     redis_url: str = Field(
-        description="Where Redis or Valkey is: a redis://, unix://, redis+sentinel:// or "
+        description="URL of Redis or Valkey: a redis://, unix://, redis+sentinel:// or "
         "redis+cluster:// URL; rediss for TLS.",
         json_schema_extra=symptom(
             "Several machines serve together, or Redis is managed elsewhere."
@@ -125,7 +125,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 def load_settings(settings_class: type[SettingsT], **given: object) -> SettingsT:
-    """Reads the environment, and what is `given` before it, by the fields' names.
+    """Reads the environment, and the values `given` before it, by the fields' names.
 
     Raises SettingsError with a sentence that names the first bad one.
     """

@@ -1,7 +1,7 @@
-"""Traces: the context that a job carries, and spans, in the words of OpenTelemetry.
+"""Traces: the context that a job carries, and spans, in the terms of OpenTelemetry.
 
 Off unless OpenTelemetry's own variables name a collector. Then spans go there by OTLP over HTTP,
-from a thread of their own, and what is not accepted is lost. This is the one module that imports
+from a thread of their own, and spans not accepted are lost. This is the one module that imports
 OpenTelemetry, where it is on. docs/TRACES.md has all spans and attributes.
 """
 
@@ -23,7 +23,7 @@ from shared.tracing_environment import collector_of, fault_of, is_requested
 MAX_TRACESTATE_CHARS = 512
 MAX_TRACESTATE_MEMBERS = 32
 CLOSE_S = 3.0  # for the last spans of a process
-# Between two exports, where OTEL_BSP_SCHEDULE_DELAY says nothing: what a process that is killed has
+# Between two exports, unless OTEL_BSP_SCHEDULE_DELAY is set: the spans that a killed process has
 # not sent is lost. The SDK's own default are five seconds.
 EXPORT_DELAY_MS = 1000
 SCOPE = "penstock"
@@ -136,7 +136,7 @@ class Tracing:
         return Span(parent)
 
     def close(self) -> None:
-        """Sends what is left, for CLOSE_S at most. Blocks."""
+        """Sends the rest, for CLOSE_S at most. Blocks."""
 
 
 def open_tracing(service: str, instance_id: str) -> Tracing:
@@ -161,7 +161,7 @@ def open_tracing(service: str, instance_id: str) -> Tracing:
 
 def find_faults(timeout_s: float) -> list[str] | None:
     """Returns why spans of a process with this environment would be lost, or otherwise than its
-    variables say; None where none are asked for.
+    variables set; None if none are requested.
 
     Sends the collector a request without spans, and waits for its answer for so long. Blocks.
     """
@@ -357,7 +357,7 @@ class _ReportingExporter:
         logger = logging.getLogger(type(exporter).__module__)
         logger.addHandler(self._words)
         logger.propagate = False
-        # Of spans for which the queue has no place: while nothing is sent, that is known.
+        # Silence the SDK's queue-full messages while export is failing.
         queue = logging.getLogger("opentelemetry.sdk._shared_internal")
         queue.addFilter(lambda record: not self._is_failing)
         self._outage = RateLimitedOutageLog(

@@ -46,7 +46,7 @@ def fault_of(environ: Mapping[str, str]) -> str:
 
 
 def collector_of(environ: Mapping[str, str]) -> str:
-    """Returns the collector's host and port, with what is known of the port."""
+    """Returns the collector's host and port, with the port's source."""
     url = urlsplit(environ.get(_first(environ, _ENDPOINTS)) or "http://localhost:4318")
     known = "; 4317 is gRPC's port, that of HTTP is 4318" if url.port == 4317 else ""
     return f"{url.hostname}:{url.port or {'http': 80, 'https': 443}[url.scheme]}{known}"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shared.messages import ErrorCode, Job
 from shared.text.base import Tokenizer
@@ -18,7 +19,6 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard
 from shared.text.sampling_defaults import parse_override
 from shared.text.text_model import load_card_tokenizer
-from worker.hub_bar import reporting_bar
 from worker.model.config.context_length import ContextLength
 from worker.runtime.messages import EngineReady
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
@@ -286,7 +286,7 @@ def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
                 revision=revision or None,
                 allow_patterns=list(HUB_FILES),
                 ignore_patterns=list(NOT_HUB_FILES),
-                tqdm_class=reporting_bar(on_download),
+                tqdm_class=_reporting_bar(on_download),
             )
         )
     except GatedRepoError:
@@ -321,3 +321,51 @@ def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
             f"PENSTOCK_MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
         ) from None
     return _with_files(path, f"PENSTOCK_MODEL={model!r}")
+
+
+def _reporting_bar(report: Callable[[float], None]) -> type[Any]:
+    """Returns a class of bars for `snapshot_download`: they look as ever, and `report` gets the
+    share that is done, 0 to 1, in any thread; nothing where all is in the cache.
+
+    Of bytes there are two bars, received and written; the one that is further counts. Releases of
+    the hub's package that give this class no bar of bytes have one of files.
+    """
+    # Here and not above: it takes most of a second, and a local directory does not need it.
+    from huggingface_hub.utils.tqdm import tqdm
+
+    bars_of_bytes: list[Bar] = []
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._is_of_bytes = kwargs.get("unit") == "B"
+            self._num_done = kwargs.get("initial") or 0
+            if self._is_of_bytes:
+                bars_of_bytes.append(self)
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            # `self.n` stays where it is while bars are not shown, as where there is no terminal.
+            self._num_done += n or 0
+            self._report()
+            shown: bool | None = super().update(n)
+            return shown
+
+        def refresh(self, *args: Any, **kwargs: Any) -> bool | None:
+            """Reports too, for the hub's package refreshes a bar whose total has grown."""
+            self._report()
+            shown: bool | None = super().refresh(*args, **kwargs)
+            return shown
+
+        def _report(self) -> None:
+            if not getattr(self, "total", None):  # tqdm refreshes it while it is made
+                return
+            if self._is_of_bytes:
+                report(max(bar._share() for bar in bars_of_bytes))
+            elif not bars_of_bytes:
+                report(self._share())
+
+        def _share(self) -> float:
+            total = getattr(self, "total", None)
+            return min(1.0, max(0.0, self._num_done / total)) if total else 0.0
+
+    return Bar

@@ -27,6 +27,7 @@ from worker.traces import DROPPED
 
 log = logging.getLogger(__name__)
 
+STANDSTILL_S = 60.0  # of the service's loop, after which the process is worth a restart
 LATE_SHARE = 0.5  # of a lease: a heartbeat that comes so late is worth a warning
 
 
@@ -241,3 +242,40 @@ class TokenRate:
         self._rate += weight * (grown / elapsed_s - self._rate)
         self._at_s, self._num_tokens = now_s, num_tokens
         return round(self._rate, 1)
+
+
+class WorkerProbes:
+    """Answers an orchestrator: whether the worker takes jobs, and whether to replace it.
+
+    Each method returns why the answer is no, as one sentence, or nothing. The listener's thread
+    reads state, so an answer comes while the service's loop is busy, and reports a loop that is
+    blocked.
+    """
+
+    def __init__(self, supervisor: EngineSupervisor, heartbeat: Heartbeat) -> None:
+        self._supervisor = supervisor
+        self._heartbeat = heartbeat
+
+    def by_path(self, path: str) -> str | None:
+        """Returns the answer to a path of the listener; None: it is no probe's."""
+        if path == "/ready":
+            return self.not_ready()
+        return self.not_live() if path == "/live" else None
+
+    def not_ready(self) -> str:
+        """Returns why the worker takes no jobs; empty if the engine is up, the worker does not
+        drain, and its lease in Redis is current."""
+        if not self._supervisor.up.is_set():
+            return "The engine is not up."
+        if self._heartbeat.draining:
+            return "The worker drains."
+        if not self._heartbeat.holds_lease:
+            return "No heartbeat was confirmed within the lease."
+        return ""
+
+    def not_live(self) -> str:
+        """Returns why the process is to be replaced; empty if the service's loop turns. An
+        engine that hangs is replaced by the service itself, and a store that is away is no fault
+        of this process."""
+        age_s = self._heartbeat.turn_age_s
+        return f"The event loop has been blocked for {age_s:.0f} s." if age_s > STANDSTILL_S else ""

@@ -1,7 +1,7 @@
 """Metrics of one worker: the table of all that it exposes, and their values.
 
 Nothing is counted per token: gauges and counters are the engine's last report, read at a scrape,
-and the engine counts its steps itself. What is observed here comes once for a job or an append.
+and the engine counts its steps itself. Metrics observed here come once for a job or an append.
 """
 
 from __future__ import annotations

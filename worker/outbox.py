@@ -134,7 +134,7 @@ class Outbox:
     ) -> None:
         """Adds output; ignored after `fail`.
 
-        Of a job with several choices every piece comes with its one segment. A choice's end that
+        With several choices every piece comes with its one segment. A choice's end that
         has no token waits for some other token, or the job's end.
         """
         is_end = segment is not None and segment.finish_reason is not None

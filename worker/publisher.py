@@ -305,7 +305,7 @@ class Publisher:
         match result.status:
             case AppendStatus.OK:
                 outbox.accept()
-                # What is left came while the append was on its way.
+                # The rest came while the append was in flight.
                 outbox.sure_s = outbox.waiting_since_s = begin_s
                 if outbox.over:
                     self._close(outbox, AppendStatus.OK)

@@ -30,12 +30,11 @@ from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles
 from worker.checkpoint import Checkpoint, LoadedModel
-from worker.heartbeat import Heartbeat, LoadReport
+from worker.heartbeat import Heartbeat, LoadReport, WorkerProbes
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import report_loading
 from worker.metrics import WorkerMetrics, WorkerStateCollector
-from worker.probes import WorkerProbes
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded

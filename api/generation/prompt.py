@@ -92,15 +92,6 @@ def requested_grammar(request: CompletionFields) -> RequestedGrammar | None:
     return found
 
 
-def checked_grammar(model: ServedModel, request: CompletionFields) -> Grammar | None:
-    """Returns the grammar of a request, compiled. Raises InvalidParameter."""
-    requested = requested_grammar(request)
-    if requested is None:
-        return None
-    load_part("grammars").check_grammar(model, requested)
-    return requested.grammar
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A chat request of any dialect.

@@ -11,9 +11,10 @@ from typing import Any
 
 from api.errors import unsupported
 from api.generation.models import ServedModel
-from api.generation.prompt import check_text_fits, encoded
-from api.generation.protocol import NO_PROMPT
-from shared.messages import InvalidParameter
+from api.generation.prompt import check_text_fits, encoded, requested_grammar
+from api.generation.protocol import NO_PROMPT, CompletionFields
+from api.on_demand import load_part
+from shared.messages import Grammar, InvalidParameter
 from shared.text.special_text import MarkedText
 
 QUICK_CHARS = 512
@@ -106,3 +107,12 @@ def _token_ids(
     if isinstance(prompt, str):
         return encoded(model, MarkedText(prompt), param, add_special_tokens)
     return checked_token_ids(model, prompt, param)
+
+
+def checked_grammar(model: ServedModel, request: CompletionFields) -> Grammar | None:
+    """Returns the grammar of a request, compiled. Raises InvalidParameter."""
+    requested = requested_grammar(request)
+    if requested is None:
+        return None
+    load_part("grammars").check_grammar(model, requested)
+    return requested.grammar

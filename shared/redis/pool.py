@@ -1,4 +1,4 @@
-"""CommandPool: lends a connection for one exchange at little cost; the connection classes.
+"""CommandPool: gives a connection for one exchange at little cost; the connection classes.
 
 redis-py's own way (its pool, its time limit on each write, its metrics) takes three times the
 processor time of the exchange itself, and every step of a request waits for an exchange
@@ -66,7 +66,7 @@ class CommandPool:
     async def exchange(self, *commands: Command) -> list[Any]:
         """Sends the commands in one write; returns a reply to each, which may be a ResponseError.
 
-        Where the connection is lost all of them are sent again, as `retry` allows. Raises
+        If the connection is lost, all of them are sent again, as `retry` allows. Raises
         RedisError.
         """
         return await self._retry.call_with_retry(lambda: self._exchange(commands), _lost)

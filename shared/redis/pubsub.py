@@ -1,6 +1,6 @@
 """Subscriber: one supervised pub/sub connection for all channels of a process.
 
-Behind sentinels and in a cluster that connection leads to the primary; a channel that
+After sentinels and in a cluster that connection leads to the primary; a channel that
 the server removes (its slot has moved) ends it like any other loss.
 
 redis-py's own pub/sub reconnects silently and never notices a half-open connection. Here one task
@@ -123,7 +123,7 @@ class Subscriber:
                 listener.on_confirmed()
 
     async def confirmed(self, channel: str, listener: Listener) -> None:
-        """Waits until the server confirmed the channel. Where it raises NotConfirmed, the listener
+        """Waits until the server confirmed the channel. If it raises NotConfirmed, the listener
         has been removed."""
         state = self._channels[channel]
         if state.confirmed.is_set():

@@ -122,6 +122,6 @@ class RenderingUnavailable(RuntimeError):
 class GrammarInvalid(ValueError):
     """A grammar that cannot be compiled, or that no output can follow; the message is a sentence.
 
-    The client's fault where a frontend checks it. Where a worker finds it, another release or
+    The client's fault where a frontend checks it. If a worker finds it, another release or
     another model has let it pass.
     """

@@ -18,7 +18,7 @@ class LoadRequest(msgspec.Struct):
 
 
 class Vocabulary(msgspec.Struct):
-    """The answer to a LoadRequest. Where `error` and `has_pieces` allow, four messages follow.
+    """The answer to a LoadRequest. If `error` and `has_pieces` allow, four messages follow.
 
     They are the bytes of every token at the start of a text, concatenated, and the end of each
     (unsigned 32-bit numbers); and the same elsewhere in a text. `missing`: ids that have no

@@ -1,1 +1,1 @@
-"""What is sent to a Redis server: ports, scripts, codecs and records of jobs."""
+"""The protocol with a Redis server: ports, scripts, codecs and records of jobs."""

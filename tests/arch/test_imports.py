@@ -17,7 +17,6 @@ WITH_VLLM = [
         "engine.py",
         "grammars.py",
         "live_request.py",
-        "params.py",
         "rank.py",
         "sampler.py",
         "stats.py",

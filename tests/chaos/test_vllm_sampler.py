@@ -93,7 +93,7 @@ def _job(scenario: Scenario, client: Client) -> dict[str, Any]:
 
 @pytest.mark.promise(
     "vLLM: an output that is cut continues as if it had not been; where it does not, the model and "
-    "its jobs say so"
+    "its jobs report it"
 )
 async def test_a_cut_stream_keeps_what_was_sent_and_goes_on_with_other_tokens(
     scenario: Scenario, greedy: list[int]

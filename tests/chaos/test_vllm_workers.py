@@ -150,7 +150,7 @@ async def _idle(scenario: Scenario) -> dict[str, Any]:
 
 @pytest.mark.promise(
     "vLLM: a stream whose vLLM is killed, or whose worker leaves for another vLLM or for this "
-    "project's engine, says what it would have said"
+    "project's engine, has the text of an uninterrupted one"
 )
 async def test_streams_of_a_killed_engine_go_on(
     scenario: Scenario, expected: list[list[int]]

@@ -25,8 +25,8 @@ from api.system import health
 from shared.environment import variable_of
 from tests.support.kubernetes_api import KubernetesApi
 from tests.support.pinned_environment import pinned_environment
+from worker.heartbeat import WorkerProbes
 from worker.metrics import METRICS as WORKER_METRICS
-from worker.probes import WorkerProbes
 from worker.settings import WorkerSettings
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(300)]

@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 @pytest.mark.promise(
-    "Command: somebody who holds the README alone gets from `penstock up` over a reload and a "
-    "killed worker in mid-answer to the job in the dashboard, in the command line and in "
-    "redis-cli, and cancels another"
+    "Command: a reader of the README alone gets from `penstock up` over a reload and a killed "
+    "worker in mid-answer to the job in the dashboard, in the command line and in redis-cli, and "
+    "cancels another"
 )
 def test_an_answer_is_found_everywhere_after_a_reload_and_a_killed_worker() -> None:
     # Not in pytest's folder: the path of the server's socket would be too long for the README's.

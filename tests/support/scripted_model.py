@@ -160,7 +160,7 @@ def play(path: str) -> None:
 
     script = Script.load(Path(path))
     model = ScriptedModel(script, Path(script.checkpoint))
-    build = penstock._echo
+    build = penstock.echo_runner
 
     def build_with_end(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
         config, runner = build(options)
@@ -169,5 +169,5 @@ def play(path: str) -> None:
     def next_token(self: EchoModelRunner, sequence: ScheduledSequence) -> int:
         return model.next_token(sequence)
 
-    penstock._echo = build_with_end
+    penstock.echo_runner = build_with_end
     EchoModelRunner._next_token = next_token  # type: ignore[method-assign]

@@ -35,7 +35,7 @@ from worker.engine.errors import (
     RequestRefused,
     StepsFailed,
 )
-from worker.engine.launched import LaunchedStep
+from worker.engine.launched import FailedLaunch, LaunchedStep
 from worker.engine.measures import EngineCounts, StepMeasures
 from worker.engine.outputs import failed_output, grown_output, stopped_output, times_of
 from worker.engine.pacer import ChunkPacer
@@ -142,30 +142,13 @@ class Engine:
         self._release_held()
         begin_s = self._clock()
         schedule = self._schedule()
-        for sequence in schedule.outgrown:
-            outputs.append(self._outgrew(sequence))
-        launched: LaunchedStep | None = None
-        launch_error: Exception | None = None
-        is_launched = len(schedule.batch) > 0
-        if is_launched:
-            try:
-                launched = self._launch(schedule, begin_s)
-            except Exception as error:
-                launch_error = error
-        due = launched
-        if self.config.lookahead:
-            due, self._in_flight = self._in_flight, launched
-        if due is not None:
-            outputs += self._collect(due)
-        if launch_error is not None:
-            # After the collect: the step before may have tokens of the same sequences.
-            self._scheduler.announce_again(schedule)
-            self._scheduler.undo(schedule)
-            outputs += self._recover(schedule.planned, launch_error)
-        if not (outputs or is_launched or due) and self._held:
-            wait(self._held.values(), HELD_WAIT_S, FIRST_COMPLETED)
-        elif not (outputs or is_launched or due) and self._live:
-            raise IntegrityError("sequences live, but none can be planned")
+        outputs += map(self._outgrew, schedule.outgrown)
+        launched = self._launch(schedule, begin_s)
+        due = self._due(launched)
+        for step in due:
+            outputs += self._collect(step)
+        if not outputs and not due and launched is None:
+            self._wait_for_held()
         return outputs
 
     def self_test(self) -> None:
@@ -230,17 +213,35 @@ class Engine:
             return self._recover(step.schedule.planned, error)
         return []
 
-    def _launch(self, schedule: Schedule, now_s: float) -> LaunchedStep:
+    def _launch(self, schedule: Schedule, now_s: float) -> LaunchedStep | FailedLaunch | None:
+        """Returns None where nothing is to be computed."""
+        if len(schedule.batch) == 0:
+            return None
         self._counts.launching(schedule)
         self.measures.tokens.observe(schedule.batch.num_tokens)
         self.measures.sequences.observe(len(schedule.batch))
         for sequence in (*schedule.fresh, *(item.sequence for item in schedule.chunks)):
             if sequence.begun_s is None:
                 sequence.begun_s = now_s
-        step = LaunchedStep(self._runner, schedule, self._clock)
-        if not self.config.lookahead:
-            self._hold(step, step.sample_structured())
+        try:
+            step = LaunchedStep(self._runner, schedule, self._clock)
+            if not self.config.lookahead:
+                self._hold(step, step.sample_structured())
+        except Exception as error:
+            return FailedLaunch(schedule, error)
         return step
+
+    def _due(
+        self, launched: LaunchedStep | FailedLaunch | None
+    ) -> list[LaunchedStep | FailedLaunch]:
+        """Returns the steps to collect now, in launch order. With lookahead that is the step before
+        this one, which stays in flight, unless its launch failed."""
+        steps: list[LaunchedStep | FailedLaunch | None] = [self._in_flight, launched]
+        self._in_flight = None
+        if self.config.lookahead and isinstance(launched, LaunchedStep):
+            self._in_flight = launched
+            steps.pop()
+        return [step for step in steps if step is not None]
 
     def _hold(self, step: LaunchedStep, put_off: dict[Sequence, Future[None]]) -> None:
         """Removes sequences from a step until their futures are done."""
@@ -255,17 +256,27 @@ class Engine:
                 sequence.is_held = False
                 del self._held[sequence]
 
-    def _collect(self, step: LaunchedStep) -> list[EngineOutput]:
-        """Waits for a step, commits it, and returns the outputs of its sequences."""
+    def _wait_for_held(self) -> None:
+        """Waits a moment in a step that has nothing to compute. Raises IntegrityError where nothing
+        is held either."""
+        if self._held:
+            wait(self._held.values(), HELD_WAIT_S, FIRST_COMPLETED)
+        elif self._live:
+            raise IntegrityError("sequences live, but none can be planned")
+
+    def _collect(self, step: LaunchedStep | FailedLaunch) -> list[EngineOutput]:
+        """Waits for a step, commits it, and returns the outputs of its sequences. One that failed
+        is undone, and so is the one launched after it."""
         schedule = step.schedule
         try:
             result = step.collect(self._pacer)
         except Exception as error:
+            if isinstance(step, FailedLaunch):
+                self._scheduler.announce_again(schedule)
             self._scheduler.undo(schedule)
             self._discard_in_flight()
             return self._recover(schedule.planned, error)
-        recovery = self._recovery
-        recovery.succeeded()
+        self._recovery.succeeded()
         token_ids = valid_tokens(schedule.decoding, result, self._runner.vocab_size)
         looked_at = schedule.chunks if token_ids is not None else schedule.planned
         outputs = self._fail_sequences(looked_at, result)

@@ -1,10 +1,12 @@
-"""LaunchedStep: a step between its launch and its end."""
+"""LaunchedStep: a step between its launch and its end. FailedLaunch: one whose launch raised."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NoReturn
 
 from worker.engine.errors import EngineFailed
 from worker.engine.pacer import ChunkPacer
@@ -63,3 +65,16 @@ class LaunchedStep:
             raise
         except Exception as error:
             logger.debug("the step after the failed one failed too", exc_info=error)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLaunch:
+    """A step whose launch raised. It fails when it is its turn to be collected: the step before it
+    may have tokens of the same sequences."""
+
+    schedule: Schedule
+    error: Exception
+
+    def collect(self, pacer: ChunkPacer | None) -> NoReturn:
+        """Raises what the launch raised."""
+        raise self.error

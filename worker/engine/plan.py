@@ -40,11 +40,11 @@ class PlannedSequence(NamedTuple):
         return self.num_tokens == 1 and self.samples
 
     def new_scores(self, result: StepResult) -> tuple[PromptLogprob, ...]:
-        """Returns what a step that is not committed yet adds to the log probabilities of a prompt.
+        """Returns the log probabilities that an uncommitted step adds to its prompt.
 
         The token at position p is scored by the logits of position p - 1. A prompt that lost its
-        blocks is computed again; what it gives twice is dropped here. Raises IntegrityError when
-        some are missing before the new ones.
+        blocks is computed again; repeated log probabilities are dropped here. Raises IntegrityError
+        when some are missing before the new ones.
         """
         sequence = self.sequence
         num_known = sequence.num_scored_tokens - self.scores.start

@@ -29,7 +29,7 @@ class EngineRequest:
 
 
 class RequestTimes(NamedTuple):
-    """Where the time of one request went inside the engine, in seconds."""
+    """The times of one request inside the engine, in seconds."""
 
     queued_s: float  # until its first step
     prefill_s: float  # from there to its first token

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.messages import PromptLogprob, TokenLogprob
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
-from worker.engine.ports import StepResult
+from worker.engine.config import EngineConfig
+from worker.engine.ports import ModelRunner, StepHandle, StepResult
+from worker.engine_options import EngineOptions
+
+NUM_BLOCKS = 4096
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 4096
 
 IMPOSSIBLE_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot represent
 
@@ -74,3 +83,46 @@ class EchoModelRunner:
         others = (i for i in range(min(num_top + 1, self.vocab_size)) if i != token_id)
         ranked = [(token_id, 0.0), *((i, IMPOSSIBLE_LOGPROB) for i in others)]
         return TokenLogprob(token_id, 0.0, tuple(ranked[:num_top]))
+
+
+def echo_runner(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
+    """Returns the bounds and the runner of an echo engine. Its checkpoint needs no weights."""
+    checkpoint = json.loads((Path(options.checkpoint) / "config.json").read_bytes())
+    max_model_len = options.max_model_len or checkpoint.get("max_position_embeddings")
+    config = options.engine_config(
+        num_blocks=options.num_kv_blocks or NUM_BLOCKS,
+        block_size=options.block_size or BLOCK_SIZE,
+        max_model_len=int(max_model_len or MAX_MODEL_LEN),
+    )
+    runner: ModelRunner = EchoModelRunner(int(checkpoint["vocab_size"]))
+    if options.echo_step_ms:
+        runner = PacedRunner(runner, options.echo_step_ms / 1000)
+    return config, runner
+
+
+class PacedRunner:
+    """A ModelRunner whose steps take a set time, as a device's would.
+
+    Wraps another runner; `collect` returns no sooner than `step_s` after `launch`.
+    """
+
+    def __init__(self, inner: ModelRunner, step_s: float) -> None:
+        self._inner = inner
+        self._step_s = step_s
+        self.vocab_size = inner.vocab_size
+
+    def launch(self, batch: ScheduledBatch) -> StepHandle:
+        return _PacedStep(self._inner.launch(batch), time.monotonic() + self._step_s)
+
+
+class _PacedStep:
+    def __init__(self, inner: StepHandle, ready_at_s: float) -> None:
+        self._inner = inner
+        self._ready_at_s = ready_at_s
+
+    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
+        return self._inner.sample_structured(seq_ids)
+
+    def collect(self) -> StepResult:
+        time.sleep(max(0.0, self._ready_at_s - time.monotonic()))
+        return self._inner.collect()

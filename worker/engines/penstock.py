@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from pathlib import Path
+from collections.abc import Callable
 
 from shared.collector import resting
-from worker.engine.batch import ScheduledBatch
-from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine.measures import StepMeasures
-from worker.engine.ports import ModelRunner, StepHandle, StepResult
 from worker.engine_options import EngineOptions
-from worker.engines.echo import EchoModelRunner
+from worker.engines.echo import echo_runner
 from worker.model.config.preflight import check_checkpoint
-
-ECHO_NUM_BLOCKS = 4096
-ECHO_BLOCK_SIZE = 16
-ECHO_MAX_MODEL_LEN = 4096
 
 
 def build_own_engine(
@@ -33,7 +23,7 @@ def build_own_engine(
     `on_rank_end` gets a sentence, in any thread, when another rank has ended.
     """
     if options.runner == "echo":
-        config, runner = _echo(options)
+        config, runner = echo_runner(options)
         num_parameters, dtype, mask_times = 0, "echo", None
     else:
         check_checkpoint(options)
@@ -59,45 +49,3 @@ def build_own_engine(
         num_parameters=num_parameters,
         dtype=dtype,
     )
-
-
-def _echo(options: EngineOptions) -> tuple[EngineConfig, ModelRunner]:
-    checkpoint = json.loads((Path(options.checkpoint) / "config.json").read_bytes())
-    max_model_len = options.max_model_len or checkpoint.get("max_position_embeddings")
-    config = options.engine_config(
-        num_blocks=options.num_kv_blocks or ECHO_NUM_BLOCKS,
-        block_size=options.block_size or ECHO_BLOCK_SIZE,
-        max_model_len=int(max_model_len or ECHO_MAX_MODEL_LEN),
-    )
-    runner: ModelRunner = EchoModelRunner(int(checkpoint["vocab_size"]))
-    if options.echo_step_ms:
-        runner = PacedRunner(runner, options.echo_step_ms / 1000)
-    return config, runner
-
-
-class PacedRunner:
-    """A ModelRunner whose steps take a set time, as a device's would.
-
-    Wraps another runner; `collect` returns no sooner than `step_s` after `launch`.
-    """
-
-    def __init__(self, inner: ModelRunner, step_s: float) -> None:
-        self._inner = inner
-        self._step_s = step_s
-        self.vocab_size = inner.vocab_size
-
-    def launch(self, batch: ScheduledBatch) -> StepHandle:
-        return _PacedStep(self._inner.launch(batch), time.monotonic() + self._step_s)
-
-
-class _PacedStep:
-    def __init__(self, inner: StepHandle, ready_at_s: float) -> None:
-        self._inner = inner
-        self._ready_at_s = ready_at_s
-
-    def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
-        return self._inner.sample_structured(seq_ids)
-
-    def collect(self) -> StepResult:
-        time.sleep(max(0.0, self._ready_at_s - time.monotonic()))
-        return self._inner.collect()

@@ -1,4 +1,4 @@
-"""The device: choice of device and dtype, memory, errors, copies to and from the host."""
+"""Chooses device and dtype; device memory, errors, and copies to and from the host."""
 
 from __future__ import annotations
 

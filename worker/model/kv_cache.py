@@ -1,4 +1,4 @@
-"""KVCachePool: the tensors that block ids index, and how many of them fit."""
+"""KVCachePool: the tensors that block ids index, and how many blocks fit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KVCachePool:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Raises KVCacheTooSmall if the memory does not hold that many blocks."""
+        """Raises KVCacheTooSmall where the blocks do not fit in memory."""
         layers = config.kv_layers
         shape = (num_blocks, block_size * sum(layer.numbers for layer in layers))
         size = num_blocks * block_bytes(config, block_size, dtype)

@@ -1,4 +1,4 @@
-"""NativeSource: models of the families that this code has layers for."""
+"""NativeSource: a ModelSource for the families of worker.model.layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""ServedModel: what runner and engine need of a model; ModelSource: one way to make it; OtherRanks:
-the part that has the rest of it."""
+"""ServedModel, ModelSource, OtherRanks: the interfaces of a loaded model, its loader, its ranks."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class EngineFrames(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another class
 
     def data_received(self, data: bytes) -> None:
         if self._end is not None:
@@ -123,7 +123,7 @@ class EngineLink:
     """Frames to and from one engine process.
 
     A reader that stops calling `receive` pauses the engine: at most the two socket buffers and a
-    few reads beyond READ_AHEAD_BYTES are between them. What is sent is bounded by the jobs in
+    few reads beyond READ_AHEAD_BYTES are between them. The data sent is bounded by the jobs in
     flight.
     """
 

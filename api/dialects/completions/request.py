@@ -10,7 +10,6 @@ from api.errors import unsupported
 from api.generation.formatter import ResponseContext, Timing
 from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
-from api.generation.prompt import checked_grammar
 from api.generation.protocol import job_lane, served_tier
 from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
@@ -25,7 +24,12 @@ from api.generation.sampling import (
     renamed_parameters,
     sampling_params,
 )
-from api.generation.text_prompts import EncodedPrompt, encoded_prompts, is_short_prompt
+from api.generation.text_prompts import (
+    EncodedPrompt,
+    checked_grammar,
+    encoded_prompts,
+    is_short_prompt,
+)
 from api.http.caller import Caller
 from api.http.sse import json_bytes
 from api.jobs.new_job import Prepared, new_job, now_s, sibling

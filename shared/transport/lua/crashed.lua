@@ -4,7 +4,7 @@
 --   in the engine
 -- Returns one reply per job: 'released', 'ended' (it has reached the limit of deaths), or 'fenced': not
 -- (any more) this attempt's job. A repeat returns fenced or ended.
--- Of several jobs the one named in probe:<worker> is blamed alone; where none is named, all are. For
+-- Only the job named in probe:<worker> is blamed; without a name, all are. For
 -- an error of the device none is blamed but the named one, on a device that had worked for others. An
 -- engine that hung makes suspects of its jobs at once.
 --@include lib/common.lua

@@ -1,6 +1,6 @@
 -- keep: cards and text files of models stay for another `life_ms` though no worker announces them.
 -- ARGV: 3 life_ms, 4 number of models m, then m models, then blob digests
--- Returns the number of these models that have a card. What was never announced is not there to keep.
+-- Returns the number of these models that have a card. A model never announced has none to keep.
 --@include lib/common.lua
 local life_ms, num_models, num_kept = tonumber(ARGV[3]), tonumber(ARGV[4]), 0
 for i = 5, 4 + num_models do

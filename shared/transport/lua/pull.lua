@@ -40,7 +40,7 @@ local claims, rounds = {}, 0
 local portion, deferred_ms = portion_of(wid, queues, defer_ms, asking_ms)
 local may = portion or math.huge  -- jobs
 
--- Delivers and claims up to so many; returns the newest entry delivered, or nil: the queue is empty.
+-- Delivers and claims up to `count`; returns the newest entry delivered, or nil: the queue is empty.
 local function take(queue, count)
   local got = redis.call('XREADGROUP', 'GROUP', GROUP, wid, 'COUNT', count, 'STREAMS', queue, '>')
   if not got or not got[1] then return nil end

@@ -1,10 +1,10 @@
 -- submit: admits one job, or refuses it before anything is written.
--- ARGV: names and values from 3 on. Of the job: id, model, lane (priority: the first it may get),
+-- ARGV: names and values from 3 on. The job's: id, model, lane (priority: the first it may get),
 --   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
 --   the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
 --   Its reader: reader ('' none), grace (policy), frontend_lease_ms.
---   Limits of all: max_queued, max_queued_tokens. Of the tenant ('' none): max_tenant_share, max_store_share,
+--   Limits of all: max_queued, max_queued_tokens; the tenant's ('' none): max_tenant_share, max_store_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
 --   tokens_per_minute.
 --   token_bytes: of a token of the output in the log.

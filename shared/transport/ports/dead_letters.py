@@ -39,11 +39,11 @@ class DeadLetters(Protocol):
     """
 
     async def list(self, tenant: str | None, limit: int) -> Sequence[DeadLetter]:
-        """Returns dead letters, newest first; of all tenants where `tenant` is None."""
+        """Returns dead letters, newest first; of all tenants if `tenant` is None."""
         ...
 
     async def get(self, job_id: str) -> DeadLetter | Requeued | None:
-        """Returns a dead letter, or what replaced it; None: there is none."""
+        """Returns a dead letter, or the job that replaced it; None if neither exists."""
         ...
 
     async def request(self, job_id: str) -> Job | None:
@@ -54,5 +54,5 @@ class DeadLetters(Protocol):
         ...
 
     async def drop(self, job_id: str) -> bool:
-        """Deletes the dead letter. False: there is none."""
+        """Deletes the dead letter. False if it does not exist."""
         ...

@@ -119,7 +119,7 @@ def _start(redis_url: str, log: Path, settings: dict[str, str]) -> subprocess.Po
 
 
 @pytest.mark.promise(
-    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "vLLM: quantized checkpoints give the text of their full weights, or are refused by a sentence "
     "(on CPUs)"
 )
 @pytest.mark.parametrize(

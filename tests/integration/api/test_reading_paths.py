@@ -19,8 +19,15 @@ ROOT = Path(__file__).resolve().parents[3]
 # What stands around both paths: the server, the middleware, the application with its regular tasks.
 AROUND = (
     *("api.http.server", "api.http.middleware", "api.http.origins", "api.http.request_ids"),
-    *("api.http.traces", "api.http.accounts", "api.auth", "api.main", "api.services"),
-    *("api.housekeeping", "api.settings", "api.metrics", "api.batches", "api.deployment"),
+    *("api.http.traces", "api.http.accounts", "api.ids", "api.auth", "api.main"),
+    *(
+        "api.services",
+        "api.housekeeping",
+        "api.settings",
+        "api.metrics",
+        "api.batches",
+        "api.deployment",
+    ),
     *("api.system", "api.jobs.accepted_jobs", "api.dialects.responses.socket"),
 )
 # What implements the ports of queue and log, of tokenizers and templates; logging. The scripted

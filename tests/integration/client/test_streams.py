@@ -61,7 +61,7 @@ def started(client: Client, dialect: str, **more: Any) -> Stream:
 
 
 @pytest.mark.promise(
-    "Client: a stream of `penstock.client` goes on over cut connections, a killed frontend and a "
+    "Client: a stream of `penstock.client` continues over cut connections, a killed frontend and a "
     "killed worker, with the text and the tokens of a calm run"
 )
 @pytest.mark.parametrize("dialect", ["chat", "completion", "generate"])

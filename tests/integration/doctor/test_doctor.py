@@ -159,7 +159,7 @@ def test_a_server_of_another_kind_than_the_address_says(tmp_path: Path) -> None:
         single.start()
         address = f"127.0.0.1:{single.port}"
         the(Level.ERROR, seen(f"redis+cluster://{address}"), "not in cluster mode")
-        the(Level.ERROR, seen(f"redis+sentinel://{address}/mymaster/0"), "no sentinel")
+        the(Level.ERROR, seen(f"redis+sentinel://{address}/mymaster/0"), "not a sentinel")
 
 
 def test_an_old_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_package_with_another_hash_or_none_is_not_installed(
 
 
 @pytest.mark.promise(
-    "Models: vLLM's environment is made by itself, goes on where it was interrupted, and says what "
+    "Models: vLLM's environment is made by itself, continues after an interrupt, and reports what "
     "failed; no process of vLLM outlives the launcher"
 )
 def test_an_interrupted_install_goes_on(wheels: Path, build: Build, directory: Path) -> None:

@@ -85,8 +85,8 @@ def logged(checkpoint: Path, tmp_path: Path) -> Iterator[Logged]:
 
 
 @pytest.mark.promise(
-    "Telemetry: lines name their process and worker, and the trace of their job; what is polled "
-    "has none at INFO"
+    "Telemetry: lines name their process and worker, and the trace of their job; polled routes "
+    "have none at INFO"
 )
 def test_lines_have_names_and_what_is_polled_has_none_at_info(logged: Logged) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -159,7 +159,9 @@ def test_calls_reasoning_and_log_probabilities_are_repeated_and_left_out() -> No
     assert parts == ["", '{"k"', ": 1}"]
 
 
-@pytest.mark.promise("Client: what cannot be continued without doubt is an error, never joined")
+@pytest.mark.promise(
+    "Client: a text that cannot be continued without doubt is an error, never joined"
+)
 def test_another_text_is_never_joined_to_what_was_delivered() -> None:
     service = Service(
         stream(chunk("Hel"), is_whole=False), stream(chunk("Hal")), httpx2.Response(200, json={})

@@ -38,7 +38,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.promise(
     "Command: the first start shows what it fetches, how much it has unpacked, and that kernels "
-    "are compiled; Ctrl-C in it ends with a sentence, and the next start goes on"
+    "are compiled; Ctrl-C in it ends with a sentence, and the next start continues"
 )
 def test_what_is_unpacked_is_said_while_pip_is_silent(
     packages: Path, monkeypatch: pytest.MonkeyPatch

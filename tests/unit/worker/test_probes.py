@@ -14,8 +14,8 @@ from shared.metrics import MetricsNames
 from shared.transport.ports.jobs import TransportError
 from tests.support.launched import free_port
 from tests.unit.worker.test_heartbeat import Bench
+from worker.heartbeat import STANDSTILL_S, WorkerProbes
 from worker.metrics import WorkerMetrics, metrics_listener
-from worker.probes import STANDSTILL_S, WorkerProbes
 
 
 class Worker(Bench):

@@ -8,7 +8,7 @@ import queue
 import signal
 import time
 
-from worker.engines.vllm.children import watch_children
+from worker.engines.vllm.build import watch_children
 
 
 def test_the_first_child_that_ends_is_told_with_its_status() -> None:

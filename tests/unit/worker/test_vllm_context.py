@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from worker.engines.vllm.context import AS_MUCH_AS_FITS, context_args
+from worker.engines.vllm.options import AS_MUCH_AS_FITS, context_args
 from worker.model.errors import ModelError
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}

@@ -270,8 +270,11 @@ def test_which_sampler_draws(sampler: Any, args: dict[str, Any], own: bool) -> N
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ('{"speculative_config": {"method": "ngram"}}', "speculative decoding is not for a CPU"),
-        ('{"spec_model": "/draft"}', "speculative decoding is not for a CPU"),
+        (
+            '{"speculative_config": {"method": "ngram"}}',
+            "speculative decoding is not supported",
+        ),
+        ('{"spec_model": "/draft"}', "speculative decoding is not supported"),
         ('{"async_scheduling": true}', "'async_scheduling' has no effect on a CPU"),
     ],
 )

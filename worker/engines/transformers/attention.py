@@ -22,7 +22,7 @@ from worker.model.kv_cache import KVCachePool
 if TYPE_CHECKING:
     from worker.model.cuda.attention import TritonAttention
 
-# Of q [T, heads, key_dim], k and v [T, kv_heads, ...] to [T, heads, value_dim].
+# q [T, heads, key_dim], k and v [T, kv_heads, ...] to [T, heads, value_dim].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -44,7 +44,7 @@ class PagedAttention:
         self._next = 0
         self._stand_in: Attend | None = None
         self.is_away = False
-        own = weakref.ref(self)  # the interface keeps what is registered for ever
+        own = weakref.ref(self)  # the interface keeps registered functions
 
         def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
             attention = own()
@@ -93,7 +93,7 @@ class PagedAttention:
 
     @contextlib.contextmanager
     def replaced(self, attend: Attend) -> Iterator[None]:
-        """Calls `attend` in place of this attention, however often."""
+        """Calls `attend` instead of this attention, however often."""
         self._stand_in = attend
         try:
             yield
@@ -159,7 +159,7 @@ class PagedAttention:
         return self._backend, self._take(count)
 
     def _take(self, count: int) -> int:
-        """Returns the number of the first of so many calls. Raises AttentionMismatch."""
+        """Returns the number of the first of that many calls. Raises AttentionMismatch."""
         number = self._next
         self._next += count
         if self._next > len(self._calls):
@@ -191,7 +191,7 @@ class PagedAttention:
     ) -> None:
         """Raises AttentionMismatch where the next call is not as the probe saw it."""
         if self._next >= len(self._calls):
-            return  # attend_rows says so
+            return  # attend_rows raises
         call = self._calls[self._next]
         if (
             attention_mask is not None

@@ -1,4 +1,4 @@
-"""TransformersConfig: a checkpoint's configuration as transformers reads it; what is refused."""
+"""TransformersConfig: a checkpoint's configuration as transformers reads it, and its refusals."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def _check(config: PreTrainedConfig, text: PreTrainedConfig) -> None:
-    """Refuses what can be told from the configuration alone."""
+    """Refuses checkpoints that the configuration shows to be unsupported."""
     model_type = config.model_type
     if config.is_encoder_decoder or text.is_encoder_decoder:
         raise UnsupportedModel(

@@ -1,7 +1,7 @@
 """Gated feed-forward blocks and experts of transformers, computed by a CPU tier's products.
 
-A module is taken for what its members' names say only where a trial over random rows, with torch's
-own operators, gives what the module gives.
+A module is taken for the kind that its members' names suggest only if a trial over random rows,
+with torch's own operators, has the same result.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "NewGELUActivation": "gelu_tanh",
 }
 
-Make = Callable[[Ops, Ops], nn.Module]  # of the gated product, and of the one behind it
+Make = Callable[[Ops, Ops], nn.Module]  # of the gated product, and of the one after it
 
 
 def _activation(module: nn.Module) -> Activation | None:

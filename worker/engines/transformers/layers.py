@@ -37,7 +37,7 @@ class Rotations:
             if given is embeddings:
                 return halves
         cos, sin = (part[0, :, None, : part.shape[-1] // 2].contiguous() for part in embeddings)
-        # Of one step some layers may have others.
+        # Some layers of a step may have others.
         self._known = [(embeddings, (cos, sin)), *self._known[:1]]
         return cos, sin
 
@@ -89,7 +89,7 @@ class ShortAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParts:
-    """What a decoder layer is made of. The norms that a layer may lack are of what is added."""
+    """The parts of a decoder layer. A layer may lack the norms of the added parts."""
 
     attention_norm: Norm
     attention_output_norm: Norm | None

@@ -118,7 +118,7 @@ def _check(directory: Path, info: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _observed(report: Report) -> Iterator[None]:
-    """Passes transformers' progress on, in place of its bars and warnings."""
+    """Passes transformers' progress on, instead of its bars and warnings."""
     verbosity = transformers_logging.get_verbosity()
     before = transformers_logging.set_tqdm_hook(
         lambda factory, args, kwargs: _Progress(report, *args, **kwargs)

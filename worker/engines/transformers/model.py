@@ -21,8 +21,8 @@ from worker.model.parallel.group import Placement
 from worker.model.sampling.base import PreviousSample
 from worker.model.step.forward_batch import ForwardBatch
 
-# Of logits, beside those of the model's own attention. What is found is far larger: a layer without
-# its window, a state that was lost between two chunks.
+# Difference of logits from those of the model's own attention. Faults are far larger: a layer
+# without its window, a state that was lost between two chunks.
 _EXACT_TOLERANCE = 1e-3  # in float32
 _TOLERANCE = 0.15
 _CHECKED_TOKENS = 24

@@ -18,7 +18,7 @@ from worker.model.base import Multiply
 from worker.model.layers.ops import Norm, Ops, for_inputs
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
-# Of a row's result, by its dtype: a few roundings of each number.
+# Tolerance of a row's result, by its dtype: a few roundings of each number.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _SCALES = (1e-2, 1.0, 30.0, 1e3)  # the largest reach a clamp
 _LARGEST_IN_FLOAT16 = 30.0  # whose products of two such rows stay finite
@@ -231,7 +231,7 @@ def _as_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
 
 
 def tried_rows(size: int, dtype: torch.dtype) -> Tensor:
-    """Returns random rows [n, size] that tell apart what rows around zero do not.
+    """Returns random rows [n, size] that distinguish functions that rows around zero do not.
 
     Some have a mean of several standard deviations, which a norm that centres takes away; some a
     few large channels; some are so large that a clamp is reached.

@@ -79,7 +79,7 @@ def _calls(
 ) -> dict[nn.Module, _Call]:
     """Returns the calls of all modules that are given cosines and sines, in the order in which they
     end, in a forward pass over positions from the first to the last. A module that is called twice
-    is none of them."""
+    is another module."""
     calls: dict[nn.Module, _Call] = {}
     begun: dict[nn.Module, int] = {}
     num_attended = 0

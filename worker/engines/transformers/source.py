@@ -49,7 +49,7 @@ class TransformersSource:
     name = "transformers"
 
     def __init__(self, directory: Path) -> None:
-        """Raises UnsupportedModel, before any weight is read, for what cannot be served."""
+        """Raises UnsupportedModel, before any weight is read, for models that cannot be served."""
         self._directory = directory
         config = read_config(directory)
         self._probe = probe(config)

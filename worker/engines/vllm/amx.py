@@ -9,7 +9,7 @@ import ctypes
 import platform
 import sys
 
-# Of Linux on x86-64: docs.kernel.org/arch/x86/xstate.html
+# Linux on x86-64: docs.kernel.org/arch/x86/xstate.html
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM = 0x1023
 _XFEATURE_XTILEDATA = 18

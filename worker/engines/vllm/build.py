@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import multiprocessing
+import threading
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from shared.collector import resting
@@ -14,7 +17,6 @@ from worker.engine.config import EngineConfig
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
 from worker.engines.vllm import loading
-from worker.engines.vllm.children import watch_children
 from worker.engines.vllm.load_errors import LoadInterrupted, capture_load_errors, load_failure
 from worker.engines.vllm.options import (
     check_types,
@@ -80,7 +82,7 @@ def build_vllm_engine(
     with loading.progress(report) as records:
         llm = _load(args, stats, records)
     watch_children(on_rank_end)
-    # Behind the one that was given come vLLM's own, for its servers: nothing here reads them.
+    # After the one that was given come vLLM's own, for its servers: nothing here reads them.
     del llm.logger_manager.stat_loggers[1:]
     exact = uses_own_sampler(options, given)
     if not exact:
@@ -122,7 +124,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
     num_blocks = (cache.num_gpu_blocks or 1) - 1  # the null block holds nothing
     if num_blocks < 1:
         raise ModelError("this model generates no text: vLLM allocates no KV cache for it")
-    # Where layers keep other spans of a sequence, a block is not block_size of its tokens.
+    # If layers keep other spans of a sequence, a block is not block_size of its tokens.
     capacity = cache.kv_cache_size_tokens or num_blocks * cache.block_size
     capacity = min(capacity, num_blocks * cache.block_size)
     if options.max_model_len is not None and capacity < options.max_model_len:
@@ -181,3 +183,22 @@ def _log_ready(llm: LLMEngine, config: EngineConfig, exact: bool) -> None:
             "tensor_parallel_size": settings.parallel_config.tensor_parallel_size,
         },
     )
+
+
+def watch_children(on_end: Callable[[str], None]) -> None:
+    """Calls `on_end` with a sentence, in a thread, when the first of vLLM's children has ended.
+
+    vLLM itself notices it in its next step. Call it when the model is loaded.
+    """
+    children = multiprocessing.active_children()
+    if not children:
+        return
+
+    def watch() -> None:
+        ended = wait([child.sentinel for child in children])
+        child = next(child for child in children if child.sentinel in ended)
+        child.join()
+        if threading.main_thread().is_alive():  # else this process ends, and ends them
+            on_end(f"{child.name}, process {child.pid}, ended with status {child.exitcode}")
+
+    threading.Thread(target=watch, name="children of vLLM", daemon=True).start()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from dataclasses import dataclass, field
 
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.metrics.stats import RequestStateStats
 
+from shared.messages import GrammarKind
 from worker.engine.request import EngineRequest, RequestTimes
+from worker.engines.vllm.requests import for_vllms_sampler, to_extra_args
 from worker.engines.vllm.sampler import Report
 
 
@@ -66,7 +71,7 @@ class LiveRequest:
 
     @property
     def times(self) -> RequestTimes:
-        """Of a request that has given its last token."""
+        """The state of a request after its last token."""
         timing = self.timing
         assert timing is not None, "vLLM keeps them where it has a stat logger"
         scheduled_s = self.scheduled_s or timing.scheduled_ts
@@ -91,3 +96,36 @@ class LiveRequest:
             self.first_token_s = self.first_token_s or self.timing.first_token_ts
         self.vllm_id = ""
         self.reports.clear()
+
+
+_KINDS = {
+    GrammarKind.JSON_SCHEMA: "json",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.LARK: "grammar",
+}
+
+
+def vllm_params(live: LiveRequest, eos_token_ids: Set[int], *, own_sampler: bool) -> SamplingParams:
+    """Returns vLLM's SamplingParams of a request that enters it, for PenstockLogitsProcessor
+    (`own_sampler`) or for vLLM's sampler."""
+    params = live.request.params
+    if not own_sampler:
+        grammar = params.grammar
+        return SamplingParams(
+            **for_vllms_sampler(live.request, live.most_tokens, eos_token_ids),
+            structured_outputs=grammar
+            and StructuredOutputsParams(**{_KINDS[grammar.kind]: grammar.text}),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,
+        )
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=max(1, live.most_tokens - len(live.output)),
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        prompt_logprobs=params.prompt_logprobs if live.wants_scores else None,
+        extra_args=to_extra_args(live.request, live.sampler_id),
+        skip_clone=True,
+    )

@@ -10,6 +10,7 @@ import re
 import socket
 import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from shared.cuda_devices import (
@@ -25,10 +26,12 @@ from worker.engine_options import (
     EngineOptions,
     one_device,
 )
-from worker.engines.vllm.context import context_args
+from worker.model.config.context_length import ContextLength
+from worker.model.errors import CheckpointError, ModelError
 
 PROCESSOR = "worker.engines.vllm.sampler:PenstockLogitsProcessor"
 CPU_RANK = "worker.engines.vllm.rank.CpuRank"
+AS_MUCH_AS_FITS = -1  # max_model_len: the model's context, shortened to fit the KV cache
 CPU_BLOCK_SIZE = 32  # vLLM's default is 128: short prompts would share few blocks
 MAX_TOP = 32  # log probabilities of a prompt's token: more than a request may have
 
@@ -280,7 +283,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if uses_own_sampler(options, given):
         args["logits_processors"] = [PROCESSOR]
     else:
-        # Of vLLM's grammar libraries the one that this project's grammars are written for.
+        # The one of vLLM's grammar libraries that this project's grammars are written for.
         args["structured_outputs_config"] = {"backend": "guidance"}
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
@@ -352,3 +355,40 @@ def _expected(kind: Any, value: Any) -> str:
         else:
             return ""  # vLLM makes it of the value, or refuses it
     return " or ".join(words)
+
+
+def context_args(checkpoint: str, max_model_len: int | None) -> dict[str, Any]:
+    """Returns the arguments of EngineArgs for the model's context, or for `max_model_len` tokens.
+
+    Raises ModelError for more tokens than the model has positions.
+    """
+    config = _read_config(Path(checkpoint) / "config.json")
+    context = ContextLength.of(config)
+    if context is None:
+        return {"max_model_len": max_model_len or AS_MUCH_AS_FITS}
+    if max_model_len is not None and max_model_len > context.longest:
+        raise ModelError(
+            f"max_model_len {max_model_len} is more than the model's {context.longest} positions: "
+            "PENSTOCK_MAX_MODEL_LEN may be at most that"
+        )
+    args: dict[str, Any] = {"max_model_len": max_model_len or AS_MUCH_AS_FITS}
+    if max_model_len is None and context.default < context.longest:
+        # vLLM would take all of them, at other frequencies than the model's own.
+        args["max_model_len"] = context.default
+    if context.by_yarn:
+        # vLLM takes it that a file with YaRN has the extended length there already.
+        extended: dict[str, Any] = {"max_position_embeddings": context.longest}
+        is_nested = isinstance(config.get("text_config"), dict)
+        args["hf_overrides"] = {"text_config": extended} if is_nested else extended
+    return args
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Returns {} where there is no file: vLLM has formats without it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return value

@@ -1,1 +1,1 @@
-"""The configuration of a checkpoint: config.json, read strictly."""
+"""config.json and its neighbours, read strictly into shapes and constants."""

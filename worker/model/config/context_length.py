@@ -1,4 +1,4 @@
-"""How many tokens a sequence may have, by a checkpoint's config.json: the same for every engine."""
+"""ContextLength: the tokens that a sequence may have by config.json, the same for every engine."""
 
 from __future__ import annotations
 

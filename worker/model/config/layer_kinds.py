@@ -1,4 +1,4 @@
-"""LayerKind: in what the layers of one model differ, and how checkpoints write it down."""
+"""LayerKind: how the layers of one model differ, and how config.json declares it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be refused by a checkpoint's names alone, before torch and transformers are imported.
+"""Checks a checkpoint by its file and member names, before torch and transformers are imported.
 
 Those imports take seconds, on a busy machine minutes; a wrong checkpoint is reported
 first. All other checks are where the model is built.

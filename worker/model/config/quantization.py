@@ -1,5 +1,6 @@
-"""Fp8Format: the quantized weights that are served, as declared in config.json; all others are
-refused by name.
+"""Fp8Format: the quantized weights that are served, as config.json declares them.
+
+All others are refused by name.
 
 Two spellings: `quant_method` "fp8", of transformers, vLLM and the makers of Qwen3 and DeepSeek; and
 "compressed-tensors", of llm-compressor. Which weights are quantized, and how many share a scale,

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864): what a checkpoint sets, and its tables."""
+"""RopeConfig: the rotary position embedding (arXiv:2104.09864) that config.json declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several ways computes a product of many rows, by what they took on this machine.
+"""ProductChoices: the fastest kernel for products of many rows, by times measured on this machine.
 
 Every weight lies in our panels, which serve any number of rows, and AMX where it is there. oneDNN's
 own layout is a second copy of a weight: it is made only where its product is clearly quicker.

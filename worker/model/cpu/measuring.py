@@ -1,4 +1,4 @@
-"""Measures, at load, the ways to compute many rows: products (see choices.py), then whole steps.
+"""Measures, at load, the kernels for many rows: single products (see choices.py), whole steps.
 
 What each way computes is first compared with our own kernel.
 """
@@ -23,12 +23,12 @@ from worker.model.layers.ops import OPERATOR_ERRORS, Ops
 
 logger = logging.getLogger(__name__)
 
-_MOST_OUTPUTS = 4096  # measured of a wider weight: a column's time is the same
+_MOST_OUTPUTS = 4096  # wider weights are measured by their first rows: a column's time is the same
 _TURNS = 4  # of all ways, one after the other; the best counts
 _MOST_S = 0.8  # for a shape's turns, at least two of them
 _WARM_S = 0.01  # until a way's threads are awake, and the system has put them on cores of their own
-_SPIN_S = 0.005  # the threads after another way spin for so long before they sleep
-_MORE_ROUNDS = 3  # before a copy is held forever because of a moment's disturbance
+_SPIN_S = 0.005  # another kernel's idle threads spin this long before they sleep
+_MORE_ROUNDS = 3  # before a copy is kept because of a moment's disturbance
 _TOLERANCE = 2e-2
 _STEP_TURNS = 3  # of both stacks; the best counts
 _MOST_STEPS_S = 5.0  # for all turns, at least one of them
@@ -45,7 +45,7 @@ class ProductMeter:
 
     @torch.inference_mode()
     def __call__(self, shape: ProductShape) -> Times:
-        """Returns the seconds of each way that is there and right."""
+        """Returns the seconds of each kernel that is available and correct."""
         generator = torch.Generator().manual_seed(0)
         size_out = min(shape.size_out, _MOST_OUTPUTS)
         weight = torch.randn(size_out, shape.size_in, generator=generator).to(torch.bfloat16)

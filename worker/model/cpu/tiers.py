@@ -1,4 +1,4 @@
-"""Which tier computes on this CPU: the fastest that runs the model here, or the one requested.
+"""Chooses the CPU tier: the fastest that runs the model on this machine, or the requested one.
 
 reference  torch's own operators; every dtype, every platform; what the others are measured against
 packed     products over weights in oneDNN's layout

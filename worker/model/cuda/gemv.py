@@ -1,4 +1,4 @@
-"""Products of up to MAX_ROWS rows, each with its norm, gate or residual in one launch."""
+"""gemv: products of up to MAX_ROWS rows, fused with their norm, gate or residual."""
 
 from __future__ import annotations
 

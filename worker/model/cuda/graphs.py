@@ -33,7 +33,7 @@ from worker.model.device import step_failure
 
 logger = logging.getLogger(__name__)
 
-# After some 200 tokens a product's time grows with its rows, and padding costs as much as it has.
+# Above some 200 tokens a product's time grows with its rows, and padding costs as much as it has.
 _MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 _MIXED_DECODES = (0, 16, 64, 256)
 _MIXED_CHUNKS = 16

@@ -1,5 +1,6 @@
-"""What stands between the products of decoder layers, in a launch each. The twins are
-worker.model.layers.ops and worker.model.attention.sdpa.
+"""The operations between the products of decoder layers, in one launch each.
+
+The twins are worker.model.layers.ops and worker.model.attention.sdpa.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""StepBuffers: what captured steps read and write, at addresses that stay."""
+"""StepBuffers: the inputs and outputs of captured steps, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS_A_PROGRAM = 128
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphShape:
-    """What a graph computes, padding included: `decodes` sequences of one token each, after them
+    """What a graph computes, padding included: `decodes` sequences of one token each, then
     `chunks`; `tokens` of both."""
 
     tokens: int
@@ -35,7 +35,7 @@ class StepBuffers:
     positions: Tensor  # [T]
     slots: Tensor  # [T]; -1: padding
     seq_lens: Tensor  # [S]; 0: padding
-    table: Tensor  # [S, max_blocks]; columns after a sequence's end hold anything
+    table: Tensor  # [S, max_blocks]; columns past a sequence's end hold anything
     cu_q: Tensor  # [S + 1]; of padded decodes anything
     hidden: Tensor  # [T, hidden], the result
 

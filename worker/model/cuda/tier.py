@@ -1,4 +1,4 @@
-"""What computes a native family on CUDA: this project's kernels, or torch's operators.
+"""Chooses the CUDA tier: this project's Triton kernels, or torch's operators.
 
 triton  kernels for attention and between products, steps as CUDA graphs; sm_80 and up
 sdpa    torch's own operators; every device, what the kernels are measured against
@@ -41,9 +41,9 @@ def tier_of(
     capability = torch.cuda.get_device_capability(placement.device)
     if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
         raise ModelError(
-            f"kv_cache_dtype {options.kv_cache_dtype!r}: Triton has FP8 from compute capability "
-            f"8.9 on; {torch.cuda.get_device_name(placement.device)} has "
-            f"{'.'.join(map(str, capability))}; PENSTOCK_ATTENTION_BACKEND=sdpa keeps it in FP8"
+            f"kv_cache_dtype {options.kv_cache_dtype!r} needs compute capability 8.9 with Triton, "
+            f"{torch.cuda.get_device_name(placement.device)} has "
+            f"{'.'.join(map(str, capability))}; set PENSTOCK_ATTENTION_BACKEND=sdpa to keep it"
         )
     # Here and not above: they need Triton.
     from worker.model.cuda.graphs import StepGraphs

@@ -1,4 +1,4 @@
-"""How a rank joins the group: torch.distributed over loopback, and a file that leaves no trace."""
+"""Joins a rank to its group: torch.distributed over loopback and an unlinked file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOPBACK = "lo"
 
 
 def check_machine(options: EngineOptions, device: torch.device) -> None:
-    """Raises ModelError if this machine, or this process, cannot have that many ranks."""
+    """Raises ModelError where this machine, or this process, cannot run that many ranks."""
     size = options.tensor_parallel_size
     if sys.platform != "linux":
         raise DeviceUnavailable(f"PENSTOCK_TENSOR_PARALLEL_SIZE={size} needs Linux")

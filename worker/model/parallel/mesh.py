@@ -1,5 +1,4 @@
-"""Mesh: what ranks on one machine's CPUs send to one another: memory that all of them see, and a
-socket pair for every two.
+"""Mesh: sums and gathers of CPU ranks over shared memory and one socket pair per pair of ranks.
 
 A decode step has some fifty sums of a few KB. gloo hands each to threads of its own, which wait for
 one another; here the thread that computes writes, and signals it with a byte. It polls the others'

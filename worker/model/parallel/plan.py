@@ -1,4 +1,4 @@
-"""How a model is divided over ranks: which sizes divide it, and the config of one rank's part."""
+"""Divides a model over ranks: the possible sizes, and the options and config of one rank."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""RankProcesses: ranks 1 and up as processes, and what they inherit. Without torch: rank 0 starts
-them before it imports its own, which takes them as long."""
+"""RankProcesses: the processes of ranks 1 and up, with their sockets and shared memory.
+
+Imports no torch: rank 0 starts them before it imports its own, which takes them as long."""
 
 from __future__ import annotations
 

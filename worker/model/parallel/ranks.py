@@ -1,4 +1,4 @@
-"""Ranks: the processes of ranks 1 and up, as rank 0 starts, feeds and watches them.
+"""Ranks: starts, feeds and watches the processes of ranks 1 and up, for rank 0.
 
 Rank 0 schedules and samples; the others compute what it sends them (docs/adr/0047). They end with
 it, whatever ends it. When one of them ends, or fails, no step can be computed any more: the others

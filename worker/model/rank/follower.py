@@ -1,4 +1,4 @@
-"""The process of a rank above 0: `python -m worker.model.rank <fd> <parent pid>`.
+"""Runs a rank above 0: `python -m worker.model.rank <fd> <parent pid>`.
 
 It loads its part of the model and computes the steps that rank 0 sends, until rank 0 closes the
 connection or dies. It schedules and samples nothing. Exit status: 0 when rank 0 is gone, 1 when its

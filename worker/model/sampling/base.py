@@ -1,4 +1,4 @@
-"""DrawKernels: the sampler's whole work on a device in few launches, where there are kernels."""
+"""Types of sampling, its kernels and a step: DrawKernels, Chosen, PreviousSample."""
 
 from __future__ import annotations
 

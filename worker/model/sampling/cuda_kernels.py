@@ -1,4 +1,4 @@
-"""SamplingKernels: what every row of a batch wants in two launches, whatever the rows want."""
+"""SamplingKernels: samples a batch in two launches, whatever parameters its rows have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes logits before the draw: penalties, bias and `min_tokens`."""
+"""Edits logits before sampling: penalties, bias and `min_tokens`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PartialSample: a step's sample of which some rows are drawn later than the others."""
+"""PartialSample: a step's sample in which some rows are drawn later than others."""
 
 from __future__ import annotations
 

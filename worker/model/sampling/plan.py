@@ -1,4 +1,4 @@
-"""BatchPlan: what the rows of a batch want, found once for as long as the batch stays the same."""
+"""BatchPlan: the sampling parameters of a batch's rows, kept while the batch stays the same."""
 
 from __future__ import annotations
 

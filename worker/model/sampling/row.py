@@ -1,4 +1,4 @@
-"""Rows of logits: the sequence after each (SamplingRow), and threads over them (RowThreads)."""
+"""SamplingRow: the sequence of a row of logits; RowThreads: threads over such rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SamplingRows: the rows that a step samples, kept and moved on while the same decodes continue."""
+"""SamplingRows: the rows that a step samples, reused while the same decodes continue."""
 
 from __future__ import annotations
 

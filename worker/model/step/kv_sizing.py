@@ -1,4 +1,4 @@
-"""How many blocks the KV cache has: by the options, or by the memory that is free."""
+"""Sizes and allocates the KV cache: by the options, or by the free memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RankForward: a step at a rank that does not sample."""
+"""RankForward: computes a step at a rank that does not sample."""
 
 from __future__ import annotations
 

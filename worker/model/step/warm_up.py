@@ -1,4 +1,4 @@
-"""The first steps of a model, over blocks that no sequence owns."""
+"""Runs the first steps of a model, over blocks that no sequence owns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_widest_sample(runner: TorchModelRunner, block_size: int, num_rows: int) 
 
 
 def widest_batch(block_size: int, num_rows: int) -> ScheduledBatch:
-    """Returns that many prompts of one token, each with all options of sampling."""
+    """Returns `num_rows` prompts of one token, each with every sampling parameter."""
     return ScheduledBatch(
         tuple(prefill(block_size, 1, _WIDEST, seq_id) for seq_id in range(-num_rows, 0))
     )

@@ -1,4 +1,4 @@
-"""The scales of a checkpoint's FP8 weights: their names and shapes, and which numbers share one."""
+"""Reads the scales of FP8 weights: their names, their shapes, and which numbers share one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StoredWeights:
 
     @classmethod
     def of(cls, tensors: Mapping[str, StoredTensor], format: Fp8Format | None) -> StoredWeights:
-        """Raises UnsupportedModel for FP8 in an unknown `format`, CheckpointError
+        """Raises UnsupportedModel for FP8 without a `format`, CheckpointError
         for weights without scales, or scales without a weight in FP8."""
         weights: dict[str, StoredTensor] = {}
         scales: dict[str, StoredTensor] = {}

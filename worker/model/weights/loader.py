@@ -1,4 +1,4 @@
-"""Weights: safetensors files, or random numbers, into a model's fused parameters."""
+"""Loads weights from safetensors files, or random numbers, into a model's fused parameters."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Checkpoint:
         and unexpected tensors, and other shapes or types, are found before anything is read.
         `on_progress` gets the share of the bytes that are in place. Raises CheckpointError naming
         the file or the tensor; UnsupportedModel for a type that is not float32, bfloat16 or
-        float16, or FP8 declared in config.json.
+        float16, or FP8 that config.json declares.
         """
         places = dict(model.named_tensors())
         self._check(places)

@@ -1,4 +1,4 @@
-"""The safetensors files of a directory: which tensors they hold, and where.
+"""Lists the tensors of a directory's safetensors files.
 
 The format: eight bytes with the header's length, the header (JSON: type, shape and offsets of each
 tensor), the tensors' bytes.

@@ -1,7 +1,7 @@
 -- Needs lib/held.lua. A batch's states: validating, in_progress, finalizing, completed; failed from validating; cancelling
 -- before cancelled; expired. One frontend at a time runs it, under a lease; `fence` counts the leases,
 -- and a call with an older one is refused.
--- Of a record without labels, and of the errors that it may end with: an open batch counts as if it had
+-- Bytes of a record without labels, and of the errors that it may end with: an open batch counts as if it had
 -- all of them.
 local BATCH_BYTES, BATCH_ERRORS_BYTES = 2000, 40960
 local BATCH_OVER = {completed = true, failed = true, expired = true, cancelled = true}

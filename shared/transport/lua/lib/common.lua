@@ -26,7 +26,7 @@ end
 -- was set.
 local SILENCE_MS = 2000
 
--- Of the hash `pulse`, read once: `shown` as now_ms gives it, `running` as if time had passed.
+-- Fields of the hash `pulse`, read once: `shown` as now_ms gives it, `running` as if time had passed.
 local clock = nil
 
 local function read_clock()

@@ -74,7 +74,7 @@ local function held_by(tenant)
   return math.max(held, 0)
 end
 
--- Of a job's log, by the fields of its hash: lp_bytes are those of log probabilities.
+-- Bytes of a job's log, by the fields of its hash: lp_bytes are those of log probabilities.
 local function log_bytes_of(job)
   return tonumber(job.b or '0') + TOKEN_BYTES * tonumber(job.n or '0') + tonumber(job.lp_bytes or '0')
 end

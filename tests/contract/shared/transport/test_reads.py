@@ -239,8 +239,8 @@ async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
 
 @pytest.mark.promise(
     "Access: without a worker requests wait, for models that were served recently or are kept, "
-    "within their deadlines (ten minutes; for ever while a frontend with `PENSTOCK_KEEP_MODELS` "
-    "runs at least once a day)"
+    "within their deadlines (ten minutes; always while a frontend with `PENSTOCK_KEEP_MODELS` runs "
+    "at least once a day)"
 )
 async def test_kept_models_outlive_the_day_after_their_last_announcement(
     transport: RedisTransport,

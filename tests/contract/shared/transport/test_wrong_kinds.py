@@ -49,7 +49,7 @@ async def test_a_single_server_is_neither_a_sentinel_nor_a_cluster(
     path = f"/{SERVICE}" if "sentinel" in kind else ""
     url = f"{kind}://127.0.0.1:{sentinels.data[0].port}{path}"
     async with opened(url) as transport:
-        with pytest.raises(UnsafeServer, match="was given as redis"):
+        with pytest.raises(UnsafeServer, match="The server at redis"):
             await transport.check()
         with pytest.raises(TransportError, match="WrongTopology"):
             await transport.store.ping()

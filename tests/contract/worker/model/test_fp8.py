@@ -57,7 +57,7 @@ def outputs(path: Path, **options: Any) -> list[list[int]]:
 
 
 @pytest.mark.promise(
-    "vLLM: quantized checkpoints say what their weights stand for, or are refused by a sentence "
+    "vLLM: quantized checkpoints give the text of their full weights, or are refused by a sentence "
     "(on CPUs)"
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -214,8 +214,16 @@ def changed(path: Path, **tensors: Tensor | None) -> Path:
         ({"weight_scale": torch.ones(3, 1)}, CheckpointError, r"have shape \[3, 1\]"),
         ({"weight_scale": torch.ones(256, 2)}, CheckpointError, r"have shape \[256, 2\]"),
         ({"weight_scale": torch.ones(256, dtype=torch.int32)}, UnsupportedModel, "stored as I32"),
-        ({"weight": torch.ones(256, 128)}, CheckpointError, "not in FP8, but has a scale"),
-        ({"weight": torch.ones(256, 128).to(torch.float8_e5m2)}, CheckpointError, "not in FP8"),
+        (
+            {"weight": torch.ones(256, 128)},
+            CheckpointError,
+            "has a scale, but is not stored in FP8",
+        ),
+        (
+            {"weight": torch.ones(256, 128).to(torch.float8_e5m2)},
+            CheckpointError,
+            "not stored in FP8",
+        ),
         ({"zero_point": torch.ones(256)}, CheckpointError, "unexpected tensor .*zero_point"),
     ],
 )
@@ -231,7 +239,7 @@ def test_a_config_and_files_that_disagree_are_refused(tmp_path: Path) -> None:
     quantised, twin = make_quantised(tmp_path, FORMATS["fp8"])
     config = json.loads((quantised / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="of which the files have none"):
+    with pytest.raises(CheckpointError, match="but the checkpoint holds none"):
         outputs(twin)
     del config["quantization_config"]
     (quantised / "config.json").write_text(json.dumps(config))

@@ -160,7 +160,7 @@ def reads_in_rounds(service: RunningService, client: httpx.Client, num_watchers:
 
 
 @pytest.mark.promise(
-    "Dashboard: the store is read once however many look, and not at all while nobody does; a page "
+    "Dashboard: the store is read once however many look, and not at all while no one does; a page "
     "has one stream and asks for no list"
 )
 def test_the_store_is_read_once_however_many_look(

@@ -22,7 +22,7 @@ client = openai_client
 
 
 @pytest.mark.promise(
-    "Streaming: the parameters of OpenAI's API (what is not supported is refused by name)"
+    "Streaming: the parameters of OpenAI's API (an unsupported parameter is refused by name)"
 )
 @pytest.mark.promise("Chat: `stream` on the same route; without it one JSON object")
 @pytest.mark.promise(

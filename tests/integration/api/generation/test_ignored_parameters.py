@@ -145,8 +145,8 @@ def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
 
 
 @pytest.mark.promise(
-    "Clients: parameters without effect are accepted and reported, or refused if a setting says "
-    "so; other values are a 400 that names the parameter"
+    "Clients: parameters without effect are accepted and reported, or refused if a setting asks "
+    "for it; other values are a 400 that names the parameter"
 )
 @pytest.mark.parametrize(
     ("members", "param"),

@@ -95,8 +95,8 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.promise(
     "Access: without a worker requests wait, for models that were served recently or are kept, "
-    "within their deadlines (ten minutes; for ever while a frontend with `PENSTOCK_KEEP_MODELS` "
-    "runs at least once a day)"
+    "within their deadlines (ten minutes; always while a frontend with `PENSTOCK_KEEP_MODELS` runs "
+    "at least once a day)"
 )
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_chat_waits_for_the_next_worker_and_is_answered(

@@ -47,7 +47,9 @@ def content(rng: random.Random) -> Content:
     return Content({"service": {"n": rng.randrange(2)}}, {"jobs": shown, "workers": rows[:2]})
 
 
-@pytest.mark.promise("Dashboard: who missed changes has what is shown with the next event")
+@pytest.mark.promise(
+    "Dashboard: a reader that missed changes has the whole state with the next event"
+)
 async def test_who_applies_the_events_has_what_is_shown_however_many_it_missed() -> None:
     rng = random.Random(7)
     view, slices = View(), TimeSlices()

@@ -16,7 +16,7 @@ from api.dialects.completions.request import completion_sampling
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
 from api.errors import ClientError, invalid_parameter, unsupported
-from api.generation import validation
+from api.generation import validation_errors
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.messages import template_messages
 from api.generation.protocol import MAX_ENTRIES
@@ -88,13 +88,13 @@ def test_as_many_prompts_as_are_allowed_are_read(prompt: Any) -> None:
 
 def test_of_very_many_unknown_parameters_few_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[int] = []
-    describe = validation._invalid
+    describe = validation_errors.invalid
 
     def counted(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
         described.append(error.error_count())
         return describe(error, body)
 
-    monkeypatch.setattr(validation, "_invalid", counted)
+    monkeypatch.setattr(validation_errors, "invalid", counted)
     options = {f"x{number}": number for number in range(50_000)}
     with pytest.raises(InvalidParameter) as caught:
         chat(stream_options=options, stream=True)

@@ -84,8 +84,8 @@ def parsed(dialect: str, body: dict[str, Any], ignored: IgnoredMembers) -> Reque
 
 
 @pytest.mark.promise(
-    "Clients: parameters without effect are accepted and reported, or refused if a setting says "
-    "so; other values are a 400 that names the parameter"
+    "Clients: parameters without effect are accepted and reported, or refused if a setting asks "
+    "for it; other values are a 400 that names the parameter"
 )
 @pytest.mark.parametrize(("dialect", "row"), CASES)
 def test_each_value_of_the_list_changes_nothing(dialect: str, row: Any) -> None:

@@ -50,5 +50,5 @@ def test_scripts_pages_and_docs_have_these_words() -> None:
     )
     assert scripts == ENDS
     assert words_in("api/static/job_state.js", r"KINDS = \{(.*?)\}", r"(\w+):") == STATES
-    assert words_in("docs/WIRE.md", r"\n\| `state` \|(.*?)by release", r"`(\w+)`") == STATES
+    assert words_in("docs/WIRE.md", r"\n\| `state` \|(.*?)by `release`", r"`(\w+)`") == STATES
     assert words_in("docs/GLOSSARY.md", r"\n\| state \|(.*?)\n", r"`(\w+)`") == STATES

@@ -225,13 +225,13 @@ def adding(tokens: dict[str, Any]) -> dict[str, Any]:
         ({"tokenizer_config__json": {"added_tokens_decoder": {"1": {}}}}, "has no content"),
         (
             {"tokenizer_config__json": {"added_tokens_decoder": {"x": {"content": "a"}}}},
-            "no number",
+            "not a number",
         ),
         (
             {"tokenizer_config__json": {"added_tokens_decoder": {"9999": {"content": "<new>"}}}},
             "do not match",
         ),
-        (adding({"9" * 5000: {"content": "a"}}), "no number"),
+        (adding({"9" * 5000: {"content": "a"}}), "not a number"),
         *((adding({"1": {"content": "a", "lstrip": flag}}), FLAG) for flag in (1, "yes", None)),
         *(
             (adding({"1": {"content": "a", flag: None}}), f"'{flag}' must be true or false")

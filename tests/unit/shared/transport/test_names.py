@@ -146,7 +146,7 @@ def test_known_schemes_are_accepted(url: str) -> None:
         ("redis+cluster://:s3cret@h:1:2", "host:port,host:port"),
         ("redis+cluster://:s3cret@h:70000", "host:port,host:port"),
         ("redis+cluster://:s3cret@" + ",".join(f"h{n}" for n in range(33)), "more than 32"),
-        ("redis+cluster://:s3cret@h/1", "no databases but 0"),
+        ("redis+cluster://:s3cret@h/1", "only database 0"),
         ("redis+cluster://h?sentinel_password=s3cret", "'sentinel_password' is not supported"),
         ("redis+cluster://:[s3cret@h", "malformed"),
         ("redis://:s3cret@h?ssl_ca_certs=x", "'ssl_ca_certs' is not supported"),

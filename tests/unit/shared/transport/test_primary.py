@@ -170,7 +170,7 @@ async def test_a_sentinels_primary_is_believed_when_it_agrees(role: Any) -> None
         (
             {A: {"SENTINEL GET-MASTER-ADDR-BY-NAME": ResponseError("unknown command 'SENTINEL'")}},
             WrongTopology,
-            "no sentinel",
+            "not a sentinel",
         ),
     ],
 )

@@ -114,7 +114,7 @@ def test_logprobs_come_with_their_tokens_only_on_request() -> None:
         (
             make_request(grammar=Grammar(GrammarKind.REGEX, "a")),
             ErrorCode.GRAMMAR_FAILED,
-            "to a grammar",
+            "structured output",
         ),
     ],
 )

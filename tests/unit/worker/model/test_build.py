@@ -111,7 +111,7 @@ def test_the_native_tier_does_not_attend_over_fp8(tier: CpuTier, options: Engine
         options, device="cpu", dtype="bfloat16", kv_cache_dtype="fp8", cpu_tier=tier, block_size=16
     )
     if tier == "native":
-        with pytest.raises(ModelError, match="kv_cache_dtype is fp8, the kernels attend over"):
+        with pytest.raises(ModelError, match="kernels read bfloat16, kv_cache_dtype is fp8"):
             build_model(asked)
         return
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
@@ -121,13 +121,13 @@ def test_the_native_tier_does_not_attend_over_fp8(tier: CpuTier, options: Engine
 @pytest.mark.parametrize(
     ("changes", "error", "named"),
     [
-        ({"kv_cache_memory_gb": 1e-7}, KVCacheTooSmall, "hold no block"),
+        ({"kv_cache_memory_gb": 1e-7}, KVCacheTooSmall, "cannot hold one block"),
         (
             {"num_kv_blocks": 2, "block_size": 16, "max_model_len": 64},
             KVCacheTooSmall,
             "max_model_len",
         ),
-        ({"max_model_len": 513}, ModelError, "512 positions"),
+        ({"max_model_len": 513}, ModelError, "context of 512 tokens"),
         ({"num_kv_blocks": 0}, InvalidParameter, "num_kv_blocks"),
         ({"max_num_seqs": 0}, InvalidParameter, "max_num_seqs"),
         ({"kv_cache_memory_gb": 0.0}, InvalidParameter, "kv_cache_memory_gb"),

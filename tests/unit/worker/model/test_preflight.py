@@ -45,7 +45,7 @@ def test_a_checkpoint_is_refused_by_its_configuration(
 
 def test_weights_in_another_form_are_named(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin is not read"):
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is not supported"):
         check_checkpoint(made(tmp_path, {}))
 
 

@@ -1,4 +1,4 @@
-"""What begins the replay of a step: its tensors go where the graph reads them."""
+"""fill_step: copies a step's tensors to where its CUDA graph reads them."""
 
 from __future__ import annotations
 

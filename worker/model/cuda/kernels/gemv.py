@@ -1,4 +1,4 @@
-"""Products of a few rows, with what comes before and after them.
+"""gemv_kernel: products of a few rows, fused with their norm, gate or residual.
 
 A step of one sequence reads each weight once and computes next to nothing with it: its time is that
 of its launches, one waiting for the other. So a norm is part of the product that it is for, a gate

@@ -1,4 +1,4 @@
-"""vLLM takes the context that worker.engines.vllm.context gives it, and derives no other."""
+"""vLLM takes the context that worker.engines.vllm.options gives it, and derives no other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.vllm_environment import vllm_python
-from worker.engines.vllm.context import context_args
+from worker.engines.vllm.options import context_args
 from worker.model.config.model_config import ModelConfig
 
 pytestmark = [

@@ -209,7 +209,7 @@ def test_outputs_end_where_our_engine_ends_them(
 
 @pytest.mark.promise(
     "vLLM: an output that is cut continues as if it had not been; where it does not, the model and "
-    "its jobs say so"
+    "its jobs report it"
 )
 def test_a_resumed_output_continues_as_if_it_had_not_been_cut(theirs: dict[str, Any]) -> None:
     for name, found in theirs["resumed"].items():
@@ -257,7 +257,9 @@ def test_preempted_requests_give_every_token_once(theirs: dict[str, Any]) -> Non
     assert ends_of(theirs["crowd"]) == ends_of(expected)
 
 
-@pytest.mark.promise("vLLM: what cannot run is refused with the codes of this project's engine")
+@pytest.mark.promise(
+    "vLLM: requests that cannot run are refused with the codes of this project's engine"
+)
 def test_what_cannot_run_is_refused_with_our_codes(theirs: dict[str, Any]) -> None:
     codes = {name: found["error"][0] for name, found in theirs["refused"].items()}
     assert codes == {
@@ -358,7 +360,7 @@ def assert_ended_alone(
 ) -> None:
     code, message = found["ambiguous"]["error"]
     assert code == "grammar_failed"
-    assert "in one way only" in message
+    assert "in only one way" in message
     assert 0 < len(found["ambiguous"]["tokens"]) < 200
     assert found["beside"]["tokens"] == other["sampled"]["greedy"]["tokens"]
     assert mask_s["slow"] >= FIRST_CPU_SECONDS, "they are charged to its tenant"

@@ -43,7 +43,9 @@ def found() -> tuple[list[str], list[str]]:
     return now, without
 
 
-@pytest.mark.promise("vLLM: a release of vLLM that has moved what is relied upon fails by name")
+@pytest.mark.promise(
+    "vLLM: a release of vLLM without a part that the engine uses fails with the name of the part"
+)
 def test_everything_that_is_relied_upon_is_there(found: tuple[list[str], list[str]]) -> None:
     assert found[0] == []
 
