@@ -19,7 +19,7 @@ OUTAGE = "outage"  # the attribute of a record that the fold reads; no field of 
 
 
 class OutageMark(NamedTuple):
-    """What a record says of an outage that several loops share."""
+    """The part of a record about an outage that several loops share."""
 
     of: str  # the unavailable part
     num_failed: int | None = None  # this loop's outage is over; the number of failed tries

@@ -1,6 +1,6 @@
-"""Where spans go: to the collector that OpenTelemetry's own variables name, by its SDK.
+"""Exports spans to the collector that OpenTelemetry's own variables name, by its SDK.
 
-By OTLP over HTTP, from a thread of their own; what is not accepted is lost. The SDK is imported
+By OTLP over HTTP, from a thread of their own; spans not accepted are lost. The SDK is imported
 where it is on.
 """
 
@@ -19,7 +19,7 @@ from shared.tracing import INVALID_SPAN_CONTEXT, Span, SpanContext, Tracing
 from shared.tracing_environment import collector_of, fault_of, is_requested
 
 CLOSE_S = 3.0  # for the last spans of a process
-# Between two exports, where OTEL_BSP_SCHEDULE_DELAY says nothing: what a process that is killed has
+# Between two exports, unless OTEL_BSP_SCHEDULE_DELAY is set: the spans that a killed process has
 # not sent is lost. The SDK's own default are five seconds.
 EXPORT_DELAY_MS = 1000
 SCOPE = "penstock"
@@ -49,7 +49,7 @@ def open_tracing(service: str, instance_id: str) -> Tracing:
 
 def find_faults(timeout_s: float) -> list[str] | None:
     """Returns why spans of a process with this environment would be lost, or otherwise than its
-    variables say; None where none are asked for.
+    variables set; None if none are requested.
 
     Sends the collector a request without spans, and waits for its answer for so long. Blocks.
     """

@@ -5,7 +5,7 @@ for a client that stopped reading, loses the body of a request that offers an up
 HTTP/2, and sends chunks to HTTP/1.0: docs/adr/0035 has a row for each. Responses that HttpProtocol
 makes do not pass the application's middleware.
 
-This module alone overrides and uses what is no public interface of uvicorn; USES names all of it.
+Only this module overrides and uses interfaces of uvicorn that are not public; USES names them all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 def check_uvicorn() -> None:
-    """Raises IncompatibleLibrary where the installed uvicorn lacks what is used here."""
+    """Raises IncompatibleLibrary if the installed uvicorn lacks an interface used here."""
     check_library(TRIED, USES)
 
 

@@ -61,7 +61,7 @@ class IO(Protocol):
 
 
 class Core:
-    """A running service: what is asked of it, again where that helps, and what it responds."""
+    """A running service: requests to it, retried where that helps, and its responses."""
 
     def __init__(self, io: IO, places: Places, caller: Caller, patience_s: float) -> None:
         self._io = io

@@ -62,7 +62,7 @@ class CommandPool:
     async def exchange(self, *commands: Command) -> list[Any]:
         """Sends the commands in one write; returns a reply to each, which may be a ResponseError.
 
-        Where the connection is lost all of them are sent again, as `retry` allows. Raises
+        If the connection is lost, all of them are sent again, as `retry` allows. Raises
         RedisError.
         """
         return await self._retry.call_with_retry(lambda: self._exchange(commands), _lost)

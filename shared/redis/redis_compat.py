@@ -1,6 +1,6 @@
 """redis-py's connections as Penstock changes them, and what it uses of them.
 
-This module alone overrides and uses what is no public interface of redis-py; USES names all of it.
+Only this module overrides and uses interfaces of redis-py that are not public; USES names them all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ USES: dict[type, tuple[str, ...]] = {
 
 
 def check_redis() -> None:
-    """Raises IncompatibleLibrary where the installed redis-py lacks what is used here."""
+    """Raises IncompatibleLibrary if the installed redis-py lacks an interface used here."""
     check_library(TRIED, USES)
 
 

@@ -22,7 +22,7 @@ TRIED = "vllm==0.32.*"
 
 
 def check_vllm(version: str) -> None:
-    """Raises IncompatibleLibrary where vLLM lacks what is used here."""
+    """Raises IncompatibleLibrary if vLLM lacks an interface used here."""
     try:
         used = uses()
     except ImportError as error:
