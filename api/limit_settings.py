@@ -132,7 +132,7 @@ class LimitSettings(SharedSettings):
         le=86_400,
         description="Seconds from submit to the end of a job, waiting included.",
         json_schema_extra=symptom(
-            "Long answers end with `timeout`, or abandoned jobs run too long."
+            "Long answers end with `deadline_exceeded`, or abandoned jobs run too long."
         ),
     )
     queue_timeout_s: float = Field(
@@ -148,8 +148,8 @@ class LimitSettings(SharedSettings):
         default=64 * 2**20,
         ge=4096,
         le=2**40,
-        description="Bytes of the requests that wait for such a thread, at least 4096 each; "
-        "more are 503, and so is a request that waits for longer than 30 seconds.",
+        description="Bytes of the requests that wait for one of PENSTOCK_TEXT_THREADS, at least "
+        "4096 each; more are 503, and so is a request that waits for longer than 30 seconds.",
         json_schema_extra=symptom("Bursts of long prompts get 503 `server_overloaded`."),
     )
     max_file_bytes: int = Field(

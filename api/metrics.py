@@ -69,7 +69,9 @@ METRICS = MetricTable(
             ("model_name",),
             "Tokens sent to clients by this frontend.",
         ),
-        MetricRow("penstock:models", "gauge", (), "Models that this frontend serves."),
+        MetricRow(
+            "penstock:models", "gauge", (), "Models that a request to this frontend can name."
+        ),
         MetricRow("penstock:streams_open", "gauge", (), "Responses in progress at this frontend."),
         MetricRow(
             "penstock:relay_resyncs_total",
@@ -78,7 +80,7 @@ METRICS = MetricTable(
             "Confirmed (re)subscriptions and overflows.",
         ),
         MetricRow(
-            "penstock:relay_gaps_total", "counter", (), "Live frames that arrived ahead of a gap."
+            "penstock:relay_gaps_total", "counter", (), "Live frames that arrived after a gap."
         ),
         MetricRow(
             "penstock:relay_overlaps_total",
@@ -172,8 +174,8 @@ DEPLOYMENT_METRICS = MetricTable(
             "penstock:tenant_cpu_seconds_total",
             "counter",
             ("tenant",),
-            "CPU seconds spent on tokenization, grammars and their masks, for the 16 tenants that "
-            "used most.",
+            "CPU seconds of templates, JSON, tokenization, grammars and masks, for the 16 "
+            "tenants that used most.",
         ),
         MetricRow(
             "penstock:tenant_refused_total",

@@ -29,7 +29,7 @@ class ApiSettings(LimitSettings):
         description="Address at which the port is published outside of a container, if not "
         "PENSTOCK_HOST.",
         json_schema_extra=symptom(
-            "A container that publishes its port on 127.0.0.1 asks for API keys."
+            "A container whose port only this machine reaches does not start without keys."
         ),
     )
     port: int = Field(
@@ -37,9 +37,7 @@ class ApiSettings(LimitSettings):
         ge=0,
         le=65535,
         description="Port; 0 takes any free one.",
-        json_schema_extra=symptom(
-            "The start ends with `cannot listen on`: another program has the port."
-        ),
+        json_schema_extra=symptom("The start ends with `address already in use`."),
     )
 
     refuse_unused_parameters: bool = Field(
@@ -187,7 +185,7 @@ class ApiSettings(LimitSettings):
         max_length=4096,
         description="Directory for the bytes of files, the same disk for all frontends; empty: "
         "this frontend has no files and runs no batches.",
-        json_schema_extra=symptom("Uploads of files and batches get 404."),
+        json_schema_extra=symptom("Uploads get 503 `files_unavailable`."),
     )
     file_life_s: int = Field(
         default=30 * 86_400,
@@ -216,7 +214,7 @@ class ApiSettings(LimitSettings):
         default=False,
         description="Serve any client that can reach the port, on any address, without keys.",
         json_schema_extra=symptom(
-            "The start ends because others can reach the port and there are no keys."
+            "The start ends without keys, and a firewall or proxy decides who may call."
         ),
     )
     metrics_key: str = Field(
@@ -225,7 +223,7 @@ class ApiSettings(LimitSettings):
         repr=False,
         description="The bearer token of GET /metrics and /metrics/deployment; empty: an API key, "
         "if keys are configured.",
-        json_schema_extra=symptom("Prometheus gets 401."),
+        json_schema_extra=symptom("Prometheus shall hold none of the API keys."),
     )
     monitoring_without_keys: bool = Field(
         default=False,

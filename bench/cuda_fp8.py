@@ -21,8 +21,8 @@ from torch import Tensor
 from bench.cuda_kernels import median_s, report
 from worker.model.base import FP8
 from worker.model.cuda import fp8
+from worker.model.layers import fp8 as twin
 from worker.model.layers.fp8 import BLOCK, Fp8Weight
-from worker.model.layers.ops import TorchOps
 
 SHAPES = {
     "qkv": (4096, 6144),
@@ -70,7 +70,7 @@ def measure(
     for kind in ("rows", "blocks"):
         weights = [new_weight(size_in, size_out, kind, device) for _ in range(copies)]
         products = [fp8.fp8_linear(weight, None) for weight in weights]
-        is_equal &= is_near(products[0](x[:64]), TorchOps().fp8_linear(weights[0], None)(x[:64]))
+        is_equal &= is_near(products[0](x[:64]), twin.fp8_linear(weights[0], None)(x[:64]))
         line[f"{kind}_us"] = in_us(seconds, [lambda multiply=one: multiply(x) for one in products])
         group = weights[0].group
         line[f"{kind}_rounding_us"] = in_us(seconds, [lambda g=group: fp8.quantize_rows(x, g)])

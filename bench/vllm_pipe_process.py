@@ -65,7 +65,9 @@ class SamplerHost:
     """A VllmEngine, as the engine process has it."""
 
     def __init__(self, options: EngineOptions) -> None:
-        self._engine = build_vllm_engine(options, lambda stage, share: None).engine
+        self._engine = build_vllm_engine(
+            options, lambda stage, share: None, lambda sentence: None
+        ).engine
 
     def add(self, number: int, prompt: list[int], max_tokens: int) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

@@ -13,8 +13,10 @@ import logging.handlers
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from enum import StrEnum
 from queue import Empty, Full, Queue
@@ -25,6 +27,7 @@ from shared.outages import OUTAGE, OutageFold
 from shared.printable import printable, printable_line
 
 QUEUE_RECORDS = 10_000
+STOP_S = 5.0  # for the queued records, at the end
 SETTLE_LOOK_S = 0.5  # between looks for the end of an outage, while no record comes
 PROCESS_NAME = "PENSTOCK_PROCESS"  # set by a launcher for its children
 
@@ -187,8 +190,16 @@ class _Listener(logging.handlers.QueueListener):
             super().handle(record)
 
     def stop(self) -> None:
-        super().stop()
-        self._write_ends(at_once=True)
+        """Writes the rest. Gives up after STOP_S: the reader of a pipe may have stopped reading."""
+        thread: threading.Thread | None = self._thread
+        if thread is None:
+            return
+        end_s = time.monotonic() + STOP_S
+        with suppress(Full):
+            self._records.put(self._sentinel, timeout=STOP_S)  # type: ignore[attr-defined]
+        thread.join(max(0.0, end_s - time.monotonic()))
+        if not thread.is_alive():
+            self._write_ends(at_once=True)
 
     def _write_ends(self, *, at_once: bool = False) -> None:
         for record in self._fold.ended(at_once=at_once):

@@ -124,8 +124,12 @@ class OutageFold:
 
     def passes(self, record: logging.LogRecord) -> bool:
         """Returns whether a record is to be written."""
-        mark: OutageMark | None = getattr(record, OUTAGE, None)
-        if mark is None or record.levelno <= logging.DEBUG or log.isEnabledFor(logging.DEBUG):
+        mark = getattr(record, OUTAGE, None)  # a library's extra may have the name
+        if (
+            not isinstance(mark, OutageMark)
+            or record.levelno <= logging.DEBUG
+            or log.isEnabledFor(logging.DEBUG)
+        ):
             return True
         folded = self._running.get(mark.of)
         now_s = self._clock()

@@ -20,7 +20,7 @@ from shared.tracing_environment import collector_of, fault_of, is_requested
 
 CLOSE_S = 3.0  # for the last spans of a process
 # Between two exports, unless OTEL_BSP_SCHEDULE_DELAY is set: the spans that a killed process has
-# not sent is lost. The SDK's own default are five seconds.
+# not sent are lost. The SDK's own default is five seconds.
 EXPORT_DELAY_MS = 1000
 SCOPE = "penstock"
 

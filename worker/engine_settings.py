@@ -133,7 +133,9 @@ class EngineSettings(SharedSettings):
         max_length=MAX_OVERRIDE_CHARS,
         description="JSON object of these parameters that overrides the checkpoint's, such as "
         '{"temperature": 0.6}.',
-        json_schema_extra=symptom("Answers without sampling parameters repeat or ramble."),
+        json_schema_extra=symptom(
+            "Requests without sampling parameters get answers that repeat or ramble."
+        ),
     )
     runner: Runner = Field(
         default="model",
@@ -229,7 +231,7 @@ class EngineSettings(SharedSettings):
         default="auto",
         description="auto: the fastest that runs here; reference: plain torch; packed: oneDNN's "
         "weight layout; native: compiled kernels (needs g++ once, AVX2, bfloat16).",
-        json_schema_extra=symptom("The native kernels do not compile, or two tiers are compared."),
+        json_schema_extra=symptom("Two tiers are compared, or one is suspected of wrong answers."),
     )
     quantization: Quantization = Field(
         default="none",

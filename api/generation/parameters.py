@@ -138,7 +138,7 @@ def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the target of a `$ref`; {} without one."""
+    """Returns the target of a `$ref`, or the schema itself; {} for a missing target."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str):

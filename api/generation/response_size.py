@@ -48,7 +48,7 @@ class ResponseSize:
     def fitted(self, sampling: SamplingParams, max_bytes: int) -> SamplingParams:
         """Returns `sampling`, with a default of max_tokens that keeps the answer in `max_bytes`.
 
-        Raises InvalidParameter that names the largest parameter, where the caller requests more.
+        Raises InvalidParameter, on max_tokens or on the prompts, if the caller requests more.
         """
         prompts_param, prompt_bytes = self.prompts
         step_bytes = self.num_choices * self.token_bytes

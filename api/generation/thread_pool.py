@@ -294,7 +294,7 @@ class TextThreads:
             task.future.cancel()
 
     def _account(self, of: str) -> _Account:
-        """Returns a tenant's account; one without work is not after the tenant served last."""
+        """Returns a tenant's account; an idle one has used no less than the tenant served last."""
         account = self._accounts.setdefault(of, _Account(self._served_s))
         if account.is_idle:
             account.used_s = max(account.used_s, self._served_s)

@@ -1,8 +1,8 @@
 """A job's text as a read-only stream of the Durable Streams protocol.
 
 An offset is a cursor of the job's log whose numbers have 16 digits, so that offsets sort as texts.
-Reads are from the log; a long poll and server-sent events continue with the relay. Its end closes
-its stream: `Penstock-Job-Status` has the job's state.
+Reads are from the log; a long poll and server-sent events continue with the relay. The job's end
+closes the stream: `Penstock-Job-Status` has the job's state.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import sys
@@ -93,7 +92,7 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
     """Returns the launcher's and the worker's settings, None where they are bad, and findings."""
     from penstock.doctor.finding import fine, warning, wrong
     from penstock.launcher.settings import LauncherSettings, setting_names
-    from shared.environment import name_warnings
+    from shared.environment import misspelling_warnings, name_warnings
     from shared.settings import SettingsError, load_settings
     from worker.settings import WorkerSettings
 
@@ -115,10 +114,12 @@ def _settings() -> tuple[Any, Any, list[Finding]]:
         from api.settings import ApiSettings
 
         load(ApiSettings, **given)
-    # Without the extra of frontends, which another finding reports, some names are unknown.
-    with contextlib.suppress(ModuleNotFoundError):
+    try:
         unknown = name_warnings(os.environ, setting_names())
-        bad += [warning("settings", sentence) for sentence in unknown]
+    except ModuleNotFoundError:  # the extra of frontends: their names are unknown
+        known = {*LauncherSettings.model_fields, *WorkerSettings.model_fields}
+        unknown = misspelling_warnings(os.environ, known)
+    bad += [warning("settings", sentence) for sentence in unknown]
     if not bad:
         bad.append(fine("settings", "All of them can be used."))
     return launcher, worker, bad

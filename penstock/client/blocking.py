@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -31,14 +32,25 @@ P = ParamSpec("P")
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine of the core, whose IO blocks, so that it never suspends."""
+    """Returns the result of a coroutine of the core, whose IO blocks, so that it never suspends.
+
+    A caller's event loop is kept from the core's generators: it would close them at its end.
+    """
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
     try:
         coroutine.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
     coroutine.close()
     raise RuntimeError("a coroutine of the blocking client was suspended")
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T:
+    return await items.__anext__()
 
 
 def _iterate(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
@@ -46,7 +58,7 @@ def _iterate(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     try:
         while True:
             try:
-                item = _run(items.__anext__())
+                item = _run(_next(items))
             except StopAsyncIteration:
                 return
             yield item

@@ -135,7 +135,7 @@ def _run_in_one_process(settings: LauncherSettings, specs: Sequence[WorkerSpec])
         )
         settings = settings.model_copy(update={"frontends": 1})
     specs = specs[:1]
-    # Imported here: it imports api and worker, which the launcher otherwise never does.
+    # Imported here: few starts run a frontend and a worker in the launcher's own process.
     from penstock.launcher.single_process import FAKE_URL, run_in_one_process
 
     os.environ |= (

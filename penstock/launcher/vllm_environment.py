@@ -163,7 +163,7 @@ def make_environment(
 
 def _check_directory(directory: Path) -> None:
     """Makes the directory. Raises NotThisDirectory for one that may be something else: the files in
-    an environment that does not fit is removed."""
+    an environment that does not fit are removed."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         found = {path.name for path in directory.iterdir()}

@@ -265,7 +265,7 @@ def _variables(
 
     A setting that `other_engines` of the file alone have is the table's own or none.
     """
-    # Here: the launcher knows neither side otherwise, and most starts have no such file.
+    # Imported here: most starts have no such file.
     from worker.engine_settings import OF_ONE_ENGINE
     from worker.settings import WorkerSettings
 

@@ -11,7 +11,7 @@ heartbeat  leases and nothing else, so that no amount of other commands delays a
 blocking   waits at the server up to BLOCK_MS; no retry, the caller's loop handles errors
 pubsub     no time limit on reads; the Subscriber has its own watchdog
 
-After sentinels and in a cluster all of them lead to the primary (topology.py): one
+With sentinels and in a cluster all of them lead to the primary (topology.py): one
 server at a time, so pipelines, transactions and pools are the ordinary ones.
 """
 

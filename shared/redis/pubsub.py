@@ -1,6 +1,6 @@
 """Subscriber: one supervised pub/sub connection for all channels of a process.
 
-After sentinels and in a cluster that connection leads to the primary; a channel that
+With sentinels and in a cluster that connection leads to the primary; a channel that
 the server removes (its slot has moved) ends it like any other loss.
 
 redis-py's own pub/sub reconnects silently and never notices a half-open connection. Here one task

@@ -244,7 +244,7 @@ def _default_sampling(
         return dict(override)
     for name, value in unusable(text.default_sampling).items():
         log.warning(
-            "ignoring a sampling default of generation_config.json outside the allowed range",
+            "ignoring an invalid sampling default of generation_config.json",
             extra={"member": name, "value": str(value)[:40]},
         )
     return {**SamplingDefaults.of(text.default_sampling).values, **override}

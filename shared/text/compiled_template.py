@@ -14,8 +14,6 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from jinja2 import TemplateError
-
 from shared.messages import InvalidParameter
 from shared.text.base import TextInvalid
 from shared.text.rendering import RenderRequest, TemplateSource
@@ -109,7 +107,9 @@ class _NamedTemplate:
         try:
             self._template = sandbox.compile_chat(source)
             self.variables = sandbox.variables_of(source)
-        except (TemplateError, RecursionError) as error:
+        except MemoryError:
+            raise  # the rendering process ends and reports it
+        except Exception as error:  # jinja computes constant expressions: anything can be raised
             raise TextInvalid(f"chat template {name!r} does not compile: {error}") from error
         self._special_tokens = template.special_tokens
         self._max_chars = template.max_chars

@@ -69,7 +69,7 @@ def parse_override(text: str) -> dict[str, float | int]:
             raise ValueError(f"has {name[:40]!r}; it may have {', '.join(MEMBERS)}")
         usable = _checked(name, value)
         if usable is None:
-            raise ValueError(f"has a value of {name} outside its range")
+            raise ValueError(f"has an invalid value of {name}")
         checked[name] = usable
     return checked
 

@@ -59,7 +59,7 @@ def test_the_model_that_ships_is_ready_without_any_download(service: ServiceClie
 
 @pytest.mark.promise(
     "Streaming: one model for the life of the process, no gradients, greedy output never varies "
-    "(up to rounding where products of many rows are computed differently (ADR 26), never for "
+    "(up to rounding where products of many rows are computed differently (ADR 9), never for "
     "small weights)"
 )
 def test_the_same_greedy_prompt_gives_the_same_text_alone_and_in_company(

@@ -19,7 +19,7 @@ from worker.model.parallel.group import Placement
 from worker.model.parallel.plan import check_divisible, rank_config
 from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
 from worker.model.tier import Tier, choose_tier
-from worker.model.weights.loader import open_weights
+from worker.model.weights.loader import Checkpoint, DummyWeights, open_weights
 
 
 class NativeSource:
@@ -48,12 +48,13 @@ class NativeSource:
     ) -> BuiltStack:
         """Loads the weights and gives them to the tier's products. Raises ModelError."""
         config = rank_config(self.config, placement.group)
+        weights = open_weights(self._directory, self.config, options.load_format)
         tier = choose_tier(
             options, config, placement, max_model_len, block_size, partial(report, KERNELS)
         )
         report(WEIGHTS, 0.0)
         try:
-            model = self._load(options, placement, max_model_len, tier, partial(report, WEIGHTS))
+            model = self._load(weights, placement, max_model_len, tier, partial(report, WEIGHTS))
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the weights do not fit in the memory of {placement.device}"
@@ -73,14 +74,13 @@ class NativeSource:
 
     def _load(
         self,
-        options: EngineOptions,
+        weights: Checkpoint | DummyWeights,
         placement: Placement,
         max_model_len: int,
         tier: Tier,
         report: Callable[[float], None],
     ) -> CausalLM:
         """Returns the model with its weights, in the form that the tier's methods store."""
-        weights = open_weights(self._directory, self.config, options.load_format)
         stored: dict[str, LinearMethod] = {}
         if tier.fp8_method is not None:
             stored = {name: tier.fp8_method(one) for name, one in weights.fp8_layouts.items()}

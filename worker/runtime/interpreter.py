@@ -43,7 +43,7 @@ _PASSED_ON_BY_PREFIX = (
     *("VLLM_", "FLASHINFER_", "TOKENIZERS_", "RAYON_", "RUST_", "HF_", "TRANSFORMERS_"),
 )
 # vLLM warns of names that look like its own.
-_NOT_PASSED_ON = frozenset({"PYTHONHOME", "HF_TOKEN", "VLLM_API_KEY", "VLLM_ARGS", "VLLM_SAMPLER"})
+_NOT_PASSED_ON = frozenset({"PYTHONHOME", "HF_TOKEN", "VLLM_API_KEY"})
 _PACKAGES = Path(__file__).parents[1] / "engines" / "vllm" / "packages"
 _CHECK = f"""
 import importlib.metadata, importlib.util, json, sys

@@ -59,7 +59,7 @@ class ResponseText(RequestModel):
 
 
 class ResponseReasoning(RequestModel):
-    """`reasoning`: only `none` can be chosen here."""
+    """`reasoning`: the effort, and whether a summary is wanted."""
 
     effort: str | None = None
     summary: str | None = None

@@ -18,7 +18,13 @@ from tools.stats import CHAT_PATHS, FRONTEND, in_rooms, on_demand, read_modules
 ROOT = Path(__file__).resolve().parents[3]
 # What stands around both paths: the server, the middleware, the application with its regular tasks.
 AROUND = (
-    *("api.http.server", "api.http.middleware", "api.http.origins", "api.http.request_ids"),
+    *(
+        "api.http.server",
+        "api.http.uvicorn_compat",
+        "api.http.middleware",
+        "api.http.origins",
+        "api.http.request_ids",
+    ),
     *("api.http.traces", "api.http.accounts", "api.ids", "api.auth", "api.main"),
     *(
         "api.services",

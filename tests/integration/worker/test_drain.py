@@ -83,7 +83,6 @@ def _service(queue: FakeQueue) -> WorkerService:
         runner="echo",
         echo_step_ms=100,
         drain_timeout_s=60,
-        reconcile_interval_s=0.1,
     )
     deployment: Any = NoDeployment()
     return WorkerService(settings, find_checkpoint("", "m"), queue, _check, deployment)

@@ -235,7 +235,7 @@ async def test_a_stalled_engine_is_replaced(
     os.kill(worker.engine_pids()[0], signal.SIGSTOP)
     throttle.release()
     assert (await frontend.result(job_id)).token_ids == echo(PROMPT, 60)
-    assert "makes no progress" in worker.log
+    assert "made no progress" in worker.log
 
 
 @pytest.mark.promise("Streaming: SIGTERM to a worker loses nothing")
@@ -366,8 +366,8 @@ async def test_a_worker_waits_for_a_server_that_is_not_there_yet_and_survives_it
 
 
 def worker_namespace(worker: WorkerProcess) -> str:
-    environ = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
-    return next(v for v in environ if v.startswith(b"NAMESPACE=")).partition(b"=")[2].decode()
+    environ = Path(f"/proc/{worker.pid}/environ").read_text().split("\0")
+    return next(v for v in environ if v.startswith("PENSTOCK_NAMESPACE=")).partition("=")[2]
 
 
 async def test_a_worker_that_cannot_load_its_model_logs_it_and_ends(

@@ -512,3 +512,16 @@ async def test_the_blocking_client_serves_a_caller_inside_a_running_event_loop()
     assert next(answer).text == "a"
     del answer  # left without a close
     assert service.asked == ["POST /v1/chat/completions", f"DELETE /v1/jobs/{NAME}"]
+
+
+def test_the_end_of_an_event_loop_leaves_streams_of_the_blocking_client_open() -> None:
+    service = Service(stream(chunk("a"), chunk("b", "stop")))
+
+    async def begin() -> Stream:
+        answer = client_of(service).chat("x", model="m")
+        assert next(answer).text == "a"
+        return answer
+
+    answer = asyncio.run(begin())
+    assert [delta.text for delta in answer] == ["b"]
+    assert service.asked == ["POST /v1/chat/completions"]

@@ -9,6 +9,7 @@ import pytest
 
 from shared.outages import (
     OF_STORE_OUTAGE,
+    OUTAGE,
     REMIND_S,
     SETTLED_S,
     STORE,
@@ -178,3 +179,8 @@ def test_a_loop_that_ended_in_an_outage_hides_no_later_one(loops: Loops) -> None
     loops.clock.now_s += 10 * REMIND_S
     loops.fail("log")
     assert loops.lines == ["queue fails", "log fails"]
+
+
+def test_a_librarys_field_of_the_same_name_is_no_mark() -> None:
+    record = logging.makeLogRecord({"msg": "theirs", "levelno": logging.WARNING, OUTAGE: "theirs"})
+    assert OutageFold().passes(record)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,3 +170,24 @@ def test_a_full_queue_drops_and_counts_and_never_blocks() -> None:
     for _ in range(3):
         handler.handle(logging.makeLogRecord({"msg": "x"}))
     assert handler.num_dropped == 2
+
+
+def test_an_end_does_not_wait_for_a_stream_that_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.logs.QUEUE_RECORDS", 1)
+    monkeypatch.setattr("shared.logs.STOP_S", 0.01)
+    is_read = threading.Event()
+
+    class Unread(io.StringIO):
+        def write(self, text: str) -> int:
+            is_read.wait()
+            return super().write(text)
+
+    started = start_logs(LogLevel.INFO, LogFormat.TEXT, process="worker", stream=Unread())
+    try:
+        for _ in range(10):
+            log.info("a line")
+        started.stop()
+    finally:
+        is_read.set()

@@ -145,8 +145,8 @@ class NativeKernels:
     """The functions of kernels.cpp, documented there. An address of None is null.
 
     Nothing is checked and no reference is held: the callers keep their tensors alive, contiguous
-    and of the right size until the call returns. Those that lie after a Weight, a Stack, a Scratch
-    or a Batch's buffers stay until `settle` has returned: a thread that lost its core may still
+    and of the right size until the call returns. Those that a Weight, a Stack, a Scratch
+    or a Batch points to stay until `settle` has returned: a thread that lost its core may still
     read them. The GIL is released during a call.
     """
 

@@ -102,7 +102,7 @@ class NativeLayers:
 
     def __init__(self, layers: Sequence[LayerWeights], rooms: LayerRooms) -> None:
         """The layers are of one `kind`, and each `has_one_norm`."""
-        self._weights = tuple(layers)  # what lies after the addresses
+        self._weights = tuple(layers)  # keeps the memory of the addresses
         self._rooms = rooms
         first = layers[0]
         products = [p for one in layers for p in (one.qkv, one.output, one.gate_up, one.down)]

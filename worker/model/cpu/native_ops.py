@@ -119,7 +119,7 @@ class NativeProduct:
         many: Multiply | None = None,
         many_rows: int = 0,
     ) -> None:
-        """`tensors` lie after the weight's addresses."""
+        """`tensors` are the memory of the weight's addresses."""
         self.weight = weight
         self.many_rows = many_rows
         self._many = many

@@ -46,7 +46,7 @@ class NativeStack:
         assert len(layers) == config.num_layers, "models are made of DecoderLayers"
         self._kernel = kernels.decoder_stack
         self._settle = kernels.settle
-        self._alive = (model, pool)  # what lies after the addresses
+        self._alive = (model, pool)  # keeps the memory of the addresses
         self._group = config.num_heads // config.num_kv_heads
         self._stack = Stack(
             layers=(Layer * len(layers))(
@@ -226,7 +226,7 @@ class NativeAttention:
             (keys.data_ptr(), values.data_ptr())
             for keys, values in zip(pool.keys, pool.values, strict=True)
         ]
-        self._pool = pool  # keeps the memory after these addresses
+        self._pool = pool  # keeps the memory of these addresses
         self._block_stride = pool.storage.stride(0)
         self._num_kv_heads = pool.keys[0].shape[2]
         self._head_dim = pool.keys[0].shape[3]

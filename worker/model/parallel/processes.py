@@ -77,7 +77,7 @@ def rank_threads(options: EngineOptions, rank: int) -> int:
 
 def new_store() -> int:
     """Returns the descriptor of a file in memory, for worker.model.parallel.joining. It has no
-    name: no process can leave it after."""
+    name, so it ends with the last process that has it open."""
     return os.memfd_create("ranks")
 
 

@@ -251,11 +251,11 @@ def start_ranks(
     num_threads = options.num_threads or default_threads()
     options = replace(options, num_threads=num_threads)
     ranks = Ranks(options, processes or RankProcesses(options), on_end, report)
-    report("starting ranks", 0.0)
     try:
+        report("starting ranks", 0.0)
         ranks.join(device)
+        report("starting ranks", 1.0)
     except Exception as error:
         ranks.explain(error)
         raise
-    report("starting ranks", 1.0)
     return ranks

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from worker.engine.batch import DecodeStep
 from worker.model.sampling.plan import BatchPlan
 from worker.model.sampling.row import SamplingRow
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

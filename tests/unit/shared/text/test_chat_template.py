@@ -205,7 +205,14 @@ def test_the_templates_own_words_reach_the_caller() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{% for %}", "{{ messages", "{% generation %}", "{% include 5 5 %}", "{{ '' | what }}"],
+    [
+        "{% for %}",
+        "{{ messages",
+        "{% generation %}",
+        "{% include 5 5 %}",
+        "{{ '' | what }}",
+        "{{ 10 ** 5000 }}",
+    ],
 )
 def test_a_template_that_does_not_compile_is_refused_at_once(source: str) -> None:
     with pytest.raises(TextInvalid, match="does not compile"):

@@ -18,7 +18,7 @@ from worker.model.build import build_model
 
 @pytest.mark.promise(
     "Streaming: one model for the life of the process, no gradients, greedy output never varies "
-    "(up to rounding where products of many rows are computed differently (ADR 26), never for "
+    "(up to rounding where products of many rows are computed differently (ADR 9), never for "
     "small weights)"
 )
 def test_no_step_computes_with_gradients(tmp_path: Path) -> None:
