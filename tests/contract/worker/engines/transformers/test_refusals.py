@@ -217,7 +217,7 @@ def test_longrope_is_served_within_its_first_length(tmp_path: Path) -> None:
     }
     write_tiny_model(tmp_path, "phi3", rope_parameters=scaling, original_max_position_embeddings=64)
     assert choose_source("auto", tmp_path).config.context_length == 64
-    with pytest.raises(ModelError, match="max_model_len 65 is more than"):
+    with pytest.raises(ModelError, match="max_model_len 65 exceeds the model"):
         build(tmp_path, max_model_len=65)
 
 
