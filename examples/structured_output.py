@@ -31,6 +31,7 @@ answer = client.chat.completions.parse(
     messages=[{"role": "user", "content": f"What does this text state about the dam? {text}"}],
     response_format=Dam,
     max_tokens=100,
+    temperature=0,
 )
 dam = answer.choices[0].message.parsed
 print(dam.model_dump_json() if dam is not None else "cut off")
