@@ -30,6 +30,7 @@ from worker.llm import LLM
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * READY_TIMEOUT_S)]
 
+ROUNDS = 5
 NUM_BLOCKS = 32
 SERVED = {"RUNNER": "model", "MAX_MODEL_LEN": "512", "NUM_KV_BLOCKS": str(NUM_BLOCKS)}
 MAX_TOKENS = 240  # of all requests together: more blocks than there are
@@ -119,9 +120,12 @@ async def test_requests_that_wait_for_blocks_lose_nothing(
 ) -> None:
     """vLLM preempts some of them: it computes them again, from the blocks that others leave."""
     before = _figures(scenario)["preemptions"]
-    await _all_said(await _begin(scenario), expected)
-    await until(lambda: _figures(scenario)["preemptions"] > before, "the count of preemptions")
-    await _idle(scenario)
+    for _ in range(ROUNDS):  # a worker that starts them one by one may have blocks for each
+        await _all_said(await _begin(scenario), expected)
+        if (await _idle(scenario))["preemptions"] > before:
+            break
+    else:
+        pytest.fail(f"no preemption in {ROUNDS} rounds")
     await scenario.settled()
 
 
