@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,13 +72,13 @@ def measure(
         weights = [new_weight(size_in, size_out, kind, device) for _ in range(copies)]
         products = [fp8.fp8_linear(weight, None) for weight in weights]
         is_equal &= is_near(products[0](x[:64]), twin.fp8_linear(weights[0], None)(x[:64]))
-        line[f"{kind}_us"] = in_us(seconds, [lambda multiply=one: multiply(x) for one in products])
+        line[f"{kind}_us"] = in_us(seconds, [partial(multiply, x) for multiply in products])
         group = weights[0].group
-        line[f"{kind}_rounding_us"] = in_us(seconds, [lambda g=group: fp8.quantize_rows(x, g)])
+        line[f"{kind}_rounding_us"] = in_us(seconds, [partial(fp8.quantize_rows, x, group)])
         del weights, products
     plain = [torch.randn(size_out, size_in, device=device).bfloat16() for _ in range(copies)]
     line["bf16_us"] = in_us(
-        seconds, [lambda weight=one: torch.nn.functional.linear(x, weight) for one in plain]
+        seconds, [partial(torch.nn.functional.linear, x, weight) for weight in plain]
     )
     return {**line, "equal": is_equal}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -131,7 +132,7 @@ def median_s(run: Callable[[], object], repeats: int = 20) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def new_pool(num_blocks: int) -> KVCachePool:
@@ -214,7 +215,7 @@ def few_rows_of_layer(
     """Measures the four products of a layer with norms, gate and residuals, both ways."""
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * shape[-1] ** -0.5
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * math.sqrt(1 / shape[-1])
 
     norm = Norm(torch.ones(hidden, device="cuda", dtype=torch.bfloat16), 1e-6)
     keys = 2 * KV_HEADS * DIM

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.wire_cost import conditions
 from tests.chaos.harness.clients import Client
@@ -125,7 +126,7 @@ async def run(directory: Path, num_runs: int, only: str) -> None:
     checkpoint = make_checkpoint(directory / "tiny")
     deployment = Deployment(directory, checkpoint)
     bench = Bench(deployment, EchoText(checkpoint))
-    deaths = {
+    deaths: dict[str, tuple[Any, dict[str, Any]]] = {
         "worker, SIGKILL": (bench.worker_killed, {}),
         "engine process, SIGKILL": (bench.engine_killed, {}),
         "worker, SIGTERM, time to drain": (bench.worker_told_to_end, {"DRAIN_TIMEOUT_S": 30}),
@@ -138,7 +139,7 @@ async def run(directory: Path, num_runs: int, only: str) -> None:
         for name, (break_it, settings) in deaths.items():
             if only not in name:
                 continue
-            deployment.change_usual(num_workers=2, **WORKERS, **settings)
+            deployment.change_usual(num_workers=2, **{**WORKERS, **settings})
             pauses_s = [await bench.pause_s(break_it) for _ in range(num_runs)]
             rows.append(f"| {name} | {statistics.median(pauses_s):.2f} s | {max(pauses_s):.2f} s |")
             result = [round(pause_s, 3) for pause_s in pauses_s]

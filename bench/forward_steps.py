@@ -31,7 +31,7 @@ from shared.cores import available_cores
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.ports import ModelRunner
-from worker.engine_options import EngineOptions
+from worker.engine_options import CpuTier, EngineOptions, Quantization
 from worker.model.build import build_model
 
 COMMON = {"tie_word_embeddings": True, "dtype": "bfloat16"}
@@ -93,8 +93,8 @@ def measure_tier(
     args: argparse.Namespace,
     directory: str,
     implementation: str,
-    tier: str,
-    quantization: str,
+    tier: CpuTier,
+    quantization: Quantization,
     meet: Meet,
 ) -> None:
     width = -(-(args.context + 1) // BLOCK_SIZE)

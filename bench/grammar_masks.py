@@ -15,13 +15,12 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from shared.messages import Grammar, SamplingParams
@@ -107,17 +106,19 @@ class Vocabulary:
 
 
 class _TimedMasks(GrammarMasks):
-    """Notes what the masks themselves take, before they meet the logits."""
+    """Times the masks themselves, before they meet the logits."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.filled_s: list[float] = []
 
-    def _filled(self, matchers: Sequence[LLMatcher]) -> NDArray[np.int32]:
+    def masks_of(
+        self, rows: Mapping[int, SamplingRow]
+    ) -> tuple[list[int], NDArray[np.int32], dict[int, str]]:
         begin_s = time.perf_counter()
-        masks = super()._filled(matchers)
+        made = super().masks_of(rows)
         self.filled_s.append(time.perf_counter() - begin_s)
-        return masks
+        return made
 
 
 def main() -> None:

@@ -100,7 +100,9 @@ def checkpoint(arguments: argparse.Namespace) -> Iterator[tuple[Path, ModelConfi
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         model = CausalLM(config, MAX_MODEL_LEN, Placement(torch.device("cpu"), torch.bfloat16))
         fill_with_noise(model)
-        tensors = {name: place.data for name, place in model.named_tensors()}
+        tensors = {
+            name: place.data for name, place in model.named_tensors() if place.data is not None
+        }
         save_file(tensors, Path(directory) / "model.safetensors", {"format": "pt"})
         yield Path(directory), config
 

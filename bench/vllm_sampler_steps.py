@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,18 +118,18 @@ def main() -> None:
                 behind = metadata(num_rows, outputs, logitsprocs=LogitsProcessors([own]))
                 figures = {
                     "penstock_ms": median_ms(
-                        lambda x, m=behind: sampler(x, m),
+                        partial(sampler, sampling_metadata=behind),
                         logits,
                         outputs,
-                        steps,  # type: ignore[misc]
+                        steps,
                     )
                 }
                 theirs = metadata(num_rows, outputs, **values)
                 figures["vllm_ms"] = median_ms(
-                    lambda x, m=theirs: sampler(x, m),
+                    partial(sampler, sampling_metadata=theirs),
                     logits,
                     outputs,
-                    steps,  # type: ignore[misc]
+                    steps,
                 )
                 what = {"kind": kind, "vocab": vocab, "rows": num_rows, "threads": threads}
                 print(json.dumps(what | figures), flush=True)

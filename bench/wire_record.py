@@ -197,7 +197,7 @@ def _are_served(base_url: str, models_file: str | None) -> bool:
         return True
     listed = httpx.get(f"{base_url}/v1/models").json()["data"]
     served = sum(model["is_served"] for model in listed)
-    return served == Path(models_file).read_text().count("[[models]]")
+    return bool(served == Path(models_file).read_text().count("[[models]]"))
 
 
 def recorded(tree: Path) -> list[Exchange]:

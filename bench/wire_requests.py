@@ -142,9 +142,9 @@ def jobs(wire: Recorder) -> None:
     wire.send("deleted", "DELETE", f"/v1/responses/{quick}")
     wire.send("deleted again", "DELETE", f"/v1/responses/{quick}")
     wire.send("gone", "GET", f"/v1/responses/{quick}")
-    last = {"response.completed", "response.incomplete", "response.failed", "error"}
+    ends = {"response.completed", "response.incomplete", "response.failed", "error"}
     turn = {"type": "response.create", **response()}
-    wire.socket("socket", [turn, {**turn, "model": "nobody"}, {"type": "strange"}], last)
+    wire.socket("socket", [turn, {**turn, "model": "nobody"}, {"type": "strange"}], ends)
 
 
 def _ended(wire: Recorder, name: str) -> None:
@@ -344,12 +344,15 @@ def demo(wire: Recorder) -> None:
         sent |= {"stream_interval": 4096} if stream else {}
         wire.send(f"generate {stream}", "POST", "/generate", json=sent)
     strict = {"type": "function", "function": {**FUNCTION, "strict": True}}
-    wrong = chat("tools", text, tools=[strict])
+    wrong: Any = chat("tools", text, tools=[strict])
     wrong["tools"][0]["function"]["parameters"] = {"type": "object", "not": {}}
     wire.send("strict refused", "POST", "/v1/chat/completions", json=wrong)
-    for number, given in enumerate(
-        [{"guided_regex": "("}, {"guided_json": {"type": "wrong"}}, {"guided_grammar": "root ::="}]
-    ):
+    guides: list[dict[str, Any]] = [
+        {"guided_regex": "("},
+        {"guided_json": {"type": "wrong"}},
+        {"guided_grammar": "root ::="},
+    ]
+    for number, given in enumerate(guides):
         sent = chat("demo", text, **given)
         wire.send(f"grammar refused {number}", "POST", "/v1/chat/completions", json=sent)
 

@@ -146,7 +146,7 @@ def usage_payload(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseContext:
-    """The members that every chunk repeats, and those that the request asks for."""
+    """The members of every chunk, and those of some that the request includes."""
 
     id: str  # public id
     model: str

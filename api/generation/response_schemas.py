@@ -89,7 +89,7 @@ class ChunkMetrics(EventModel):
 
 
 class ChunkChoice(EventModel):
-    """What the choices of all chunks have."""
+    """The members of every choice of a chunk."""
 
     index: int
     logprobs: dict[str, Any] | None
@@ -98,7 +98,7 @@ class ChunkChoice(EventModel):
 
 
 class Chunk(EventModel):
-    """What all chunks have."""
+    """The members of every chunk."""
 
     id: str
     created: int

@@ -9,6 +9,7 @@ from typing import Any
 from tests.support.torch_device import torch_device
 
 NO_TRITON = "kernels run with TRITON_INTERPRET=1, or with PENSTOCK_TEST_DEVICE=cuda"
+NOT_INTERPRETED = "needs Triton's interpreter: TRITON_INTERPRET=1"
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -68,9 +68,7 @@ class CustomTool(RequestModel):
     type: Literal["custom"]
     name: ToolName
     description: str | None = None
-    format: (
-        Annotated[CustomTextFormat | CustomGrammarFormat, Field(discriminator="type")] | None
-    ) = None
+    format: _CustomFormat | None = None
     allowed_callers: _Callers | None = None
     is_async: OnlyFalse | None = Field(None, alias="async")
     defer_loading: bool | None = None  # every tool is shown to the model

@@ -36,10 +36,6 @@ _BAR = re.compile(r"(Loading|Capturing)[^%]*?(\d{1,3})%")
 _INSPECTION = re.compile("Error in (inspecting|loading) model architecture")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _DUMP = "vllm.logging_utils.dump_input"
-# Put on records by vLLM for its own format.
-_EXTRA_FIELDS = ("vllm_process_name", "fileinfo")
-
-
 # Warnings of every start that name no fault and require no action.
 _NORMAL = re.compile(
     "The global random seed is set to|Enforce eager set|Inductor compilation was disabled|"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.triton_device import IS_INTERPRETED, has_triton
+from tests.support.triton_device import IS_INTERPRETED, NOT_INTERPRETED, has_triton
 
 if not (has_triton() and IS_INTERPRETED):
-    pytest.skip("of the interpreter", allow_module_level=True)
+    pytest.skip(NOT_INTERPRETED, allow_module_level=True)
 
 pytestmark = pytest.mark.triton
 ROOT = Path(__file__).resolve().parents[5]

@@ -16,10 +16,10 @@ from shared.text.checkpoint_text import load_tokenizer
 from shared.text.grammar import regex_grammar
 from shared.text.grammar_compiler import GrammarCompiler
 from tests.support.checkpoints import make_checkpoint
-from tests.support.triton_device import IS_INTERPRETED, has_triton
+from tests.support.triton_device import IS_INTERPRETED, NOT_INTERPRETED, has_triton
 
 if not (has_triton() and IS_INTERPRETED):
-    pytest.skip("kernels are doubles, which are put in the interpreter", allow_module_level=True)
+    pytest.skip(NOT_INTERPRETED, allow_module_level=True)
 
 from tests.support import fake_cuda
 from tests.support.fake_cuda import CUDA, FakeCuda, Waits, launching

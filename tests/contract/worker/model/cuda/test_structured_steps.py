@@ -16,10 +16,10 @@ from shared.text.grammar_compiler import GrammarCompiler
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import Generated, generate
 from tests.support.native_models import CPU
-from tests.support.triton_device import IS_INTERPRETED, has_triton
+from tests.support.triton_device import IS_INTERPRETED, NOT_INTERPRETED, has_triton
 
 if not (has_triton() and IS_INTERPRETED):
-    pytest.skip("the double of a graph runs in the interpreter", allow_module_level=True)
+    pytest.skip(NOT_INTERPRETED, allow_module_level=True)
 
 from tests.support.step_graphs import new_capture, new_graphs
 from worker.engine.config import EngineConfig
