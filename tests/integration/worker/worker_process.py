@@ -26,7 +26,8 @@ from shared.messages import (
     SamplingParams,
 )
 from shared.process import dying_with_this_process
-from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import JobStore, Submitted, TransportError
 from tests.support.forked import ForkedPopen
 from tests.support.throttle import FAULTS
 from tests.support.variables import with_prefix

@@ -10,7 +10,7 @@ import pytest
 
 from shared.messages import SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
 
