@@ -22,9 +22,9 @@ from tests.contract.shared.transport.steps import (
     Steps,
     Stream,
     assert_a_channel_left_is_heard_again,
-    until,
     whole_log,
 )
+from tests.support.polling import until
 
 
 async def drained(subscription: Subscription) -> list[Any]:

@@ -24,9 +24,9 @@ from tests.contract.shared.transport.steps import (
     Steps,
     Stream,
     assert_a_channel_left_is_heard_again,
-    until,
     whole_log,
 )
+from tests.support.polling import until
 from tests.support.redis_server import assert_every_key_expires, new_namespace
 from tests.support.redis_topologies import ClusterSetup, SentinelSetup
 

@@ -22,9 +22,9 @@ from tests.contract.shared.transport.steps import (
     Steps,
     Stream,
     make_job,
-    until,
     whole_log,
 )
+from tests.support.polling import until
 from tests.support.redis_topologies import SERVICE, ClusterSetup, SentinelSetup
 
 WAIT_S = 15.0

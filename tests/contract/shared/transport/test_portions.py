@@ -18,8 +18,8 @@ from tests.contract.shared.transport.steps import (
     Stream,
     calls_of,
     other_process,
-    until,
 )
+from tests.support.polling import until
 
 FAR_MS = 600_000  # no test takes so long
 SHORT_MS = 200

@@ -13,9 +13,9 @@ from tests.contract.shared.transport.steps import (
     Steps,
     Stream,
     other_process,
-    until,
     whole_log,
 )
+from tests.support.polling import until
 
 
 async def test_a_dead_workers_job_goes_on_where_its_log_ends(transport: RedisTransport) -> None:
