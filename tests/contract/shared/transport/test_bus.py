@@ -15,7 +15,8 @@ from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.event_bus import QUEUE_FRAMES
 from shared.transport.ports.bus import RESYNC, Subscription
 from shared.transport.ports.jobs import TransportError
-from tests.contract.shared.transport.steps import (
+from tests.support.polling import until
+from tests.support.transport_steps import (
     FINISHED,
     MODEL,
     WAIT_S,
@@ -24,7 +25,6 @@ from tests.contract.shared.transport.steps import (
     assert_a_channel_left_is_heard_again,
     whole_log,
 )
-from tests.support.polling import until
 
 
 async def drained(subscription: Subscription) -> list[Any]:

@@ -7,7 +7,8 @@ import pytest
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery, WorkerReport
-from tests.contract.shared.transport.steps import (
+from tests.support.polling import until
+from tests.support.transport_steps import (
     FINISHED,
     MODEL,
     Steps,
@@ -15,7 +16,6 @@ from tests.contract.shared.transport.steps import (
     other_process,
     whole_log,
 )
-from tests.support.polling import until
 
 
 async def test_a_dead_workers_job_goes_on_where_its_log_ends(transport: RedisTransport) -> None:
