@@ -13,7 +13,7 @@ import pytest
 
 from shared.process import dying_with_this_process
 from tests.support.launched import is_alive
-from tests.support.redis_topologies import until
+from tests.support.polling import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -219,12 +219,12 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
         start_new_session=True,
         preexec_fn=in_a_terminal,
     )
-    until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
+    wait_until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     # A terminal signals all processes in its foreground.
     (os.killpg if signum is signal.SIGINT else os.kill)(process.pid, signum)
     output, _ = process.communicate(timeout=60)
-    until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
+    wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
     if signum is not signal.SIGKILL:
         assert " in 2 runs, " in output
         assert list((tmp_path / "tmp").iterdir()) == []

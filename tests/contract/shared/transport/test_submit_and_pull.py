@@ -12,7 +12,8 @@ from shared.messages import JobState
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Submission, Submitted
 from shared.transport.ports.queue import AppendStatus
-from tests.contract.shared.transport.steps import LIMITS, MODEL, Steps, Stream, make_job, until
+from tests.support.polling import until
+from tests.support.transport_steps import LIMITS, MODEL, Steps, Stream, make_job
 
 
 async def test_a_submitted_job_is_delivered_whole_with_attempt_one(
