@@ -7,7 +7,7 @@ import pytest
 from shared.messages import SamplingParams
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
-from tests.contract.shared.transport.steps import FINISHED, LIMITS, Steps, Stream, make_job
+from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
 
 
 class Clock:

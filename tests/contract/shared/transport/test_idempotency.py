@@ -17,8 +17,8 @@ from shared.transport.ports.admission import (
     Submission,
 )
 from shared.transport.ports.jobs import Submitted
-from tests.contract.shared.transport.steps import FINISHED, LIMITS, Steps, Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
 
 KEY = Idempotency("key", "body")
 OTHER_BODY = Idempotency("key", "another body")
