@@ -13,6 +13,7 @@ import pytest
 from tests.support.tool_models import DEMO_CHECKPOINT
 from worker.engine_options import EngineOptions
 from worker.model.build import build_model
+from worker.model.errors import ModelError
 
 ROOT = Path(__file__).resolve().parents[4]
 MODEL = ROOT / "worker" / "model"
@@ -31,7 +32,6 @@ BUILDS = frozenset(
         "step/warm_up.py",
     )
 )
-MAX_STEPS = 25
 
 
 class Walk:
@@ -73,15 +73,20 @@ def _is_property(module: str, name: str) -> bool:
     return isinstance(found, property)
 
 
-@pytest.mark.parametrize("cpu_tier", ["auto", "reference"])
-def test_a_model_is_built_in_few_steps(cpu_tier: Any) -> None:
+@pytest.mark.parametrize(
+    ("cpu_tier", "max_steps"),
+    [("native", 25), ("reference", 27)],  # whose layers and attention are two parts
+)
+def test_a_model_is_built_in_few_steps(cpu_tier: Any, max_steps: int) -> None:
     options = EngineOptions(checkpoint=str(DEMO_CHECKPOINT), num_threads=1, cpu_tier=cpu_tier)
     walk = Walk()
     sys.setprofile(walk)
     try:
         built = build_model(options)
+    except ModelError as error:
+        pytest.skip(f"needs the native kernels: {error}")
     finally:
         sys.setprofile(None)
     built.close()
     assert "NativeSource.load -> worker.model.tier:choose_tier" in walk.steps
-    assert 15 < len(walk.steps) <= MAX_STEPS, "\n".join(walk.steps)
+    assert 15 < len(walk.steps) <= max_steps, "\n".join(walk.steps)
