@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from worker.model.cuda.attention import Tiles, chunk_tiles, decode_tiles, invariant_tiles
 from worker.model.cuda.fp8 import block_tiles
+from worker.model.cuda.invariant import COLUMNS, ROWS, inner_size
 from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK
 
 pytestmark = [
@@ -313,6 +314,23 @@ def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
         # Threads meet only where they sum up, behind the last read of weights.
         last_read = compiled.ptx.rindex("ld.global.v4")
         assert "bar.sync" not in compiled.ptx[:last_read], variant
+
+
+def test_invariant_products_spill_no_register_and_use_the_matrix_units() -> None:
+    constants = {"IN": 4096, "OUT": 12288, "BLOCK_M": ROWS, "BLOCK_N": COLUMNS}
+    constants |= {"BLOCK_K": inner_size(torch.bfloat16), "HAS_BIAS": True, "PRECISION": "tf32"}
+    signature = {
+        **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
+        "num_rows": "i32",
+        "x_stride": "i32:16",
+    }
+    name = f"{KERNELS}.invariant_product:invariant_product_kernel"
+    variants = [Variant(name, signature, constants, arch, 4, 3) for arch in ("sm_90", "sm_80")]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        assert compiled.shared <= 99 << 10, variant
+        if variant.arch == "sm_90":
+            assert "wgmma.mma_async" in compiled.ptx, variant
 
 
 def quantize(arch: str, size: int, group: int, num_warps: int, has_scale: bool = False) -> Variant:
