@@ -251,6 +251,7 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         decode("sm_90", 64, 7, HAS_WINDOW=True),
         decode("gfx942", 128, 4),
         invariant("sm_90", 128, 4),
+        invariant("sm_90", 256, 4),
         invariant("sm_80", 128, 2, HAS_WINDOW=True, HAS_SINKS=True),
         merge("sm_90", 1),
         merge("sm_90", 8),
