@@ -321,7 +321,8 @@ def chunk_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool =
 def invariant_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
     """Returns the tiles of one kernel for all queries, as `decode_tiles` does."""
     rows = max(64, triton.next_power_of_2(group))
-    return Tiles(rows, 32 if width * dtype.itemsize > 256 else 64, 8, 2)
+    is_wide = width * dtype.itemsize > 256
+    return Tiles(rows, 32 if is_wide else 64, 8, 1 if is_wide else 2)
 
 
 def _width(dim: int) -> int:
