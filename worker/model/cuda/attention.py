@@ -61,7 +61,10 @@ class TritonAttention:
             for keys, values, scores in zip(pool.keys, pool.values, layers, strict=True)
         ]
         self._num_processors = _num_processors(pool.storage.device)
-        self._is_narrow = pool.storage.dtype is FP8 and _lacks_wgmma(pool.storage.device)
+        # AMD's compiler spills registers in wide tiles.
+        self._is_narrow = torch.version.hip is not None or (
+            pool.storage.dtype is FP8 and _lacks_wgmma(pool.storage.device)
+        )
         self._is_invariant = is_invariant
         self._metadata: AttentionMetadata | None = None
         self._plans: dict[object, _Plan] = {}  # of this step
@@ -181,8 +184,10 @@ class TritonAttention:
         if rows.chunks:  # in a graph it is not known how many of the tokens are decodes
             max_units += metadata.num_tokens // tile_tokens + rows.chunks
         sizes = UNIT_FIELDS * (max_units + 1), PROGRAM_FIELDS * (num_programs + 1)
-        both = torch.empty(sum(sizes), dtype=torch.int32, device=metadata.seq_lens.device)
-        plan = _Plan(*both.split(sizes), max_units)
+        units, programs = (
+            torch.empty(size, dtype=torch.int32, device=metadata.seq_lens.device) for size in sizes
+        )
+        plan = _Plan(units, programs, max_units)
         plan_attention[(1,)](
             plan.units,
             plan.programs,
@@ -218,11 +223,9 @@ class TritonAttention:
         They stay: CUDA graphs have their addresses.
         """
         if shape not in self._scratch:
-            sums, *others = (
-                torch.empty(size, dtype=torch.float32, device=device)
-                for size in (shape, shape[:2], shape[:2])
-            )
-            self._scratch[shape] = sums, *others
+            sums = torch.empty(shape, dtype=torch.float32, device=device)
+            best, total = torch.empty((2, *shape[:2]), dtype=torch.float32, device=device)
+            self._scratch[shape] = sums, best, total
         return self._scratch[shape]
 
 

@@ -249,7 +249,7 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         decode("sm_90", 128, 4),
         decode("sm_80", 128, 2),
         decode("sm_90", 64, 7, HAS_WINDOW=True),
-        decode("gfx942", 128, 4),
+        decode("gfx942", 128, 4, is_narrow=True),
         invariant("sm_90", 128, 4),
         invariant("sm_90", 256, 4),
         invariant("sm_80", 128, 2, HAS_WINDOW=True, HAS_SINKS=True),
@@ -261,7 +261,7 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         chunks("sm_90", 128, 4),
         chunks("sm_80", 128, 4),
         chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True),
-        chunks("gfx942", 128, 4),
+        chunks("gfx942", 128, 4, is_narrow=True),
     ]
     for variant, compiled in zip(variants, compile_variants(variants), strict=True):
         assert compiled.spills == 0, variant
