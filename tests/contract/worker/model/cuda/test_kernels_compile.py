@@ -318,7 +318,7 @@ def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
 
 
 def test_invariant_products_spill_no_register_and_use_the_matrix_units() -> None:
-    constants = {"IN": 4096, "OUT": 12288, "BLOCK_M": ROWS, "BLOCK_N": COLUMNS}
+    constants: dict[str, Any] = {"IN": 4096, "OUT": 12288, "BLOCK_M": ROWS, "BLOCK_N": COLUMNS}
     constants |= {"BLOCK_K": inner_size(torch.bfloat16), "HAS_BIAS": True, "PRECISION": "tf32"}
     signature = {
         **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
