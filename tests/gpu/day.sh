@@ -19,6 +19,7 @@ export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$PWD HF_HUB_OFFLI
 export PENSTOCK_TEST_DEVICE=${PENSTOCK_TEST_DEVICE:-cuda} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 python=${PYTHON:-python3}
 lines=9
+signal=TERM
 failed=0
 
 # step NAME SECONDS COMMAND...: its last lines here, all in $OUT/runN.log.
@@ -26,9 +27,10 @@ step() {
     local name=$1 bound=$2 begin=$SECONDS status log
     shift 2
     log=$(mktemp)
-    timeout -s INT -k 4 "$bound" "$@" >"$log" 2>&1
+    env --default-signal=INT timeout -s $signal -k 5 "$bound" "$@" >"$log" 2>&1
     status=$?
     echo "== $name: status $status, $((SECONDS - begin)) s of $bound"
+    [ $status -eq 0 ] || grep -h "^E  \|FAILED\|ERROR" "$log" | head -n 12 | cut -c 1-300
     tail -n $lines "$log" | cut -c 1-600
     { echo "== $name: $*"; cat "$log"; } >>"$OUT/run$run.log"
     rm -f "$log"
@@ -37,9 +39,9 @@ step() {
 }
 
 tests() { # NAME SECONDS FILES...
-    local name=$1 bound=$2
+    local name=$1 bound=$2 signal=INT # at which pytest says what failed until then
     shift 2
-    step "$name" "$bound" "$python" -m pytest -q --noconftest --import-mode=importlib \
+    step "$name" "$bound" "$python" -m pytest -v --noconftest --import-mode=importlib \
         -c /dev/null --rootdir=. -p no:cacheprovider -p xdist -n "${WORKERS:-14}" --dist worksteal \
         --maxfail=8 --tb=short -rf -W ignore --durations=3 "$@"
 }
@@ -76,8 +78,10 @@ case $run in
     # shellcheck disable=SC2086
     step "8B" 60 $throughput --shape qwen3-8b $sampled
     steps="$python -m bench.forward_steps --device cuda --seconds 0.4"
-    step "8B steps" 55 $steps --shape qwen3-8b --batch 1 64 256 --prefill 2048 8192 \
-        --mix 1x32768+255x512 256x638 --suffix 8192 32768 131072
+    lines=14
+    # shellcheck disable=SC2086
+    step "8B steps" 55 $steps --shape qwen3-8b --batch 1 64 256 --context 640 \
+        --prefill 2048 8192 --mix 1x32768+255x512 256x638 --suffix 8192 32768 131072
     lines=34
     step "8B trace" 30 "$python" -m bench.step_trace --shape qwen3-8b --batch 1 256
     ;;
