@@ -146,8 +146,9 @@ class TritonAttention:
             **common,
             **layer.arguments,
         )
-        rows_at_once = 8 if rows.chunks else 1
-        merge_parts[(num_programs, -(-(tiles.rows if rows.chunks else group) // rows_at_once))](
+        most_rows = tiles.rows if rows.chunks else group
+        rows_at_once = min(16, triton.next_power_of_2(most_rows))
+        merge_parts[(num_programs, -(-most_rows // rows_at_once))](
             out,
             *scratch,
             plan.units,
@@ -159,8 +160,8 @@ class TritonAttention:
             VALUE_DIM=value_dim,
             VALUE_WIDTH=layer.value_width,
             ROWS=rows_at_once,
-            AT_ONCE=16 if rows_at_once == 1 else 4,
-            num_warps=1 if rows_at_once == 1 else 4,
+            AT_ONCE=min(16, 64 // rows_at_once),
+            num_warps=4,
             **common,
         )
 

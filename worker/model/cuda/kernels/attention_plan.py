@@ -129,7 +129,7 @@ def plan_attention(
 
     work = total * KV_HEADS
     share = tl.maximum((work + num_programs - 1) // num_programs, 1)
-    near = share // 8  # so that no program has more than 1.25 shares
+    near = share // 32  # so that no program has more than 1.07 shares
     stride = num_programs + 1
     for begin in range(0, stride, BLOCK):
         program = begin + tl.arange(0, BLOCK)

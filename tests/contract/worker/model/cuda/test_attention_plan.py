@@ -94,7 +94,7 @@ def random_shapes() -> list[Shape]:
 
 
 @pytest.mark.parametrize("reach", [Reach(), Reach(window=1000), Reach(chunk=4096)], ids=str)
-def test_no_program_has_more_than_a_quarter_above_its_share(
+def test_no_program_has_much_more_than_its_share(
     reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for shape in random_shapes():
@@ -115,7 +115,7 @@ def test_no_program_has_more_than_a_quarter_above_its_share(
         shares = np.diff(bounds)
         assert shares.min() >= 0
         even = -(-bounds[-1] // len(shares))
-        assert shares.max() <= 1.25 * even, (shape[:3], shares.max(), even)
+        assert shares.max() <= 1.07 * even, (shape[:3], shares.max(), even)
         # A unit that is cut has a slot for each of its programs.
         starts = units[5]
         cut = [
@@ -126,16 +126,6 @@ def test_no_program_has_more_than_a_quarter_above_its_share(
         parts = programs[3, :-1]
         assert parts.sum() == len(cut) + np.count_nonzero(parts)
         assert parts.sum() <= 2 * len(shares)
-
-
-def test_a_step_of_even_decodes_is_cut_nowhere_near_a_sequences_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tiles = decode_tiles(4, 128, torch.bfloat16)
-    _, programs, _ = divided(
-        [(511, 1)] * 256, tiles, processors=132, reach=Reach(), monkeypatch=monkeypatch
-    )
-    assert programs[3, :-1].sum() == 0 or np.count_nonzero(programs[3, :-1]) < 100
 
 
 @pytest.mark.parametrize("processors", [1, 40])

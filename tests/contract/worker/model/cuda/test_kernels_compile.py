@@ -198,9 +198,9 @@ def merge(arch: str, rows_at_once: int) -> Variant:
         "GROUP": 4,
         "VALUE_DIM": 128,
         "VALUE_WIDTH": 128,
-        "BLOCK_M": 16 if rows_at_once == 1 else 128,
+        "BLOCK_M": 16 if rows_at_once < 16 else 128,
         "ROWS": rows_at_once,
-        "AT_ONCE": 16 if rows_at_once == 1 else 4,
+        "AT_ONCE": min(16, 64 // rows_at_once),
         "HAS_SINKS": True,
     }
     signature = {
@@ -214,7 +214,7 @@ def merge(arch: str, rows_at_once: int) -> Variant:
         "out_stride": "i32:16",
     }
     name = f"{KERNELS}.attention:merge_parts"
-    return Variant(name, signature, constants, arch, 1 if rows_at_once == 1 else 4)
+    return Variant(name, signature, constants, arch, 4)
 
 
 def plan(arch: str, **changes: Any) -> Variant:
@@ -253,9 +253,9 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         invariant("sm_90", 128, 4),
         invariant("sm_90", 256, 4),
         invariant("sm_80", 128, 2, HAS_WINDOW=True, HAS_SINKS=True),
-        merge("sm_90", 1),
-        merge("sm_90", 8),
-        merge("sm_80", 8),
+        merge("sm_90", 4),
+        merge("sm_90", 16),
+        merge("sm_80", 16),
         plan("sm_90"),
         plan("sm_80", HAS_WINDOW=True, KEEPS_STEPS=True),
         chunks("sm_90", 128, 4),
