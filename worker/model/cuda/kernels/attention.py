@@ -334,14 +334,18 @@ def merge_parts(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
     for begin in range(0, parts, AT_ONCE):
+        # All loads first, so that they do not wait for each other.
+        loaded = ()
         for number in tl.static_range(AT_ONCE):
-            part = begin + number
-            is_part = part < parts
-            at = (first_slot + part).to(tl.int64) * BLOCK_M + place
+            is_part = begin + number < parts
+            at = (first_slot + begin + number).to(tl.int64) * BLOCK_M + place
             part_best = tl.load(partial_best + at, mask=is_row & is_part, other=float("-inf"))
             part_total = tl.load(partial_total + at, mask=is_row & is_part, other=0.0)
             part_at = at[:, None] * VALUE_DIM + dims[None, :]
             part_acc = tl.load(partial + part_at, mask=inside & is_part, other=0.0)
+            loaded += ((part_best, part_total, part_acc),)
+        for number in tl.static_range(AT_ONCE):
+            part_best, part_total, part_acc = loaded[number]
             best, total, acc = merged(best, total, acc, part_best, part_total, part_acc)
     head = kv_head * GROUP + place % GROUP
     result = finished(best, total, acc, sinks, head, is_row, HAS_SINKS=HAS_SINKS)
