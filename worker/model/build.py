@@ -57,7 +57,7 @@ class BuiltModel:
     dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
     close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
-    exact_resume: bool  # whether a token's bits are those that any other batch gives
+    exact_resume: bool  # see resumes_exactly
     mask_times: TenantSeconds | None = None
 
 
@@ -181,8 +181,7 @@ def complete(
         dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
         close=ranks.close if ranks is not None else lambda: None,
-        # The CPU's kernels compute each row in one order, whatever stands beside it.
-        exact_resume=device.type != "cuda" or options.batch_invariant,
+        exact_resume=resumes_exactly(options, device),
         mask_times=grammar_masks.times if grammar_masks is not None else None,
     )
     _log_ready(built, options, source.name, part.built.tier, device)
@@ -216,6 +215,15 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
     if implementation == "auto":
         logger.info("serving the model through transformers: %s", not_native)
     return cast(ModelSource, source(directory))
+
+
+def resumes_exactly(options: EngineOptions, device: torch.device) -> bool:
+    """Returns whether an output that was cut continues with the tokens that it would have had.
+
+    It is computed as a prompt then, and among others. The CPU's kernels compute each row in one
+    order, whatever stands beside it.
+    """
+    return device.type != "cuda" or options.batch_invariant
 
 
 def _check_invariant(options: EngineOptions, source: ModelSource) -> None:
