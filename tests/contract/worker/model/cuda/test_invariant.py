@@ -14,6 +14,7 @@ from tests.support.triton_device import NO_TRITON, has_triton, multiply_in_order
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
+from tests.support.step_graphs import new_capture, new_graphs
 from worker.model.cuda import attention
 from worker.model.cuda.invariant import InvariantOps, InvariantProduct
 from worker.model.cuda.stack import CudaStack
@@ -65,3 +66,31 @@ def test_a_prompt_has_the_bits_of_its_decodes_and_neighbours_change_nothing(
         found.append([last, *kept])
     for others in found[1:]:
         assert all(map(torch.equal, found[0], others))
+
+
+def test_replayed_steps_have_the_bits_of_prompts() -> None:
+    device = torch_device()
+    model = new_model(
+        QWEN3 | {"num_hidden_layers": 1}, InvariantOps(), device=device, dtype=torch.float32
+    )
+    pools = [
+        native_models.new_pool(model.config, device=device, dtype=torch.float32) for _ in range(2)
+    ]
+    stack = CudaStack(model, pools[0], is_invariant=True)
+    graphs = new_graphs(
+        model,
+        CudaStack(model, pools[1], is_invariant=True),
+        max_num_seqs=3,
+        max_num_tokens=20,
+        max_blocks=3,
+    )
+    graphs.capture_by(new_capture(), lambda share: None)
+    # A prompt; one more token of it, beside a decode and a chunk; and then alone.
+    for step, whole in (
+        ([(0, 18)], [(0, 18)]),
+        ([(18, 1), (4, 1), (0, 7)], [(0, 19)]),
+        ([(19, 1)], [(0, 20)]),
+    ):
+        seen = native_models.run_step(graphs, step, device=device)[0]
+        expected = native_models.run_step(stack, whole, device=device)[0]
+        assert torch.equal(seen, expected), step
