@@ -51,7 +51,8 @@ SUITES = (
     suite_of(
         "tokens: engine, graphs, stack = torch's operators",
         90,
-        *(f"{CUDA}/test_{name}" for name in ("engine_equality", "gemv", "stack", "graphs")),
+        *(f"{CUDA}/test_{name}" for name in ("engine_equality", "attention_plan", "gemv")),
+        *(f"{CUDA}/test_{name}" for name in ("stack", "graphs")),
     ),
     suite_of(
         "sampling = torch's operators; runner, loader",
@@ -66,10 +67,10 @@ SUITES = (
         program=("bench.engine_throughput", "--requests", "32", "--temperature", "0.7"),
     ),
     suite_of(
-        "attention = formula; transformers, FP8",
+        "attention = formula; transformers, FP8, batch invariance",
         120,
         f"{MODEL}/test_attention_backend",
-        *(f"{CUDA}/test_{name}" for name in ("transformers", "fp8_kernels")),
+        *(f"{CUDA}/test_{name}" for name in ("transformers", "fp8_kernels", "invariant")),
     ),
     suite_of(
         "structured rows = without kernels",

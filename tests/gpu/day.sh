@@ -46,7 +46,7 @@ echo "$(nproc) cores, run $run"
 
 case $run in
 1)
-    "$python" tests/gpu/check.py --minutes 3.5 --out "$OUT"
+    "$python" tests/gpu/check.py --minutes "${MINUTES:-3.5}" --out "$OUT"
     failed=$?
     ;;
 2)
