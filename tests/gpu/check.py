@@ -33,6 +33,10 @@ SUITES = {
         f"tests/contract/worker/model/cuda/test_{name}.py"
         for name in ("stack", "graphs", "gemv", "sampling", "transformers", "fp8_kernels")
     ],
+    "bits in any batch": [
+        f"tests/contract/worker/model/cuda/test_{name}.py"
+        for name in ("attention_plan", "invariant")
+    ],
     "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
     "sampler, loader, runner": [
         f"{UNIT}/test_{name}.py"
