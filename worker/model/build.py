@@ -54,6 +54,7 @@ class BuiltModel:
     runner: ModelRunner
     engine_config: EngineConfig
     model_config: ServedConfig
+    device: str  # cpu or cuda
     dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
     close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
@@ -175,6 +176,7 @@ def complete(
         runner=runner,
         engine_config=engine_config,
         model_config=config,
+        device=device.type,
         dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
         close=ranks.close if ranks is not None else lambda: None,

@@ -101,6 +101,7 @@ def build_vllm_engine(
         dtype=str(model.dtype).removeprefix("torch."),
         version=vllm.__version__,
         exact_resume=exact,
+        device=current_platform.device_type,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from worker.engine_options import CUDA_BATCHED_TOKENS, EngineOptions
 from worker.model.base import DecoderStack
+from worker.model.cuda import toolchain
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
@@ -75,7 +76,7 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
     are wanted and cannot run."""
     if options.attention_backend in ATTENTION_BACKENDS:
         return False
-    reason = _unavailable_reason(device)
+    reason = unavailable_reason(device)
     if reason is None:
         return True
     if options.attention_backend == "triton":
@@ -87,7 +88,7 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
 def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
     """Returns whether the tier multiplies by weights in FP8. Tries it; logs why it does not."""
     device = placement.device
-    if options.attention_backend == "sdpa" or _unavailable_reason(device):
+    if options.attention_backend == "sdpa" or unavailable_reason(device):
         return False  # torch's operators compute the model
     reason: str | None = None
     if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
@@ -105,12 +106,8 @@ def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
     return reason is None
 
 
-def _unavailable_reason(device: torch.device) -> str | None:
+def unavailable_reason(device: torch.device) -> str | None:
     """Returns why the kernels cannot run on the device, None where they can."""
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} has less than compute capability 8.0"
-    try:
-        import triton  # noqa: F401
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    return None
+    return toolchain.unavailable_reason(device)

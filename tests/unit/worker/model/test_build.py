@@ -17,6 +17,7 @@ from tests.support.torch_device import torch_device
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model.build import build_model
 from worker.model.config.model_config import ModelConfig
+from shared import cuda_devices
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
@@ -171,6 +172,17 @@ def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
     assert choose_dtype("auto", "float16", CPU) is torch.float32
     assert choose_dtype("float16", "float32", CPU) is torch.float16
     assert choose_device("cpu") == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+def test_auto_is_the_cpu_only_where_no_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(cuda_devices, "has_nvidia_driver", lambda: True)
+    with pytest.raises(DeviceUnavailable, match="finds no CUDA device.*set PENSTOCK_DEVICE=cpu"):
+        choose_device("auto")
+    assert choose_device("cpu") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert choose_device("auto") == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

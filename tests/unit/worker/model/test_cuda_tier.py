@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from worker.engine_options import EngineOptions
-from worker.model.cuda import fp8
+from worker.model.cuda import fp8, toolchain
 from worker.model.cuda.tier import keeps_fp8, tier_of
 from worker.model.errors import ModelError
 from worker.model.parallel.group import Placement
@@ -23,6 +23,7 @@ def device_of(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> t
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(fp8, "unavailable_reason", lambda device: None)
+    monkeypatch.setattr(toolchain, "unavailable_reason", lambda device: None)
     return torch.device("cuda", 0)
 
 
