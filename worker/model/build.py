@@ -78,6 +78,11 @@ def build_model(
     device = choose_device(options.device)
     directory = Path(options.checkpoint)
     source = choose_source(options.model_impl, directory)
+    if options.quantization == "fp8" and (source.name != "native" or device.type != "cuda"):
+        raise ModelError(
+            f"quantization 'fp8' is for native model families on CUDA: this model is served by the "
+            f"{source.name} implementation on {device}"
+        )
     text = _text(directory)
     if text is not None:
         source.end_sequences_with(text.eos_token_ids)
