@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from shared import cuda_devices
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.checkpoint_text import card_from_checkpoint
 from tests.support.checkpoints import make_checkpoint
@@ -17,10 +19,10 @@ from tests.support.torch_device import torch_device
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model.build import build_model
 from worker.model.config.model_config import ModelConfig
-from shared import cuda_devices
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
+from worker.model.step.warm_up import warm_up
 
 CPU = torch.device("cpu")
 
@@ -165,6 +167,19 @@ def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: EngineOptions) ->
     results = generate(new_engine(built), [[1, 2], [1, 2]], [quick, late])
     assert [len(r.token_ids) for r in results] == [1, 5]
     assert [r.finish_reason for r in results] == ["stop", "stop"]
+
+
+def test_readiness_says_that_kernels_are_compiled() -> None:
+    runner: Any = SimpleNamespace(
+        launch=lambda batch: SimpleNamespace(collect=lambda: None), capture=lambda report: None
+    )
+    config: Any = SimpleNamespace(max_num_batched_tokens=128, max_model_len=128, block_size=16)
+    for device, stage, count in (("cuda", "compiling kernels", 5), ("cpu", "warming up", 2)):
+        reports: list[tuple[str, float]] = []
+        warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
+        assert {name for name, _ in reports} == {stage}
+        shares = [share for _, share in reports]
+        assert (shares[0], shares[-1], len(shares)) == (0.0, 1.0, count)
 
 
 def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:

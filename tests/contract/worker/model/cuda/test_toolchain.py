@@ -9,9 +9,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.support.triton_device import has_triton
+from tests.support.torch_device import torch_device
+from tests.support.triton_device import NO_TRITON, has_triton
 
 pytest.importorskip("triton")
 
@@ -84,10 +84,11 @@ def test_a_cache_without_execution_is_named(
 
 
 def test_a_first_kernel_is_launched_and_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert has_triton()
+    if not has_triton():
+        pytest.skip(NO_TRITON)
     reason = toolchain.unavailable_reason.__wrapped__
-    assert reason(torch.device("cpu")) is None
+    assert reason(torch_device()) is None
     from worker.model.cuda import layers
 
     monkeypatch.setattr(layers, "gate", lambda both, activation: both[:, 16:] * 2)
-    assert "is off by 1.3" in (reason(torch.device("cpu")) or "")
+    assert "is off by 1.3" in (reason(torch_device()) or "")
