@@ -67,10 +67,9 @@ class StepRecovery:
         Returns False when there is no smaller step.
         """
         self.num_failed += 1
+        smaller = num_decodes // 2
         if num_prompt_tokens:
             smaller = num_decodes + num_prompt_tokens // 2
-        else:
-            smaller = num_decodes // 2
         self.most_tokens = max(1, smaller)
         self._steps_to_regrow = REGROW_STEPS
         return num_decodes + num_prompt_tokens > 1

@@ -45,9 +45,7 @@ def warm_up(
     if device.type != "cuda":
         num_tokens = min(num_tokens, _CPU_TOKENS)
     stage, runs = "warming up", [(num_tokens, _FILTERED)]
-    if (
-        device.type == "cuda"
-    ):  # some 40 seconds at the first start, as Triton keeps what it compiled
+    if device.type == "cuda":  # some 40 seconds at a first start: Triton keeps them
         stage = KERNELS
         runs += [(min(num_tokens, _CUDA_TOKENS), _FILTERED), *((1, each) for each in _CUDA_PARAMS)]
     for number, (tokens, params) in enumerate(runs):

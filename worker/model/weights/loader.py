@@ -58,9 +58,9 @@ class Checkpoint:
         scale, name = self._stored.largest_kv_scale()
         if scale > 1.0:
             logger.warning(
-                "kv_cache_dtype fp8 rounds keys and values with a scale of 1, but %s is %.3g: those "
-                "beyond %.0f saturate, and answers may be worse; set PENSTOCK_KV_CACHE_DTYPE=auto "
-                "or compare answers",
+                "kv_cache_dtype fp8 rounds keys and values with a scale of 1, but %s is %.3g: "
+                "those beyond %.0f saturate, and answers may be worse; set "
+                "PENSTOCK_KV_CACHE_DTYPE=auto, or compare answers",
                 name,
                 scale,
                 LARGEST,

@@ -169,17 +169,19 @@ def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: EngineOptions) ->
     assert [r.finish_reason for r in results] == ["stop", "stop"]
 
 
-def test_readiness_says_that_kernels_are_compiled() -> None:
+@pytest.mark.parametrize(
+    ("device", "stage", "count"), [("cuda", "compiling kernels", 5), ("cpu", "warming up", 2)]
+)
+def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count: int) -> None:
     runner: Any = SimpleNamespace(
         launch=lambda batch: SimpleNamespace(collect=lambda: None), capture=lambda report: None
     )
     config: Any = SimpleNamespace(max_num_batched_tokens=128, max_model_len=128, block_size=16)
-    for device, stage, count in (("cuda", "compiling kernels", 5), ("cpu", "warming up", 2)):
-        reports: list[tuple[str, float]] = []
-        warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
-        assert {name for name, _ in reports} == {stage}
-        shares = [share for _, share in reports]
-        assert (shares[0], shares[-1], len(shares)) == (0.0, 1.0, count)
+    reports: list[tuple[str, float]] = []
+    warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
+    assert {name for name, _ in reports} == {stage}
+    shares = [share for _, share in reports]
+    assert (shares[0], shares[-1], len(shares)) == (0.0, 1.0, count)
 
 
 def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
@@ -193,7 +195,7 @@ def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
 def test_auto_is_the_cpu_only_where_no_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(cuda_devices, "has_nvidia_driver", lambda: True)
-    with pytest.raises(DeviceUnavailable, match="finds no CUDA device.*set PENSTOCK_DEVICE=cpu"):
+    with pytest.raises(DeviceUnavailable, match=r"finds no CUDA device.*set PENSTOCK_DEVICE=cpu"):
         choose_device("auto")
     assert choose_device("cpu") == CPU
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
