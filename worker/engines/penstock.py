@@ -24,7 +24,8 @@ def build_own_engine(
     """
     if options.runner == "echo":
         config, runner = echo_runner(options)
-        num_parameters, dtype, mask_times, device = 0, "echo", None, "auto"
+        num_parameters, dtype, mask_times = 0, "echo", None
+        device, exact_resume = "auto", True
     else:
         check_checkpoint(options)
         processes = None
@@ -39,7 +40,8 @@ def build_own_engine(
         built = build_model(options, report, on_rank_end, processes)
         config, runner = built.engine_config, built.runner
         num_parameters, dtype = built.num_parameters, built.dtype
-        mask_times, device = built.mask_times, built.device
+        mask_times = built.mask_times
+        device, exact_resume = built.device, built.exact_resume
     engine = Engine(config, runner, clock=time.perf_counter)
     engine.measures = StepMeasures(mask_times.drain if mask_times is not None else dict)
     return BuiltEngine(
@@ -49,4 +51,5 @@ def build_own_engine(
         num_parameters=num_parameters,
         dtype=dtype,
         device=device,
+        exact_resume=exact_resume,
     )

@@ -40,6 +40,11 @@ def tier_of(
     stored = request.config.fp8 if request.config is not None else None
     in_fp8 = stored is not None and keeps_fp8(options, placement)
     if not uses_kernels(options, placement.device):
+        if options.batch_invariant:
+            raise ModelError(
+                "PENSTOCK_BATCH_INVARIANT needs this project's Triton kernels, which "
+                f"{placement.device} does not use: see PENSTOCK_ATTENTION_BACKEND"
+            )
         return reference_tier(request)
     capability = torch.cuda.get_device_capability(placement.device)
     if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
@@ -50,10 +55,13 @@ def tier_of(
         )
     # Here and not above: they need Triton.
     from worker.model.cuda.graphs import StepGraphs
+    from worker.model.cuda.invariant import InvariantOps
     from worker.model.cuda.stack import CudaOps, CudaStack
 
+    ops = InvariantOps() if options.batch_invariant else CudaOps()
+
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
-        whole = CudaStack(model, pool)
+        whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
         if not options.cuda_graphs or placement.group.size > 1:
             return whole
         return StepGraphs(
@@ -66,10 +74,10 @@ def tier_of(
         )
 
     if not in_fp8:
-        return Tier("triton", CudaOps(), stack)
+        return Tier("triton", ops, stack)
     from worker.model.cuda.fp8 import CudaFp8Method
 
-    return Tier("triton", CudaOps(), stack, CudaFp8Method)
+    return Tier("triton", ops, stack, CudaFp8Method)
 
 
 def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
@@ -107,6 +115,8 @@ def _fp8_fault(options: EngineOptions, placement: Placement) -> str | None:
         return "with attention_backend 'sdpa' torch's operators compute the model"
     if reason := unavailable_reason(device):
         return reason
+    if options.batch_invariant:
+        return "products of FP8 depend on the number of rows, and PENSTOCK_BATCH_INVARIANT is on"
     if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} has less than compute capability 8.9"
     if placement.dtype is not torch.bfloat16:

@@ -17,6 +17,7 @@ from worker.model.build import build_model
 from worker.model.config.model_config import ModelConfig
 from worker.model.config.quantization import Fp8Format
 from worker.model.cuda import fp8, toolchain
+from worker.model.cuda.invariant import InvariantOps
 from worker.model.cuda.tier import keeps_fp8, tier_of
 from worker.model.errors import ModelError
 from worker.model.native import NativeSource
@@ -93,6 +94,20 @@ def test_fp8_by_name_is_refused_for_other_models_and_devices() -> None:
     placement = Placement(torch.device("cuda", 0), torch.bfloat16)
     with pytest.raises(ModelError, match="no weights that are multiplied in FP8"):
         source.load(options, placement, 128, 32, lambda *_: None)
+
+
+def test_batch_invariance_is_that_of_this_projects_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = EngineOptions(checkpoint=".", batch_invariant=True)
+    request = TierRequest(config=None, dtype=torch.bfloat16, block_size=32)
+    placement = Placement(device_of(HOPPER, monkeypatch), torch.bfloat16)
+    assert isinstance(tier_of(options, request, placement, 128).ops, InvariantOps)
+    assert not keeps_fp8(options, placement)
+    assert "products of FP8 depend on the number of rows" in caplog.text
+    by_torch = replace(options, attention_backend="sdpa")
+    with pytest.raises(ModelError, match="PENSTOCK_BATCH_INVARIANT needs this project's Triton"):
+        tier_of(by_torch, request, placement, 128)
 
 
 def test_a_kv_cache_in_fp8_needs_a_device_whose_kernels_have_it(
