@@ -208,8 +208,8 @@ class EngineSettings(SharedSettings):
     device: str = Field(
         default="auto",
         description="auto, cpu, cuda, or cuda:N for one CUDA device by its number among those that "
-        "the worker sees. auto is CUDA, or the CPU where there is no NVIDIA GPU and no driver: with "
-        "one that PyTorch does not find, the worker does not start.",
+        "the worker sees. auto is CUDA, or the CPU where there is no NVIDIA GPU and no driver: "
+        "with one that PyTorch does not find, the worker does not start.",
         json_schema_extra=symptom(
             "The worker takes a GPU that it should leave alone, or not the intended one."
         ),
