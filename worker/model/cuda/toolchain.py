@@ -39,10 +39,10 @@ def unavailable_reason(device: torch.device) -> str | None:
         return f"Triton cannot be imported: {error}"
     try:
         out = gate(torch.ones(1, 32, device=device), "silu")
-        error = (out.cpu() - functional.silu(torch.ones(1, 16))).abs().max().item()
+        off = (out.cpu() - functional.silu(torch.ones(1, 16))).abs().max().item()
     except Exception as error:  # of Triton, its compilers, the system or the driver
         return _explained(error)
-    return None if error < 1e-3 else f"a first kernel computed a value that is off by {error:.2g}"
+    return None if off < 1e-3 else f"a first kernel computed a value that is off by {off:.2g}"
 
 
 def compile_fault() -> str | None:
