@@ -30,7 +30,7 @@ from worker.engines.transformers.sharding import check_plan, rank_calls
 from worker.engines.transformers.shortening import shorten
 from worker.model.base import DecoderStack
 from worker.model.cpu.tiers import Products, choose_products
-from worker.model.cuda.tier import uses_kernels
+from worker.model.cuda.tier import uses_kernels, with_graphs
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import TorchOps
@@ -123,7 +123,9 @@ class TransformersSource:
         def stack(pool: KVCachePool) -> DecoderStack:
             made = TransformersStack(model, pool, products.kernels, uses_triton)
             check_attention(model, made, pool)
-            return made
+            if not uses_triton:
+                return made
+            return with_graphs(made, options, model, max_model_len, block_size, is_foreign=True)
 
         return BuiltStack(
             model=model,

@@ -27,7 +27,6 @@ from worker.engine.errors import DeviceLost
 from worker.model.base import AttentionMetadata
 from worker.model.cuda.drawing import BestTokens
 from worker.model.cuda.gemv import MAX_ROWS
-from worker.model.cuda.stack import CudaStack
 from worker.model.cuda.step_buffers import GraphShape, StepBuffers
 from worker.model.device import step_failure
 
@@ -54,6 +53,34 @@ class Capture(Protocol):
         ...
 
 
+class CapturedStack(Protocol):
+    """A DecoderStack whose steps can be captured."""
+
+    hidden_size: int  # of what it returns of a token
+    dtype: torch.dtype
+
+    @property
+    def has_gemv(self) -> bool:
+        """Whether there is another way for steps of up to MAX_ROWS tokens."""
+        ...
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor: ...
+
+    def run_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Computes all rows of a step, [num_tokens, hidden_size], in `out`."""
+        ...
+
+    def run_gemv_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Does the same in the other way, where `has_gemv`."""
+        ...
+
+
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """Returns the padded sizes, ascending; the last is at least `max_num_seqs`."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs + 32, 32)]
@@ -77,29 +104,32 @@ class StepGraphs:
 
     def __init__(
         self,
-        stack: CudaStack,
+        stack: CapturedStack,
         *,
         max_num_seqs: int,
         max_num_tokens: int,
         max_blocks: int,
         device: torch.device,
         logits: Callable[[Tensor], Tensor],
+        is_foreign: bool = False,
     ) -> None:
         """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence.
 
-        `logits` returns [rows, vocab] of hidden states [rows, hidden]. Until `capture` nothing is
-        replayed.
+        `logits` returns [rows, vocab] of hidden states [rows, hidden]. The code of a stack that
+        `is_foreign` is not this project's: its steps of decodes alone are captured, and none where
+        a capture fails. Until `capture` nothing is replayed.
         """
         self._stack = stack
         self._device = device
         self._logits = logits
         self._decodes = [GraphShape(size, size) for size in decode_sizes(max_num_seqs)]
-        self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
+        self._is_foreign = is_foreign
+        self._mixed = [] if is_foreign else mixed_shapes(max_num_seqs, max_num_tokens)
         self._of_logits = BestTokens(self._decodes[-1].tokens, device)
-        largest = self._mixed[-1]
+        largest = [self._decodes[-1], *self._mixed[-1:]]
         self._buffers = StepBuffers.zeros(
-            max(self._decodes[-1].tokens, largest.tokens),
-            max(self._decodes[-1].sequences, largest.sequences),
+            max(shape.tokens for shape in largest),
+            max(shape.sequences for shape in largest),
             max_blocks,
             stack.hidden_size,
             stack.dtype,
@@ -142,7 +172,10 @@ class StepGraphs:
             except Exception as error:
                 failure = step_failure(error, self._device)
                 if failure is None:
-                    raise
+                    if not self._is_foreign:
+                        raise
+                    self._capture_nothing(error)
+                    return report(1.0)
             if isinstance(failure, DeviceLost):
                 raise failure
             if failure is not None and self._steps:
@@ -194,6 +227,17 @@ class StepGraphs:
                 return shape
         return None
 
+    def _capture_nothing(self, error: Exception) -> None:
+        """Gives all graphs up after a capture that failed."""
+        self._steps, self._best = {}, {}
+        self._decodes, self._mixed = [], []
+        logger.warning(
+            "steps of this model cannot be captured as CUDA graphs, so that each launches its "
+            "kernels one by one, which is slower: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+
     def _capture_shape(self, shape: GraphShape, capture: Capture) -> None:
         """Captures a step. Few rows have two variants, of which the faster one here is kept."""
         step = capture(partial(self._run, shape))
@@ -210,22 +254,24 @@ class StepGraphs:
 
     def _run(self, shape: GraphShape) -> None:
         """Computes the final hidden states of what lies in the buffers."""
-        buffers, tokens = self._buffers, shape.tokens
-        x, delta = self._stack.layers(
-            buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
-        )
-        self._stack.normed(x, delta, buffers.hidden[:tokens])
+        self._stack.run_into(*self._step(shape))
 
     def _run_best(self, shape: GraphShape) -> tuple[Tensor, Tensor]:
         """Returns the best tokens of the last hidden states, and their logits."""
         return self._of_logits(self._logits(self._buffers.hidden[: shape.tokens]))
 
     def _run_gemv(self, shape: GraphShape) -> None:
+        self._stack.run_gemv_into(*self._step(shape))
+
+    def _step(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+        """Returns the arguments of a step over the buffers."""
         buffers, tokens = self._buffers, shape.tokens
-        x = self._stack.gemv_layers(
-            buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
+        return (
+            buffers.token_ids[:tokens],
+            buffers.positions[:tokens],
+            buffers.metadata(shape),
+            buffers.hidden[:tokens],
         )
-        self._stack.normed(x, None, buffers.hidden[:tokens])
 
 
 class CudaCapture:

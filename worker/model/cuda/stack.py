@@ -62,6 +62,19 @@ class CudaStack:
         # The last norm is of the rows that are wanted alone.
         return self.normed(x.index_select(0, rows), delta.index_select(0, rows))
 
+    def run_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Computes the final hidden states [num_tokens, hidden] of all tokens, in `out`."""
+        x, delta = self.layers(token_ids, positions, metadata)
+        self.normed(x, delta, out)
+
+    def run_gemv_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Does what `run_into` does, by `gemv_layers`."""
+        self.normed(self.gemv_layers(token_ids, positions, metadata), None, out)
+
     def layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
