@@ -77,7 +77,6 @@ class TransformersStack:
         self.dtype = logits.dtype  # some models compute them wider
         return logits if len(logits) == len(rows) else logits.index_select(0, rows)
 
-
     def run_into(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
     ) -> None:
