@@ -7,12 +7,13 @@ from torch import Tensor
 
 from worker.model.base import Activation, AttentionMetadata, Multiply
 from worker.model.cuda.attention import TritonAttention
+from worker.model.cuda.experts import Experts
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
 from worker.model.cuda.layers import add_norm, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import HeadNorm, Norm, TorchOps
+from worker.model.layers.ops import ComputeExperts, ExpertWeights, HeadNorm, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -34,6 +35,9 @@ class CudaOps(TorchOps):
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
         return add_norm(x, delta, norm, delta_norm)
+
+    def experts(self, weights: ExpertWeights) -> ComputeExperts:
+        return Experts(weights)
 
 
 class CudaStack:
