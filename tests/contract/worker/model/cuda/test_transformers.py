@@ -14,7 +14,7 @@ from shared.messages import SamplingParams
 from tests.support.engine_run import generate, new_engine
 from tests.support.tiny_models import write_tiny_model
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import NO_TRITON, has_triton
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
 from worker.engine_options import EngineOptions
 from worker.model.base import AttentionMetadata
 from worker.model.build import build_model
@@ -53,9 +53,10 @@ TYPES = (
 @pytest.fixture(autouse=True)
 def _captures_with_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_uses_triton", lambda *_: True)
-    monkeypatch.setattr(
-        StepGraphs, "capture", lambda self, report: self.capture_by(new_capture(), report)
-    )
+    if IS_INTERPRETED:
+        monkeypatch.setattr(
+            StepGraphs, "capture", lambda self, report: self.capture_by(new_capture(), report)
+        )
 
 
 def options_for(path: Path, **options: object) -> EngineOptions:
@@ -131,12 +132,13 @@ def test_a_model_whose_host_reads_the_device_is_not_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_tiny_model(tmp_path, "olmo2")
-    mlp = modeling_olmo2.Olmo2MLP.forward
+    layer = modeling_olmo2.Olmo2DecoderLayer.forward
 
-    def reading(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return mlp(self, x) if x.is_meta or x.isfinite().all().item() else x
+    def reading(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        assert hidden_states.is_meta or hidden_states.isfinite().any().item()
+        return layer(self, hidden_states, *args, **kwargs)
 
-    monkeypatch.setattr(modeling_olmo2.Olmo2MLP, "forward", reading)
+    monkeypatch.setattr(modeling_olmo2.Olmo2DecoderLayer, "forward", reading)
     with caplog.at_level("WARNING"):
         tokens = tokens_of(options_for(tmp_path))
     assert "steps of this model cannot be captured as CUDA graphs" in caplog.text
