@@ -195,7 +195,9 @@ def experts_weights(module: nn.Module, dtype: torch.dtype) -> ExpertWeights | No
         return None
     if not _fits(dtype, gate_up, down):
         return None
-    return ExpertWeights(gate_up=gate_up, down=down, activation=activation)
+    return ExpertWeights(
+        gate_up=gate_up.contiguous(), down=down.contiguous(), activation=activation
+    )
 
 
 def _clamped(

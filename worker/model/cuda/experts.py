@@ -5,7 +5,8 @@ The twin is the code of transformers' modules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import triton
@@ -39,24 +40,24 @@ class ExpertTiles:
     stages: int
 
 
+# By the least pairs of an expert, on average.
+_TILES = {
+    0: ExpertTiles(16, 32, 128, 4, 4),
+    16: ExpertTiles(32, 64, 64, 4, 3),
+    64: ExpertTiles(64, 64, 64, 4, 3),
+    256: ExpertTiles(128, 64, 64, 8, 3),
+}
+
+
 def expert_tiles(num_pairs: int, num_experts: int, size_in: int, itemsize: int) -> ExpertTiles:
     """Returns the tiles for `num_pairs` pairs of a token and an expert: of few rows where experts
     have few tokens, as then reading weights takes the time."""
     mean = num_pairs // num_experts
-    rows, columns, inner, warps, stages = (
-        (16, 32, 128, 4, 4)
-        if mean < 16
-        else (32, 64, 64, 4, 3)
-        if mean < 64
-        else (64, 64, 64, 4, 3)
-        if mean < 256
-        else (128, 64, 64, 8, 3)
-    )
-    if itemsize > 2:
-        inner //= 2
+    tiles = [of_mean for least, of_mean in _TILES.items() if least <= mean][-1]
+    inner = tiles.inner if itemsize <= 2 else tiles.inner // 2
     while size_in % inner:
         inner //= 2
-    return ExpertTiles(rows, columns, inner, warps, stages)
+    return replace(tiles, inner=inner)
 
 
 class Experts:
@@ -66,6 +67,25 @@ class Experts:
         """Their matrices are contiguous, with rows of a multiple of 16 numbers."""
         self._weights = weights
         self._activation = _ACTIVATIONS[weights.activation]
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compiles the product for all tiles, so that no answer waits for it: without pairs, all
+        programs end at once. Experts of the same shapes share what is compiled."""
+        weights = self._weights
+        num_experts, size, inner_size = weights.down.shape
+        new = partial(weights.down.new_zeros, 1)
+        nothing = weights.down.new_zeros(num_experts + 1, dtype=torch.int32)
+        for least in _TILES:
+            for weight, bias, size_in, size_out, activation in (
+                (weights.gate_up, weights.gate_up_bias, size, inner_size, self._activation),
+                (weights.down, weights.down_bias, inner_size, size, int(PLAIN)),
+            ):
+                tiles = expert_tiles(least * num_experts, num_experts, size_in, weight.itemsize)
+                out = new(size_out)
+                self._launch(
+                    (1, 1), tiles, new(size_in), weight, bias, out, (nothing, nothing), activation
+                )
 
     def __call__(self, x: Tensor, chosen: Tensor, by: Tensor) -> Tensor:
         """All are contiguous. Nothing here waits for the device."""
@@ -90,8 +110,8 @@ class Experts:
             results,
             by,
             out,
+            num_chosen,
             SIZE=size,
-            CHOSEN=num_chosen,
             BLOCK=min(_SUMMED_AT_ONCE, triton.next_power_of_2(size)),
             num_warps=4,
         )
@@ -113,7 +133,22 @@ class Experts:
         tiles = expert_tiles(num_pairs, num_experts, x.shape[1], x.element_size())
         # Each expert that has pairs may have a tile that is not full.
         num_tiles = min(num_pairs, num_experts) + num_pairs // tiles.rows
-        experts_product[(num_tiles, triton.cdiv(size, tiles.columns))](
+        grid = num_tiles, triton.cdiv(size, tiles.columns)
+        self._launch(grid, tiles, x, weight, bias, out, sorted_pairs, activation)
+
+    def _launch(
+        self,
+        grid: tuple[int, int],
+        tiles: ExpertTiles,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        sorted_pairs: tuple[Tensor, Tensor],
+        activation: int,
+    ) -> None:
+        num_experts = len(weight)
+        experts_product[grid](
             x,
             weight,
             weight if bias is None else bias,
@@ -121,11 +156,11 @@ class Experts:
             *sorted_pairs,
             self._weights.limit,
             self._weights.alpha,
-            DIVISOR=num_pairs // len(x),
+            len(out) // len(x),
             EXPERTS=num_experts,
             EXPERTS_WIDTH=triton.next_power_of_2(num_experts),
             IN=x.shape[1],
-            OUT=size,
+            OUT=out.shape[1],
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.columns,
             BLOCK_K=tiles.inner,

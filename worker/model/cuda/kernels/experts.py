@@ -84,9 +84,9 @@ def _gated(gate, up, limit, alpha, ACTIVATION: tl.constexpr, dtype: tl.constexpr
         return activated(gate, ACTIVATION == SILU).to(dtype).to(tl.float32) * up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["divisor"])
 def experts_product(
-    x,  # [pairs / DIVISOR, in]
+    x,  # [pairs / divisor, in]
     weight,  # [experts, out, in]; of a gated product [experts, 2 * out, in]
     bias,  # [experts, out], or [experts, 2 * out]
     out,  # [pairs, out]
@@ -94,7 +94,7 @@ def experts_product(
     starts,
     limit,
     alpha,
-    DIVISOR: tl.constexpr,
+    divisor,
     EXPERTS: tl.constexpr,
     EXPERTS_WIDTH: tl.constexpr,
     IN: tl.constexpr,
@@ -133,7 +133,7 @@ def experts_product(
     weights = weight + expert.to(tl.int64) * (HALVES * OUT * IN)
     weight_at = weights + column[None, :] * IN + inner[:, None]
     first, second = _accumulated(
-        x + (pair // DIVISOR)[:, None] * IN + inner[None, :],
+        x + (pair // divisor)[:, None] * IN + inner[None, :],
         weight_at,
         weight_at + OUT * IN,
         is_row,
@@ -156,13 +156,13 @@ def experts_product(
     tl.store(at, first.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chosen"])
 def sum_pairs(
-    results,  # [tokens * CHOSEN, size]
-    weights,  # [tokens, CHOSEN]
+    results,  # [tokens * chosen, size]
+    weights,  # [tokens, chosen]
     out,  # [tokens, size]
+    chosen,
     SIZE: tl.constexpr,
-    CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Adds a token's experts up, by their weights, in their order. Grid: (tokens, pieces)."""
@@ -170,8 +170,8 @@ def sum_pairs(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
     total = tl.zeros((BLOCK,), tl.float32)
-    for number in range(CHOSEN):
-        pair = token * CHOSEN + number
+    for number in range(chosen):
+        pair = token * chosen + number
         by = tl.load(weights + pair).to(tl.float32)
         result = tl.load(results + pair * SIZE + columns, mask=inside, other=0.0)
         total += by * result.to(tl.float32)

@@ -250,8 +250,8 @@ def sort_pairs() -> Variant:
 
 
 def sum_pairs() -> Variant:
-    signature = dict.fromkeys(("results", "weights", "out"), "*bf16")
-    constants = {"SIZE": 2048, "CHOSEN": 8, "BLOCK": 1024}
+    signature = dict.fromkeys(("results", "weights", "out"), "*bf16") | {"chosen": "i32"}
+    constants = {"SIZE": 2048, "BLOCK": 1024}
     return Variant(f"{KERNELS}.experts:sum_pairs", signature, constants)
 
 
@@ -259,14 +259,13 @@ def experts(
     arch: str, num_pairs: int, num_experts: int, size_in: int, size_out: int, activation: int
 ) -> Variant:
     tiles = expert_tiles(num_pairs, num_experts, size_in, 2)
-    floats = {"limit": "fp32", "alpha": "fp32"}
+    numbers = {"limit": "fp32", "alpha": "fp32", "divisor": "i32"}
     signature = {
         **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
         **dict.fromkeys(("order", "starts"), "*i32"),
-        **floats,
+        **numbers,
     }
     constants = {
-        "DIVISOR": 8,
         "EXPERTS": num_experts,
         "EXPERTS_WIDTH": num_experts,
         "IN": size_in,

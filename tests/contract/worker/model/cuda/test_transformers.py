@@ -24,7 +24,10 @@ if not has_triton():
 
 from tests.support.step_graphs import new_capture
 from worker.engines.transformers import source
+from worker.engines.transformers.gates import AllExperts, GatedModule
+from worker.engines.transformers.layers import ShortLayer
 from worker.engines.transformers.model import TransformersStack
+from worker.engines.transformers.products import NormModule, ProductModule
 from worker.model.cuda.attention import TritonAttention
 from worker.model.cuda.graphs import StepGraphs
 
@@ -126,6 +129,27 @@ def test_the_same_tokens(
     assert [result.token_ids for result in results] == tokens_of_transformers(tmp_path)
     assert prepared, "the attention is not that in Triton"
     assert any(decoded) is not uses_graphs, "decodes are replayed where there are graphs"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kinds", "is_short"),
+    [
+        ("qwen3_moe", {NormModule, ProductModule, AllExperts}, True),
+        ("gpt_oss", {NormModule, ProductModule, AllExperts}, False),  # its attention has sinks
+        ("gemma2", {NormModule, ProductModule, GatedModule}, True),
+        ("olmo2", {NormModule, ProductModule, GatedModule}, False),  # norms of all heads at once
+    ],
+)
+def test_the_kernels_compute_what_they_recognise(
+    model_type: str, kinds: set[type], is_short: bool, tmp_path: Path
+) -> None:
+    write_tiny_model(tmp_path, model_type)
+    built = build_model(options_for(tmp_path, cuda_graphs=False))
+    network = built.runner._model.network  # type: ignore[attr-defined]
+    found = {type(module) for module in network.modules()}
+    assert kinds <= found
+    short = {type(layer.forward) for layer in network.model.layers}
+    assert (short == {ShortLayer}) is is_short
 
 
 def test_a_model_whose_host_reads_the_device_is_not_replayed(
