@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.support.checkpoints import make_checkpoint
 from tests.support.document_check import check_bodies
+from tests.support.polling import wait_until as wait_until  # its tests import it from here
 from tests.support.scripted_worker import Script, ScriptedWorker
 from tests.support.service_processes import worker_process
 
@@ -33,19 +33,6 @@ MAX_MODEL_LEN = 512
 HEALTH_INTERVAL_S = 0.1
 
 Result = TypeVar("Result")
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """Polls until `condition` holds; fails with `what` when it does not in time.
-
-    What it polls is often an HTTP request: it polls less often the longer it takes.
-    """
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.005
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.05)
 
 
 class RunningService:

@@ -18,9 +18,9 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import running_frontend, wait_until
+from tests.support.service_processes import worker_process
 from tests.support.tool_models import (
     make_family_checkpoint,
     make_hermes_checkpoint,
@@ -58,11 +58,11 @@ def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iter
         workers = []
         for name in models:
             make, runner = _MODELS[name]
-            worker = WorkerProcess(
-                directory / f"{name}.log",
+            worker = worker_process(
                 redis_url,
                 namespace,
-                MODEL=make(directory / name),
+                make(directory / name),
+                directory / f"{name}.log",
                 SERVED_MODEL_NAME=name,
                 RUNNER=runner,
                 DEVICE="cpu",
@@ -70,8 +70,7 @@ def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iter
                 DTYPE="float32",
                 KV_CACHE_MEMORY_GB="0.05",
             )
-            stack.callback(worker.close)
-            workers.append(worker)
+            workers.append(stack.enter_context(worker))
         service = stack.enter_context(running_frontend(redis_url, namespace, keepalive_s=0.5))
 
         def served() -> bool:

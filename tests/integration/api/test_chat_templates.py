@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import END_OF_TEXT, make_checkpoint
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
@@ -24,6 +23,7 @@ from tests.support.running_service import (
     running_service,
     wait_until,
 )
+from tests.support.service_processes import worker_process
 from tests.support.turn_templates import MISTRAL
 
 BARE, NAMED, GIVEN = "bare", "named", "given"
@@ -69,10 +69,10 @@ def templates(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with ExitStack() as stack:
         for name, log in logs.items():
             settings = {"CHAT_TEMPLATE": directory / "given.jinja"} if name == GIVEN else {}
-            worker = WorkerProcess(
-                log, redis_url, namespace, MODEL=directory / name, RUNNER="echo", **settings
+            worker = worker_process(
+                redis_url, namespace, directory / name, log, SERVED_MODEL_NAME=name, **settings
             )
-            stack.callback(worker.close)
+            stack.enter_context(worker)
         frontend = stack.enter_context(running_frontend(redis_url, namespace))
 
         def served() -> bool:

@@ -11,7 +11,6 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import (
@@ -21,6 +20,7 @@ from tests.support.running_service import (
     running_service,
     wait_until,
 )
+from tests.support.service_processes import worker_process
 
 MAKERS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
 USER = {"role": "user", "content": "hi"}
@@ -162,18 +162,15 @@ def test_a_worker_s_settings_choose_them(
     shown: dict[str, float],
 ) -> None:
     checkpoint, namespace = make_recommending(tmp_path / "tiny"), new_namespace()
-    worker = WorkerProcess(
-        tmp_path / "log", redis_url, namespace, MODEL=checkpoint, RUNNER="echo", **settings
-    )
-    try:
-        with running_frontend(redis_url, namespace) as service:
+    with (
+        worker_process(redis_url, namespace, checkpoint, tmp_path / "log", **settings) as worker,
+        running_frontend(redis_url, namespace) as service,
+    ):
 
-            def listed() -> list[dict[str, Any]]:
-                assert worker.alive, worker.log
-                return list(httpx.get(f"{service.base_url}/v1/models").json()["data"])
+        def listed() -> list[dict[str, Any]]:
+            assert worker.alive, worker.log
+            return list(httpx.get(f"{service.base_url}/v1/models").json()["data"])
 
-            wait_until(listed, "a model", 120)
-            (model,) = listed()
-        assert model["default_sampling"] == shown
-    finally:
-        worker.close()
+        wait_until(listed, "a model", 120)
+        (model,) = listed()
+    assert model["default_sampling"] == shown
