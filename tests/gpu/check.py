@@ -31,7 +31,15 @@ SUITES = {
     "attention = formula": ["tests/contract/worker/model/test_attention_backend.py"],
     "kernels = torch's operators": [
         f"tests/contract/worker/model/cuda/test_{name}.py"
-        for name in ("stack", "graphs", "gemv", "sampling", "transformers", "fp8_kernels")
+        for name in (
+            "stack",
+            "graphs",
+            "gemv",
+            "sampling",
+            "transformers",
+            "experts",
+            "fp8_kernels",
+        )
     ],
     "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
     "sampler, loader, runner": [
@@ -115,6 +123,8 @@ def run_suite(name: str, paths: list[str]) -> Outcome:
         os.devnull,
         "-p",
         "no:cacheprovider",
+        "-m",
+        "not models",
         "-W",
         "ignore::pytest.PytestUnknownMarkWarning",
     ]

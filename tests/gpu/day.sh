@@ -43,7 +43,7 @@ tests() { # NAME SECONDS FILES...
     shift 2
     step "$name" "$bound" "$python" -m pytest -v --noconftest --import-mode=importlib \
         -c /dev/null --rootdir=. -p no:cacheprovider -p xdist -n "${WORKERS:-14}" --dist worksteal \
-        --maxfail=8 --tb=short -rf -W ignore --durations=3 "$@"
+        -m "not models" --maxfail=8 --tb=short -rf -W ignore --durations=3 "$@"
 }
 
 model=tests/contract/worker/model
@@ -61,7 +61,7 @@ case $run in
     # shellcheck disable=SC2086 # words
     step engine 45 $throughput --requests 32 $sampled
     tests attention 50 $model/test_attention_backend.py $cuda/test_transformers.py \
-        $cuda/test_fp8_kernels.py
+        $cuda/test_fp8_kernels.py $cuda/test_experts.py
     tests sampling 45 $cuda/test_sampling.py $unit/test_runner.py $unit/test_loader.py
     ;;
 2)

@@ -146,7 +146,8 @@ class StepGraphs:
         gets the share that is done. Raises what a step raises, DeviceLost among it.
         """
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
-        self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
+        capture = CudaCapture(self._device, looks_for_reads=self._is_foreign)
+        self.capture_by(capture, report, largest_only=largest_only)
         logger.info(
             "captured %d CUDA graphs of decode steps and %d of mixed steps in %.1f s, %.0f MiB",
             len(self._best),
@@ -277,8 +278,11 @@ class StepGraphs:
 class CudaCapture:
     """Captures functions as CUDA graphs, whose memory is one pool."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, looks_for_reads: bool = False) -> None:
+        """`looks_for_reads`: raises RuntimeError where the host waits, before a capture, which
+        would be left in a bad state."""
         self._device = device
+        self._looks_for_reads = looks_for_reads
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -286,6 +290,13 @@ class CudaCapture:
         """Runs `run` twice: the first time kernels are compiled, and cuBLAS allocates what it
         keeps."""
         run()
+        if self._looks_for_reads:
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                run()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(), which collects garbage each time.
@@ -294,8 +305,7 @@ class CudaCapture:
             try:
                 result = run()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the stream must not stay in the capture
-                    graph.capture_end()
+                self._end(graph)
                 raise
             graph.capture_end()
 
@@ -304,6 +314,14 @@ class CudaCapture:
             return result
 
         return replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that failed: the stream and the allocator must not stay in it."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # it was invalid; torch then leaves the allocator in it
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
 
     def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
         """Replays them in turns, and compares the medians."""

@@ -79,7 +79,8 @@ def _gated(gate, up, limit, alpha, ACTIVATION: tl.constexpr, dtype: tl.constexpr
     if ACTIVATION == CLAMPED:
         gate = tl.minimum(gate, limit)
         up = 1.0 + tl.minimum(tl.maximum(up, -limit), limit)
-        return up * gate / (1.0 + tl.exp(-alpha * gate))
+        small = tl.exp(-tl.abs(alpha * gate))
+        return up * gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small)
     else:
         return activated(gate, ACTIVATION == SILU).to(dtype).to(tl.float32) * up
 
