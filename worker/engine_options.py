@@ -64,6 +64,7 @@ class EngineOptions:
     cpu_weight_copies: WeightCopies = "auto"  # see worker.model.cpu.choices
     attention_backend: AttentionChoice = "auto"  # on CUDA; see worker.model.cuda.tier
     cuda_graphs: bool = True  # see worker.model.cuda.graphs
+    batch_invariant: bool = False  # see worker.model.cuda.invariant
 
     kv_cache_dtype: KVCacheDtype = "auto"  # the model's; see worker.model.device
     block_size: int | None = None  # token positions of a KV block

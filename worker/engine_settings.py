@@ -82,6 +82,7 @@ OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
         "quantization",
         "attention_backend",
         "cuda_graphs",
+        "batch_invariant",
         "kv_cache_dtype",
         "lookahead",
         "step_target_ms",
@@ -253,6 +254,16 @@ class EngineSettings(SharedSettings):
         description="Replay steps as CUDA graphs; off: every kernel is launched by itself, as "
         "debuggers and profilers want it.",
         json_schema_extra=symptom("A profiler or a debugger has to see each kernel."),
+    )
+    batch_invariant: bool = Field(
+        default=False,
+        description="On CUDA: tokens do not depend on a request's neighbours, and an output that "
+        "another worker resumes continues exactly (`exact_resume`). Slower: all products are of "
+        "one kernel. Native model families in bfloat16 or float32 on one GPU. CPUs do it anyway. "
+        "With vLLM: its own VLLM_BATCH_INVARIANT.",
+        json_schema_extra=symptom(
+            "A seeded request gives other tokens under load than alone, or resumed ones differ."
+        ),
     )
     kv_cache_dtype: KVCacheDtype = Field(
         default="auto",

@@ -43,15 +43,17 @@ class CudaOps(TorchOps):
 class CudaStack:
     """A DecoderStack over a model that uses CudaOps.
 
-    A layer is four products, the two kernels of attention (one where its keys are not split), and
-    four more: two norms, the rotation that stores keys and values, the gate. For a few tokens the
-    products can have the norms and the gate with them.
+    A layer is four products, the two kernels of attention, and four more: two norms, the rotation
+    that stores keys and values, the gate. For a few tokens the products can have the norms and the
+    gate with them.
     """
 
-    def __init__(self, model: CausalLM, pool: KVCachePool) -> None:
+    def __init__(self, model: CausalLM, pool: KVCachePool, *, is_invariant: bool = False) -> None:
+        """`is_invariant`: as TritonAttention; for a model that uses InvariantOps."""
         self._model = model
         self._pool = pool
-        self._attention = TritonAttention(pool, model.config.layer_scores)
+        scores = model.config.layer_scores
+        self._attention = TritonAttention(pool, scores, is_invariant=is_invariant)
         self._layers = [
             _Layer(layer, model) for layer in model.layers if isinstance(layer, DecoderLayer)
         ]

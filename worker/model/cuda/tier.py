@@ -42,6 +42,11 @@ def tier_of(
         if value != neutral:
             raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
     if not uses_kernels(options, placement.device):
+        if options.batch_invariant:
+            raise ModelError(
+                "PENSTOCK_BATCH_INVARIANT needs this project's Triton kernels, which "
+                f"{placement.device} does not use: see PENSTOCK_ATTENTION_BACKEND"
+            )
         return reference_tier(request)
     capability = torch.cuda.get_device_capability(placement.device)
     if options.kv_cache_dtype != "auto" and capability < _FP8_CAPABILITY:
@@ -50,18 +55,22 @@ def tier_of(
             f"{torch.cuda.get_device_name(placement.device)} has "
             f"{'.'.join(map(str, capability))}; set PENSTOCK_ATTENTION_BACKEND=sdpa to keep it"
         )
-    # Here and not above: it needs Triton.
+    # Here and not above: they need Triton.
+    from worker.model.cuda.invariant import InvariantOps
     from worker.model.cuda.stack import CudaOps, CudaStack
 
+    ops = InvariantOps() if options.batch_invariant else CudaOps()
+
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
-        return with_graphs(CudaStack(model, pool), options, model, max_model_len, pool.block_size)
+        whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
+        return with_graphs(whole, options, model, max_model_len, pool.block_size)
 
     stored = request.config.fp8 if request.config is not None else None
     if stored is None or not keeps_fp8(options, placement):
-        return Tier("triton", CudaOps(), stack)
+        return Tier("triton", ops, stack)
     from worker.model.cuda.fp8 import CudaFp8Method
 
-    return Tier("triton", CudaOps(), stack, CudaFp8Method)
+    return Tier("triton", ops, stack, CudaFp8Method)
 
 
 def with_graphs(
@@ -111,7 +120,9 @@ def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
     if options.attention_backend == "sdpa" or _unavailable_reason(device):
         return False  # torch's operators compute the model
     reason: str | None = None
-    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if options.batch_invariant:
+        reason = "products of FP8 depend on the number of rows, and PENSTOCK_BATCH_INVARIANT is on"
+    elif torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         reason = f"{torch.cuda.get_device_name(device)} has less than compute capability 8.9"
     elif placement.dtype is not torch.bfloat16:
         reason = f"products of FP8 give bfloat16, the model is {placement.dtype}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
 from worker.engine_options import CpuTier, EngineOptions
-from worker.model.build import build_model
+from worker.model import build
+from worker.model.build import build_model, resumes_exactly
 from worker.model.config.model_config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
@@ -46,6 +48,35 @@ def test_by_itself_it_fits_every_sequence_and_says_how_much(options: EngineOptio
         "warming up",
     ]
     assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
+
+
+@pytest.mark.parametrize(
+    ("device", "batch_invariant", "expected"),
+    [("cpu", False, True), ("cuda", False, False), ("cuda", True, True)],
+)
+def test_a_resume_on_a_gpu_is_exact_if_rows_are_computed_by_themselves(
+    device: str, batch_invariant: bool, expected: bool, options: EngineOptions
+) -> None:
+    given = replace(options, batch_invariant=batch_invariant)
+    assert resumes_exactly(given, torch.device(device)) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("transformers", 1, "this model is computed by transformers"),
+        ("native", 2, "PENSTOCK_TENSOR_PARALLEL_SIZE is 2"),
+    ],
+)
+def test_batch_invariance_is_refused_where_a_gpu_cannot_keep_it(
+    name: str, size: int, reason: str, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SimpleNamespace(name=name)
+    monkeypatch.setattr(build, "choose_device", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(build, "choose_source", lambda *arguments: source)
+    given = replace(options, device="cuda", batch_invariant=True, tensor_parallel_size=size)
+    with pytest.raises(ModelError, match=f"native model families on one GPU, and {reason}"):
+        build_model(given)
 
 
 def test_the_engine_ends_where_the_card_says(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ pytest.importorskip("triton")
 
 from worker.engine_options import EngineOptions
 from worker.model.cuda import fp8
+from worker.model.cuda.invariant import InvariantOps
 from worker.model.cuda.tier import keeps_fp8, tier_of
 from worker.model.errors import ModelError
 from worker.model.parallel.group import Placement
@@ -56,6 +58,20 @@ def test_why_weights_do_not_stay_in_fp8_is_logged(
     with caplog.at_level(logging.WARNING):
         assert not keeps_fp8(EngineOptions(checkpoint="."), placement)
     assert said in caplog.text
+
+
+def test_batch_invariance_is_that_of_this_projects_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = EngineOptions(checkpoint=".", batch_invariant=True)
+    request = TierRequest(config=None, dtype=torch.bfloat16, block_size=32)
+    placement = Placement(device_of(HOPPER, monkeypatch), torch.bfloat16)
+    assert isinstance(tier_of(options, request, placement, 128).ops, InvariantOps)
+    assert not keeps_fp8(options, placement)
+    assert "products of FP8 depend on the number of rows" in caplog.text
+    by_torch = replace(options, attention_backend="sdpa")
+    with pytest.raises(ModelError, match="PENSTOCK_BATCH_INVARIANT needs this project's Triton"):
+        tier_of(by_torch, request, placement, 128)
 
 
 def test_a_kv_cache_in_fp8_needs_a_device_whose_kernels_have_it(
