@@ -70,7 +70,10 @@ SUITES = (
         "attention = formula; transformers, FP8, batch invariance",
         120,
         f"{MODEL}/test_attention_backend",
-        *(f"{CUDA}/test_{name}" for name in ("transformers", "fp8_kernels", "invariant")),
+        *(
+            f"{CUDA}/test_{name}"
+            for name in ("transformers", "experts", "fp8_kernels", "invariant")
+        ),
     ),
     suite_of(
         "structured rows = without kernels",

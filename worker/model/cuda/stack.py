@@ -7,12 +7,13 @@ from torch import Tensor
 
 from worker.model.base import Activation, AttentionMetadata, Multiply
 from worker.model.cuda.attention import TritonAttention
+from worker.model.cuda.experts import Experts
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
 from worker.model.cuda.layers import add_norm, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import HeadNorm, Norm, TorchOps
+from worker.model.layers.ops import ComputeExperts, ExpertWeights, HeadNorm, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -34,6 +35,9 @@ class CudaOps(TorchOps):
         self, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None = None
     ) -> tuple[Tensor, Tensor]:
         return add_norm(x, delta, norm, delta_norm)
+
+    def experts(self, weights: ExpertWeights) -> ComputeExperts:
+        return Experts(weights)
 
 
 class CudaStack:
@@ -63,6 +67,19 @@ class CudaStack:
         x, delta = self.layers(token_ids, positions, metadata)
         # The last norm is of the rows that are wanted alone.
         return self.normed(x.index_select(0, rows), delta.index_select(0, rows))
+
+    def run_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Computes the final hidden states [num_tokens, hidden] of all tokens, in `out`."""
+        x, delta = self.layers(token_ids, positions, metadata)
+        self.normed(x, delta, out)
+
+    def run_gemv_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Does what `run_into` does, by `gemv_layers`."""
+        self.normed(self.gemv_layers(token_ids, positions, metadata), None, out)
 
     def layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata

@@ -7,6 +7,7 @@ sdpa    torch's own operators; every device, what the kernels are measured again
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,11 @@ from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
 from worker.model.parallel.group import Placement
+from worker.model.served import ServedModel
 from worker.model.tier import ATTENTION_BACKENDS, Tier, TierRequest, reference_tier
+
+if TYPE_CHECKING:
+    from worker.model.cuda.graphs import CapturedStack
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +59,6 @@ def tier_of(
             f"{'.'.join(map(str, capability))}; set PENSTOCK_ATTENTION_BACKEND=sdpa to keep it"
         )
     # Here and not above: they need Triton.
-    from worker.model.cuda.graphs import StepGraphs
     from worker.model.cuda.invariant import InvariantOps
     from worker.model.cuda.stack import CudaOps, CudaStack
 
@@ -62,22 +66,40 @@ def tier_of(
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
-        if not options.cuda_graphs or placement.group.size > 1:
-            return whole
-        return StepGraphs(
-            whole,
-            max_num_seqs=options.max_num_seqs,
-            max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
-            max_blocks=-(-max_model_len // request.block_size),
-            device=placement.device,
-            logits=model.logits,
-        )
+        return with_graphs(whole, options, model, max_model_len, pool.block_size)
 
     if not in_fp8:
         return Tier("triton", ops, stack)
     from worker.model.cuda.fp8 import CudaFp8Method
 
     return Tier("triton", ops, stack, CudaFp8Method)
+
+
+def with_graphs(
+    stack: CapturedStack,
+    options: EngineOptions,
+    model: ServedModel,
+    max_model_len: int,
+    block_size: int,
+    *,
+    is_foreign: bool = False,
+) -> DecoderStack:
+    """Returns a stack that replays the steps of `stack`, which uses the kernels; `stack` where
+    there are to be no graphs. `is_foreign`: see StepGraphs."""
+    if not options.cuda_graphs or model.placement.group.size > 1:
+        return stack
+    # Here and not above: it needs Triton.
+    from worker.model.cuda.graphs import StepGraphs
+
+    return StepGraphs(
+        stack,
+        max_num_seqs=options.max_num_seqs,
+        max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
+        max_blocks=-(-max_model_len // block_size),
+        device=model.placement.device,
+        logits=model.logits,
+        is_foreign=is_foreign,
+    )
 
 
 def uses_kernels(options: EngineOptions, device: torch.device) -> bool:

@@ -301,5 +301,6 @@ def test_the_double_is_as_strict_as_a_graph() -> None:
         lambda: buffer * float(buffer.sum()),
         lambda: buffer.nonzero(),
     ):
-        with pytest.raises(NotCapturable):
-            GraphDouble()(read_by_the_host)
+        for is_inference in (False, True):
+            with torch.inference_mode(is_inference), pytest.raises(NotCapturable):
+                GraphDouble()(read_by_the_host)
