@@ -32,7 +32,8 @@ from worker.engines.vllm.options import parse_vllm_args
 
 # How the model writes tool calls, and marks its reasoning; auto: as its chat template does.
 if TYPE_CHECKING:
-    ToolFormatChoice = ReasoningFormatChoice = str
+    ToolFormatChoice = str
+    ReasoningFormatChoice = str
 else:
     ToolFormatChoice = Literal[("auto", "none", *map(str, ToolFormat))]
     ReasoningFormatChoice = Literal[("auto", "none", *map(str, ReasoningFormat))]
