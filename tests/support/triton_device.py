@@ -118,7 +118,7 @@ def patch_once() -> None:
 
 
 def keep_shapes() -> None:
-    """Makes the interpreter keep the shapes of its types and tensors, and call its language directly.
+    """Makes the interpreter keep the shapes of types and tensors, and call its language directly.
 
     Each result has a type and a tensor, whose shapes it makes of one object for each size: a third
     of its time.
