@@ -9,7 +9,7 @@ import httpx
 
 from shared.keys import GROUP, new_job_id
 from shared.messages import Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.queue import AppendStatus
 from tests.chaos.harness.phantom import Phantom
 from tests.chaos.harness.scenario import Scenario

@@ -17,7 +17,8 @@ from shared.cores import available_cores
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.scenario import Scenario

@@ -23,8 +23,8 @@ from shared.messages import (
 from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
-from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import RESYNC, Submitted
 from shared.transport.ports.queue import Append, AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
 from shared.transport.wire import chain_hash

@@ -11,7 +11,8 @@ from typing import Any
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt

@@ -19,7 +19,8 @@ from shared.messages import (
     PromptSlice,
     SamplingParams,
 )
-from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import JobStore, Submitted, TransportError
 
 TIMEOUT_S = 60.0
 

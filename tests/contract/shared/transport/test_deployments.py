@@ -14,8 +14,7 @@ import redis.asyncio
 from shared.keys import Keys
 from shared.messages import START, JobState, OnDisconnect, Started
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.jobs import RESYNC, TransportError
 from shared.transport.ports.registry import AnnouncedModel
 from tests.support.polling import until
 from tests.support.redis_server import assert_every_key_expires, new_namespace

@@ -14,7 +14,7 @@ import pytest
 
 from shared.messages import Durability
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import DurabilityFault
+from shared.transport.ports.admission import DurabilityFault
 from tests.support.polling import until
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
 from tests.support.transport_steps import Steps

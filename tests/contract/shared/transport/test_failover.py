@@ -12,8 +12,7 @@ import pytest
 
 from shared.messages import START, Delta, Finished, Job
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.bus import RESYNC, Subscription
-from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.jobs import RESYNC, Subscription, TransportError
 from shared.transport.ports.queue import Append, AppendStatus
 from tests.support.polling import until
 from tests.support.redis_topologies import SERVICE, ClusterSetup, SentinelSetup

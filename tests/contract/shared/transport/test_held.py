@@ -12,7 +12,7 @@ import pytest
 from penstock.launcher.redis_server import PrivateServer
 from shared.messages import OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from tests.contract.shared.transport.batch_steps import FILE_LIMITS, new_batch, new_input
 from tests.support.redis_server import assert_every_key_expires
 from tests.support.transport_steps import FINISHED, Steps, Stream, make_job

@@ -10,7 +10,7 @@ import pytest
 
 from shared.messages import SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from tests.support.redis_server import assert_every_key_expires
 from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
 

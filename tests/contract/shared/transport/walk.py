@@ -21,7 +21,7 @@ from shared.messages import (
     OnDisconnect,
     SamplingParams,
 )
-from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.queue import Append, AppendStatus, CrashCause, Delivery, WorkerReport
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
