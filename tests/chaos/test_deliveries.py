@@ -7,13 +7,14 @@ from collections import Counter
 
 import httpx
 
-from shared.keys import GROUP, new_job_id
-from shared.messages import Job, JobState, OnDisconnect, SamplingParams
+from shared.keys import GROUP
+from shared.messages import JobState
 from shared.transport.ports.jobs import AdmissionLimits, QueueFull
-from shared.transport.ports.queue import AppendStatus
-from tests.chaos.harness.phantom import Phantom
+from shared.transport.ports.queue import AppendStatus, Delivery
 from tests.chaos.harness.scenario import Scenario
+from tests.support.jobs import Stream, make_job
 from tests.support.polling import until
+from tests.support.transport_steps import Steps
 
 PROMPT = list(range(60, 80))
 NUM_WINS = 4  # of cancels and of ends, in each of a dozen series of races
@@ -23,9 +24,25 @@ async def _no_workers(scenario: Scenario) -> None:
     await scenario.deployment.use_workers(0)
 
 
-async def _phantom(scenario: Scenario, name: str = "phantom") -> Phantom:
-    deployment = scenario.deployment
-    return await Phantom(scenario.transport, deployment.model, deployment.checkpoint, name).begin()
+async def _phantom(scenario: Scenario, name: str = "phantom") -> Steps:
+    """A worker without a process. It sends no more heartbeats: its lease outlasts any scenario."""
+    steps = Steps(scenario.transport)
+    await steps.worker(name, (scenario.deployment.model,), lease_ms=120_000)
+    return steps
+
+
+async def _pulled(steps: Steps, count: int, name: str = "phantom") -> list[Delivery]:
+    return [*await until(lambda: steps.pull(name, count), "a delivery")]
+
+
+async def _say(
+    scenario: Scenario, steps: Steps, stream: Stream, num_tokens: int, name: str = "phantom"
+) -> AppendStatus:
+    """The echo's next tokens, from where the stream stands; the job does not end."""
+    every = scenario.echo.of(PROMPT, stream.cursor.num_tokens + num_tokens)
+    text = every.text.encode()[stream.cursor.num_bytes :].decode()
+    said = every.token_ids[stream.cursor.num_tokens :]
+    return (await steps.say(name, stream, said, text)).status
 
 
 async def test_a_job_delivered_to_a_worker_that_died_before_its_claim_runs(
@@ -34,8 +51,10 @@ async def test_a_job_delivered_to_a_worker_that_died_before_its_claim_runs(
     await _no_workers(scenario)
     phantom = await _phantom(scenario)
     job_id = await scenario.submit(PROMPT, 30)
-    assert await phantom.deliver_only() == 1
-    await phantom.die()
+    queue = scenario.transport.keys.queue(scenario.deployment.model, 0)
+    ((_, entries),) = await scenario.redis.xreadgroup(GROUP, "phantom", {queue: ">"}, count=100)
+    assert len(entries) == 1
+    await phantom.die("phantom")
     await scenario.deployment.use_workers()
     await scenario.all_finished([scenario.reader_of(job_id, PROMPT, 30)])
     job = await scenario.job(job_id)
@@ -49,9 +68,9 @@ async def test_a_worker_that_died_before_its_last_word_leaves_nothing_to_compute
     await _no_workers(scenario)
     phantom = await _phantom(scenario)
     job_id = await scenario.submit(PROMPT, 30)
-    (delivery,) = await phantom.pull(1)
-    assert (await phantom.say(delivery, 30)).status is AppendStatus.OK
-    await phantom.die()
+    (delivery,) = await _pulled(phantom, 1)
+    assert await _say(scenario, phantom, Stream(delivery), 30) is AppendStatus.OK
+    await phantom.die("phantom")
     workers = await scenario.deployment.use_workers()
     await scenario.all_finished([scenario.reader_of(job_id, PROMPT, 30)])
     assert any("resumed_tokens=30" in worker.log for worker in workers)
@@ -62,19 +81,20 @@ async def test_a_worker_that_died_before_its_last_word_leaves_nothing_to_compute
 
 async def test_a_second_delivery_fences_the_first(scenario: Scenario) -> None:
     await _no_workers(scenario)
-    first, second = await _phantom(scenario, "phantom1"), await _phantom(scenario, "phantom2")
+    steps = await _phantom(scenario, "first")
+    await _phantom(scenario, "second")
     job_id = await scenario.submit(PROMPT, 30)
-    (held,) = await first.pull(1)
-    assert (await first.say(held, 5)).status is AppendStatus.OK
+    held = Stream((await _pulled(steps, 1, "first"))[0])
+    assert await _say(scenario, steps, held, 5, "first") is AppendStatus.OK
     queue = scenario.transport.keys.queue(scenario.deployment.model, 0)
     entry = (await scenario.job(job_id))["qid"]
-    await scenario.redis.xclaim(queue, GROUP, second.worker_id, 0, [entry])
-    (again,) = await scenario.transport.queue.reconcile(second.worker_id, frozenset())
+    await scenario.redis.xclaim(queue, GROUP, "second", 0, [entry])
+    (again,) = await scenario.transport.queue.reconcile("second", frozenset())
     assert (again.attempt, len(again.output_token_ids)) == (2, 5)
-    assert (await first.say(held, 5)).status is AppendStatus.FENCED
-    assert (await second.say(again, 5)).status is AppendStatus.OK
-    await first.die()
-    await second.die()
+    assert await _say(scenario, steps, held, 5, "first") is AppendStatus.FENCED
+    assert await _say(scenario, steps, Stream(again), 5, "second") is AppendStatus.OK
+    await steps.die("first")
+    await steps.die("second")
     await scenario.deployment.use_workers()
     await scenario.all_finished([scenario.reader_of(job_id, PROMPT, 30)])
     await scenario.settled()
@@ -87,8 +107,8 @@ async def test_a_worker_that_dies_with_150_jobs_leaves_none_behind(scenario: Sce
     job_ids = [await scenario.submit(prompt, 12) for prompt in prompts]
     held: list[str] = []
     while len(held) < 150:
-        held += [delivery.job.job_id for delivery in await phantom.pull(150)]
-    await phantom.die()
+        held += [delivery.job.job_id for delivery in await _pulled(phantom, 150)]
+    await phantom.die("phantom")
     await scenario.deployment.use_workers(ECHO_STEP_MS=1, MAX_NUM_SEQS=32)
     readers = [
         scenario.reader_of(job_id, prompt, 12)
@@ -178,15 +198,7 @@ async def test_a_tenants_flood_is_refused_beyond_its_cap_and_others_get_in(
     refused: list[tuple[str, float]] = []
 
     async def submit(tenant: str) -> str | None:
-        job = Job(
-            job_id=new_job_id(),
-            model=scenario.deployment.model,
-            prompt_token_ids=tuple(PROMPT),
-            sampling=SamplingParams(max_tokens=20, seed=1),
-            kind="generate",
-            tenant=tenant,
-            on_disconnect=OnDisconnect.CONTINUE,
-        )
+        job = make_job(prompt=PROMPT, model=scenario.deployment.model, max_tokens=20, tenant=tenant)
         try:
             await scenario.transport.store.submit(job, limits, "")
         except QueueFull as full:

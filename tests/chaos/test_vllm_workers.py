@@ -14,10 +14,8 @@ import httpx
 import pytest
 
 from shared.cores import available_cores
-from shared.keys import new_job_id
-from shared.messages import Job, OnDisconnect, SamplingParams
+from shared.messages import SamplingParams
 from shared.text.grammar import json_schema_grammar
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.scenario import Scenario
@@ -77,18 +75,10 @@ async def _begin(scenario: Scenario, requests: Sequence[Request] = REQUESTS) -> 
     """Queues the requests and begins to read them."""
     clients = []
     for prompt, sampling in requests:
-        job = Job(
-            job_id=new_job_id(),
-            model=scenario.deployment.model,
-            prompt_token_ids=prompt,
-            sampling=_params(sampling),
-            kind="generate",
-            timeout_ms=int(READY_TIMEOUT_S * 1000),
-            on_disconnect=OnDisconnect.CONTINUE,
-        )
-        accepted = await scenario.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted.outcome is Submitted.ACCEPTED
-        clients.append(scenario.reader_of(job.job_id, list(prompt), MAX_TOKENS))
+        timeout_ms = int(READY_TIMEOUT_S * 1000)
+        params = _params(sampling)
+        job_id = await scenario.submit(prompt, MAX_TOKENS, sampling=params, timeout_ms=timeout_ms)
+        clients.append(scenario.reader_of(job_id, list(prompt), MAX_TOKENS))
     return clients
 
 

@@ -8,15 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shared.keys import new_job_id
-from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
 from tests.chaos.harness.oracle import StoreOracle, check_finished, check_reading
 from tests.chaos.harness.reading import Reading
+from tests.support.jobs import accepted, make_job
 from tests.support.polling import PATIENCE_S
 from tests.support.service_processes import WorkerProcess
 
@@ -62,22 +60,11 @@ class Scenario:
         finally:
             self.deployment.throttle.release()
 
-    async def submit(
-        self, prompt: Sequence[int], max_tokens: int, *, timeout_ms: int = 60_000, **more: Any
-    ) -> str:
+    async def submit(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> str:
         """A job straight into the queue, without a reader. Its id."""
-        job = Job(
-            job_id=new_job_id(),
-            model=self.deployment.model,
-            prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(max_tokens=max_tokens, seed=1, temperature=0.0),
-            kind="generate",
-            timeout_ms=timeout_ms,
-            **{"on_disconnect": OnDisconnect.CONTINUE, **more},
-        )
-        accepted = await self.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted.outcome is Submitted.ACCEPTED
-        return job.job_id
+        members = {"seed": 1, "temperature": 0.0, "timeout_ms": 60_000, **more}
+        job = make_job(prompt=prompt, model=self.deployment.model, max_tokens=max_tokens, **members)
+        return await accepted(self.transport.store, job)
 
     def reader_of(
         self, job_id: str, prompt: list[int], max_tokens: int, *, first_url: int = 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import JobRecord
-from tests.support.transport_steps import FINISHED, Steps, Stream
+from tests.support.jobs import Stream
+from tests.support.transport_steps import FINISHED, Steps
 
 
 async def record_of(steps: Steps, job_id: str) -> JobRecord:
@@ -13,8 +13,7 @@ async def record_of(steps: Steps, job_id: str) -> JobRecord:
     return record
 
 
-async def test_a_record_names_every_worker_that_had_the_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_record_names_every_worker_that_had_the_job(steps: Steps) -> None:
     delivery = await steps.running("w1")
     job_id = delivery.job.job_id
     await steps.say("w1", Stream(delivery), [5, 6], "ab")
@@ -35,8 +34,7 @@ async def test_a_record_names_every_worker_that_had_the_job(transport: RedisTran
     assert times[0] == record.started_ms
 
 
-async def test_a_record_names_a_bounded_number_of_them(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_record_names_a_bounded_number_of_them(steps: Steps) -> None:
     delivery = await steps.running("w1")
     for _ in range(20):
         await steps.queue.release("w1", delivery.job.job_id, delivery.attempt)
@@ -46,10 +44,9 @@ async def test_a_record_names_a_bounded_number_of_them(transport: RedisTransport
 
 
 async def test_a_claim_that_is_taken_back_after_a_loss_is_named_again(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
     """The server has lost the claim alone, as the last part of its file."""
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit()
     before = await steps.hash(job.job_id)
