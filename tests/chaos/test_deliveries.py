@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-
 import httpx
 
 from shared.keys import GROUP
 from shared.messages import JobState
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
 from shared.transport.ports.queue import AppendStatus, Delivery
 from tests.chaos.harness.scenario import Scenario
-from tests.support.jobs import Stream, make_job
+from tests.support.jobs import Stream
 from tests.support.polling import until
 from tests.support.transport_steps import Steps
 
 PROMPT = list(range(60, 80))
-NUM_WINS = 4  # of cancels and of ends, in each of a dozen series of races
 
 
 async def _no_workers(scenario: Scenario) -> None:
@@ -100,24 +95,6 @@ async def test_a_second_delivery_fences_the_first(scenario: Scenario) -> None:
     await scenario.settled()
 
 
-async def test_a_worker_that_dies_with_150_jobs_leaves_none_behind(scenario: Scenario) -> None:
-    await _no_workers(scenario)
-    phantom = await _phantom(scenario)
-    prompts = [[60 + i % 40, *PROMPT] for i in range(150)]
-    job_ids = [await scenario.submit(prompt, 12) for prompt in prompts]
-    held: list[str] = []
-    while len(held) < 150:
-        held += [delivery.job.job_id for delivery in await _pulled(phantom, 150)]
-    await phantom.die("phantom")
-    await scenario.deployment.use_workers(ECHO_STEP_MS=1, MAX_NUM_SEQS=32)
-    readers = [
-        scenario.reader_of(job_id, prompt, 12)
-        for job_id, prompt in zip(job_ids, prompts, strict=True)
-    ]
-    await scenario.all_finished(readers)
-    await scenario.settled()
-
-
 async def test_the_only_worker_dies_and_a_later_one_goes_on(scenario: Scenario) -> None:
     (only,) = await scenario.deployment.use_workers(1)
     clients = scenario.clients(4, 100)
@@ -137,10 +114,7 @@ async def test_without_any_worker_a_job_expires_at_its_deadline(scenario: Scenar
     job_id = await scenario.submit(PROMPT, 400, timeout_ms=2500)
     reader = scenario.reader_of(job_id, PROMPT, 400)
 
-    async def is_begun() -> bool:
-        return (await scenario.job(job_id))["attempt"] == "1"
-
-    await until(is_begun, "the job to be claimed")
+    await scenario.all_are([job_id], attempt="1")
     only.kill()
     scenario.deployment.throttle.release()
     (reading,) = await scenario.all_ended([reader])
@@ -149,30 +123,6 @@ async def test_without_any_worker_a_job_expires_at_its_deadline(scenario: Scenar
     job = await scenario.job(job_id)
     assert (job["state"], job["reason"]) == (JobState.EXPIRED, "deadline_exceeded")
     await scenario.deployment.use_workers()
-    await scenario.settled()
-
-
-async def test_without_any_worker_only_what_was_never_begun_waits_in_vain(
-    scenario: Scenario,
-) -> None:
-    (only,) = await scenario.deployment.use_workers(1)
-    scenario.deployment.throttle.apply(5)
-    begun = await scenario.submit(PROMPT, 100, queue_timeout_ms=120_000)
-    first = scenario.reader_of(begun, PROMPT, 100)
-
-    async def is_begun() -> bool:
-        return (await scenario.job(begun))["attempt"] == "1"
-
-    await until(is_begun, "the job to be claimed")
-    only.kill()
-    scenario.deployment.throttle.release()
-    await scenario.redis.hset(scenario.transport.keys.job(begun), "queue_deadline_ms", 1)
-    late = await scenario.submit(PROMPT, 100, queue_timeout_ms=500)
-    (reading,) = await scenario.all_ended([scenario.reader_of(late, PROMPT, 100)])
-    assert reading.error_code == "queue_timeout"
-    assert (await scenario.job(late))["state"] == JobState.EXPIRED
-    await scenario.deployment.use_workers()
-    await scenario.all_finished([first])
     await scenario.settled()
 
 
@@ -190,72 +140,12 @@ async def test_a_job_of_a_newer_release_waits_for_a_newer_worker(scenario: Scena
     await scenario.settled()
 
 
-async def test_a_tenants_flood_is_refused_beyond_its_cap_and_others_get_in(
-    scenario: Scenario,
-) -> None:
-    scenario.deployment.throttle.apply(1)  # the workers do not eat up what comes in meanwhile
-    limits = AdmissionLimits(max_queued_jobs_per_tenant=40)
-    refused: list[tuple[str, float]] = []
-
-    async def submit(tenant: str) -> str | None:
-        job = make_job(prompt=PROMPT, model=scenario.deployment.model, max_tokens=20, tenant=tenant)
-        try:
-            await scenario.transport.store.submit(job, limits, "")
-        except QueueFull as full:
-            refused.append((full.scope, full.retry_after_s))
-            return None
-        return job.job_id
-
-    flood = await asyncio.gather(*(submit("flood") for _ in range(300)))
-    light = [await submit(f"light{i}") for i in range(5)]
-    assert len(refused) >= 150
-    assert {scope for scope, _ in refused} == {"tenant"}
-    assert all(0 < retry_after_s <= 120 for _, retry_after_s in refused)
-    assert all(light)
-    scenario.deployment.throttle.release()
-    job_ids = [job_id for job_id in (*flood, *light) if job_id]
-    readers = [scenario.reader_of(job_id, PROMPT, 20) for job_id in job_ids]
-    await scenario.all_finished(readers)
-    await scenario.settled()
-
-
-async def test_a_cancel_that_races_the_end_answers_what_was_latched(scenario: Scenario) -> None:
-    await scenario.deployment.use_workers(2, ECHO_STEP_MS=1)
-    store = scenario.transport.store
-
-    async def race(max_tokens: int, delay_s: float) -> JobState:
-        job_id = await scenario.submit(PROMPT, max_tokens)
-        await asyncio.sleep(delay_s)
-        answers = await asyncio.gather(*(store.cancel(job_id, "cancelled") for _ in range(2)))
-        states = {answer.state for answer in answers if answer is not None}
-        assert len(states) == 1
-        assert sum(answer.won for answer in answers if answer is not None) <= 1
-        (state,) = states
-        record = await store.get(job_id)
-        assert record is not None
-        assert record.state is state
-        return state
-
-    async def many_races(number: int) -> Counter[JobState]:
-        """Whoever won the last one has it harder in the next: so they stay close."""
-        outcomes: Counter[JobState] = Counter()
-        delay_s = 0.02
-        while min(outcomes[JobState.FINISHED], outcomes[JobState.CANCELLED]) < NUM_WINS:
-            outcomes[state := await race(1 + number, delay_s)] += 1
-            delay_s *= 1.5 if state is JobState.CANCELLED else 0.5
-        return outcomes
-
-    for outcomes in await asyncio.gather(*(many_races(number) for number in range(12))):
-        assert set(outcomes) == {JobState.FINISHED, JobState.CANCELLED}
-    await scenario.settled()
-
-
 async def test_a_cancel_reaches_queued_and_running_jobs_over_http(scenario: Scenario) -> None:
     await scenario.deployment.use_workers(1, MAX_NUM_SEQS=1)
     running = scenario.client(400)
     async with scenario.middle_of([running]):
         waiting = scenario.client(20)
-        await until(lambda: _num_queued(scenario, 1), "a job to wait")
+        await scenario.num_queued(1)
         await until(lambda: waiting.reading.job_id, "its name")
         for client in (waiting, running):
             answer = await _cancel(scenario, client.reading.job_id)
@@ -264,10 +154,6 @@ async def test_a_cancel_reaches_queued_and_running_jobs_over_http(scenario: Scen
     assert {reading.error_code for reading in readings} == {"cancelled"}
     assert (await scenario.job(waiting.reading.job_id))["attempt"] == "0"
     await scenario.settled()
-
-
-async def _num_queued(scenario: Scenario, number: int) -> bool:
-    return (await scenario.transport.registry.queue_stats()).queued == number
 
 
 async def _cancel(scenario: Scenario, job_id: str) -> dict[str, str]:

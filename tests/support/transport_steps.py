@@ -16,7 +16,7 @@ from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import AdmissionLimits
+from shared.transport.ports.jobs import AdmissionLimits, JobRecord
 from shared.transport.ports.queue import AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
 from tests.support.jobs import LIMITS, MODEL, Stream, accepted, make_job
@@ -104,6 +104,12 @@ class Steps:
         if result.status == "ok":
             stream.accept(item)
         return result
+
+    async def record(self, job_id: str) -> JobRecord:
+        """Of a job that the store must have."""
+        record = await self.store.get(job_id)
+        assert record is not None
+        return record
 
     async def hash(self, job_id: str) -> dict[str, str]:
         fields = await self.redis.hgetall(self.keys.job(job_id))

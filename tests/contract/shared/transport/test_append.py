@@ -37,8 +37,7 @@ async def test_appended_deltas_are_read_back_as_they_were(steps: Steps) -> None:
         Delta(Cursor(2, 5), Cursor(3, 5), (7,), ""),
         Delta(Cursor(3, 5), Cursor(4, 9), (8,), "🙂"),
     ]
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.completion_tokens == 4
     assert record.first_token_ms is not None
 
@@ -125,8 +124,7 @@ async def test_the_last_delta_and_the_end_are_one_step(steps: Steps) -> None:
         Delta(START, Cursor(2, 2), (5, 6), "ab"),
         Finished(Cursor(2, 2), FinishReason.STOP, Usage(3, 2, 2), "E|\u00e9ND"),
     ]
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert (record.state, record.reason, record.stop_reason) == ("finished", "stop", "E|\u00e9ND")
     assert (record.completion_tokens, record.cached_tokens) == (2, 2)
     assert isinstance(log[-1], Finished)

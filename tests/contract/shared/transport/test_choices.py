@@ -28,8 +28,7 @@ async def test_the_text_of_several_choices_is_read_back_as_it_was(
         Delta(START, Cursor(3, 6), (5, 6, 7), "éb|c!", logprobs, segments),
         Delta(Cursor(3, 6), Cursor(4, 7), (8,), "d", None, (Segment(1, 1, 1, LENGTH),)),
     ]
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.completion_tokens == 4
 
 
@@ -133,8 +132,7 @@ async def test_a_worker_takes_jobs_while_it_has_a_free_place(steps: Steps) -> No
     assert await pulled(2) == ids[2:4]  # one place was left for a job of four
     assert await pulled(3) == ids[4:]
     assert await pulled(3) == []
-    record = await steps.store.get(ids[3])
-    assert record is not None
+    record = await steps.record(ids[3])
     assert record.num_choices == 4
     assert record.extra == {}
 
@@ -177,8 +175,7 @@ async def test_a_log_that_speaks_of_a_choice_too_many_cannot_be_resumed(
     stream = Stream(await steps.running("w1", num_choices=2))
     await steps.say("w1", stream, [5], "a", segments=(Segment(2, 1, 1),))
     assert await steps.queue.reconcile("w1", frozenset()) == []
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert (record.state, record.reason) == ("failed", "job_lost")
 
 

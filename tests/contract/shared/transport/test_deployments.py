@@ -74,8 +74,7 @@ async def test_a_job_is_submitted_heard_and_ended(steps: Steps) -> None:
     heard = [await subscription.get(WAIT_S) for _ in range(5)]
     assert heard == [RESYNC, Started("w1", 1), *await whole_log(steps, job.job_id)]
     await bus.unsubscribe(subscription)
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.completion_tokens) == (JobState.FINISHED, 3)
     assert [one.job_id for one in await steps.store.list_jobs(None, 10)] == [job.job_id]
     await steps.assert_counters_true()

@@ -61,8 +61,7 @@ async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirme
     assert await steps.transport.durability.durability_fault(FSYNC, 1) is None
     await steps.transport.connections.commands.script_flush()
     assert await confirmed(steps.transport, job.job_id, FSYNC)
-    record = await steps.transport.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert record.durability is FSYNC
     assert not await confirmed(steps.transport, "0-nobody", FSYNC)
     assert await steps.hash("0-nobody") == {}

@@ -87,8 +87,7 @@ async def test_cancel_and_finish_at_once_latch_one_state(steps: Steps) -> None:
             steps.queue.append("w1", LEASE_MS, [item]),
             steps.store.cancel(stream.job_id, "cancelled"),
         )
-        record = await steps.store.get(stream.job_id)
-        assert record is not None
+        record = await steps.record(stream.job_id)
         assert cancelled is not None
         assert cancelled.state is record.state
         assert cancelled.won is (record.state is JobState.CANCELLED)
@@ -233,8 +232,7 @@ async def test_detach_of_an_ended_job_keeps_its_record_longer_than_its_log(
     log_ms = await steps.redis.pttl(steps.keys.log(stream.job_id))
     job_ms = await steps.redis.pttl(steps.keys.job(stream.job_id))
     assert 0 < log_ms <= 60_000 < job_ms
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.state is JobState.FINISHED
 
 

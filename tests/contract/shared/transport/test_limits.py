@@ -38,6 +38,7 @@ async def pass_time(steps: Steps, seconds: float, tenant: str = "default") -> No
 @pytest.mark.parametrize(
     ("limits", "scope"),
     [
+        (AdmissionLimits(max_queued_jobs_per_tenant=2), "tenant"),
         (AdmissionLimits(max_queued_tokens_per_tenant=8), "tenant_tokens"),
         (AdmissionLimits(max_jobs_per_tenant=2), "tenant_jobs"),
         (AdmissionLimits(requests_per_minute=2), "requests_per_minute"),

@@ -16,8 +16,7 @@ TRAINED = ModelFiles("old-prompts", "new-weights")  # the same tokenizer and tem
 
 
 async def end_of(steps: Steps, job_id: str) -> tuple[str, str]:
-    record = await steps.store.get(job_id)
-    assert record is not None
+    record = await steps.record(job_id)
     return record.state.value, record.reason
 
 
@@ -72,8 +71,7 @@ async def test_jobs_set_aside_end_when_the_last_worker_of_their_files_is_gone(
     assert await new.pull("new") == []
     assert await new.queue.recover("new", 8) == []
     for job in jobs:
-        record = await steps.store.get(job.job_id)
-        assert record is not None
+        record = await steps.record(job.job_id)
         assert record.state is JobState.QUEUED
     await steps.heartbeat("old", files=OLD, draining=True)  # it takes nothing any more
     assert await new.queue.recover("new", 8) == []

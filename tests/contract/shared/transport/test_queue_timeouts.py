@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Failed, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import AdmissionLimits, JobRecord
+from shared.transport.ports.jobs import AdmissionLimits
 from tests.contract.shared.transport.test_admission import large, measure, refusal
 from tests.support.jobs import Stream
 from tests.support.transport_steps import FINISHED, Steps, whole_log
@@ -17,18 +17,12 @@ async def queue_deadline_passed(steps: Steps, job_id: str) -> None:
     await steps.deadline_passed(job_id, "queue_deadline_ms")
 
 
-async def record_of(steps: Steps, job_id: str) -> JobRecord:
-    record = await steps.store.get(job_id)
-    assert record is not None
-    return record
-
-
 async def assert_waited_in_vain(steps: Steps, job_id: str) -> None:
     (end,) = await whole_log(steps, job_id)
     assert isinstance(end, Failed)
     assert (end.state, end.code) == (JobState.EXPIRED, "queue_timeout")
     assert "within its queue timeout" in end.message
-    record = await record_of(steps, job_id)
+    record = await steps.record(job_id)
     assert (record.state, record.reason, record.attempt) == (JobState.EXPIRED, "queue_timeout", 0)
     assert not await steps.redis.exists(steps.keys.queued_deadlines, steps.keys.request(job_id))
     await steps.assert_counters_true()
@@ -89,7 +83,7 @@ async def test_a_job_once_begun_and_put_back_still_has_its_deadline(
         await steps.redis.hset(steps.keys.job(job_id), name, 1)
     await steps.redis.zadd(steps.keys.live, {job_id: 1})
     assert await steps.store.reap() == 1
-    assert (await record_of(steps, job_id)).reason == "deadline_exceeded"
+    assert (await steps.record(job_id)).reason == "deadline_exceeded"
 
 
 async def test_a_mark_that_an_older_release_left_ends_nothing(steps: Steps) -> None:
@@ -98,7 +92,7 @@ async def test_a_mark_that_an_older_release_left_ends_nothing(steps: Steps) -> N
     await steps.redis.zadd(steps.keys.queued_deadlines, {job_id: 1, "0-gone": 1})
     assert await steps.store.reap() == 0
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
-    assert (await record_of(steps, job_id)).state is JobState.RUNNING
+    assert (await steps.record(job_id)).state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
@@ -112,7 +106,7 @@ async def test_of_both_deadlines_it_is_the_jobs_own_that_ends_it(
         assert await steps.pull("w1") == []
     else:
         assert await steps.store.reap() == 1
-    assert (await record_of(steps, job.job_id)).reason == "deadline_exceeded"
+    assert (await steps.record(job.job_id)).reason == "deadline_exceeded"
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
 
 
@@ -120,14 +114,14 @@ async def test_one_that_is_not_shorter_than_the_deadline_is_none(steps: Steps) -
     job = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=HOUR_MS)
     assert "queue_deadline_ms" not in await steps.hash(job.job_id)
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
-    assert (await record_of(steps, job.job_id)).queue_deadline_ms is None
+    assert (await steps.record(job.job_id)).queue_deadline_ms is None
 
 
 async def test_its_keys_cover_the_deadline_and_the_order_of_jobs_is_theirs(
     steps: Steps,
 ) -> None:
     hasty = await steps.submit(queue_timeout_ms=1000, timeout_ms=48 * HOUR_MS)
-    record = await record_of(steps, hasty.job_id)
+    record = await steps.record(hasty.job_id)
     assert record.queue_deadline_ms == record.submitted_ms + 1000
     assert record.deadline_ms == record.submitted_ms + 48 * HOUR_MS
     for key in (
@@ -153,7 +147,7 @@ async def test_every_other_end_takes_the_mark_away(steps: Steps) -> None:
     await steps.store.cancel(cancelled.job_id, "cancelled")
     orphan = await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.CANCEL, **waiting)
     await steps.store.detach(orphan.job_id, "fe1")
-    assert (await record_of(steps, orphan.job_id)).state is JobState.CANCELLED
+    assert (await steps.record(orphan.job_id)).state is JobState.CANCELLED
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
 
 

@@ -46,8 +46,7 @@ async def test_entries_and_fields_of_a_newer_release_are_ignored(steps: Steps) -
     await steps.redis.xadd(log, {"k": "note", "what": "?"}, id="1-2")
     await steps.redis.hset(steps.keys.job(stream.job_id), "colour", "blue")
     assert len(await whole_log(steps, stream.job_id)) == 1
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.extra == {"colour": "blue"}
 
 
@@ -84,8 +83,7 @@ async def test_queue_positions_count_what_goes_before(steps: Steps) -> None:
     high = [await steps.submit(lane=0) for _ in range(2)]
 
     async def position(job_id: str) -> int | None:
-        record = await steps.store.get(job_id)
-        assert record is not None
+        record = await steps.record(job_id)
         return record.queue_position
 
     assert [await position(job.job_id) for job in (*high, *low)] == [0, 1, 2, 3]

@@ -175,8 +175,7 @@ async def test_a_released_job_is_queued_again_without_blame(steps: Steps) -> Non
     await steps.say("w1", stream, [5], "a")
     assert await steps.queue.release("w1", stream.job_id, 1)
     assert not await steps.queue.release("w1", stream.job_id, 1)
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert (record.state, record.owner, record.queue_position) == (JobState.QUEUED, None, 0)
     await steps.assert_counters_true()
     assert await steps.pull("w1") == []

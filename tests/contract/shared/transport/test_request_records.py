@@ -64,8 +64,7 @@ async def test_an_ended_job_is_kept_for_as_long_as_it_says(steps: Steps) -> None
     job_id = await ended(steps, request_record=RECORD, retain_ms=20 * HOUR_MS)
     for key in kept(steps, job_id):
         assert 19 * HOUR_MS < await steps.redis.pttl(key) <= 20 * HOUR_MS, key
-    record = await steps.store.get(job_id)
-    assert record is not None
+    record = await steps.record(job_id)
     assert record.extra == {}
 
 

@@ -53,8 +53,7 @@ async def test_a_lost_job_is_put_back_whole_and_ends(steps: Steps) -> None:
     told_anew = {"qid", "claim_ms", "deadline_ms", "first_ms", "cached_tokens", "held", "held_log"}
     for name in before.keys() - told_anew - {"n", "b", "h", "state"}:
         assert after[name] == before[name], name
-    record = await steps.store.get(job_id)
-    assert record is not None
+    record = await steps.record(job_id)
     assert record.state is JobState.FINISHED
     assert record.tenant == "acme"
     assert await steps.store.request_record(job_id) == "a record"

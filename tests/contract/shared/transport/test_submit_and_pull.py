@@ -25,8 +25,7 @@ async def test_a_submitted_job_is_delivered_whole_with_attempt_one(
     (delivery,) = await steps.pull("w1")
     assert delivery.job == job
     assert (delivery.attempt, delivery.output_token_ids) == (1, ())
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.owner, record.attempt) == (JobState.RUNNING, "w1", 1)
     assert record.client_request_id == "theirs"
     assert record.started_ms is not None
@@ -201,8 +200,7 @@ async def test_a_job_past_its_deadline_is_expired_instead_of_delivered(
     job = await steps.submit(timeout_ms=1)
     await steps.deadline_passed(job.job_id)
     assert await steps.pull("w1") == []
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.reason) == (JobState.EXPIRED, "deadline_exceeded")
     assert record.message
     await steps.assert_counters_true()
@@ -242,8 +240,7 @@ async def test_an_unreadable_request_fails_the_job_and_spares_the_worker(
     broken, sound = await steps.submit(), await steps.submit()
     await steps.redis.set(steps.keys.request(broken.job_id), b'{"job_id": 5', px=60_000)
     assert [delivery.job for delivery in await steps.pull("w1")] == [sound]
-    record = await steps.store.get(broken.job_id)
-    assert record is not None
+    record = await steps.record(broken.job_id)
     assert (record.state, record.reason) == (JobState.FAILED, "payload_invalid")
 
 
@@ -252,8 +249,7 @@ async def test_a_lost_request_fails_the_job(steps: Steps) -> None:
     job = await steps.submit()
     await steps.redis.delete(steps.keys.request(job.job_id))
     assert await steps.pull("w1") == []
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.reason) == (JobState.FAILED, "payload_lost")
     await steps.assert_counters_true()
 
