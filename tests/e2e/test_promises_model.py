@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,16 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import REPOSITORY, Launched
-from tests.support.service_client import ServiceClient
+from tests.support.service_client import ServiceClient, launched_service
 
 DEMO = "penstock-demo"
 DEMO_CONFIG = REPOSITORY / "worker/demo/checkpoint/config.json"
 BROKEN_TOKEN = 300
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    env = {"BEAT_INTERVAL_MS": "100", "HEALTH_INTERVAL_S": "0.05", "DTYPE": "float32"}
-    with (
-        Launched(tmp_path_factory.mktemp("model"), env) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
+service = launched_service(
+    {"BEAT_INTERVAL_MS": "100", "HEALTH_INTERVAL_S": "0.05", "DTYPE": "float32"}
+)
 
 
 def complete(service: ServiceClient, prompt: str, max_tokens: int) -> tuple[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from tests.support.service_client import (
     stream_all,
     token_ids_of,
 )
+from tests.support.service_fixtures import *  # noqa: F403
 from tests.support.throttle import FAULTS, Throttle
 
 STEP_MS = 10
@@ -35,11 +36,6 @@ CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "First Citizen: 😀 héllo"}],
     "ignore_eos": True,
 }
-
-
-@pytest.fixture(scope="module")
-def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
-    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,54 @@ class RunningService:
     def script(self) -> Script:
         return self.worker.script
 
+    def park(self) -> None:
+        """Lets the worker take no more from the queue; returns once it does not."""
+        self.script.pulls = False
+        wait_until(lambda: self.worker.is_parked, "the worker to stop pulling")
+
+    def job_ids(self) -> set[str]:
+        listed = httpx.get(f"{self.base_url}/v1/jobs?limit=1000", timeout=30).json()["data"]
+        return {job["job_id"] for job in listed}
+
+    def hold_jobs_in(self, state: str) -> None:
+        """Keeps those that come `queued`, in their `prefill` or in a slow `decode`."""
+        self.script.step_s = 0.2  # so slowly that no answer ends before its test wants it to
+        self.script.starts = state != "prefill"
+        self.script.pulls = state != "queued"
+        wait_until(lambda: self.worker.is_parked == (state == "queued"), "the worker's attention")
+
+    def until_job_in(self, state: str, before: set[str]) -> str:
+        """The id of a job that is none of `before`, once it is in that state."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            for job_id in self.job_ids() - before:
+                job = self.job(job_id)
+                in_state = {
+                    "queued": job["status"] == "queued",
+                    "prefill": job_id in self.worker.jobs,
+                    "decode": job["usage"]["completion_tokens"] > 2,
+                }
+                found.extend([job_id] if in_state[state] else [])
+            return bool(found)
+
+        wait_until(is_there, f"a job in state {state}")
+        return found[0]
+
+    def until_disconnected(self, job_id: str) -> None:
+        """Returns once a job is cancelled as its client's, and no worker has it."""
+        self.until_job_is(job_id, "cancelled")
+        assert self.job(job_id)["error"]["code"] == "disconnected"
+        self.script.pulls = self.script.starts = True
+        wait_until(lambda: not self.worker.jobs, "the worker to drop it")
+
+    def job(self, name: str) -> dict[str, Any]:
+        """A job as the service shows it."""
+        return dict(httpx.get(f"{self.base_url}/v1/jobs/{name}", timeout=30).json())
+
+    def until_job_is(self, name: str, status: str) -> None:
+        wait_until(lambda: self.job(name)["status"] == status, f"a job that is {status}")
+
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:

@@ -13,10 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
-from openai import OpenAI
 
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
@@ -92,18 +90,6 @@ def module_chat_service(*models: str) -> Any:
             yield url
 
     return base_url
-
-
-@pytest.fixture(scope="module")
-def openai_client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def anthropic_client(base_url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
-        yield made
 
 
 def saying(text: str, *after: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 
 
-def batch_of(client: httpx.Client, body: dict[str, Any], which: str) -> Any:
+def batch_of(
+    client: httpx.Client, body: dict[str, Any], which: str, url: str = "/v1/chat/completions"
+) -> Any:
     """The one line that answers a row with this body."""
-    row = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    row = {"custom_id": "1", "method": "POST", "url": url, "body": body}
     file = client.post(
         "/v1/files",
         files={"file": ("rows.jsonl", json.dumps(row).encode())},
@@ -19,7 +21,7 @@ def batch_of(client: httpx.Client, body: dict[str, Any], which: str) -> Any:
     ).json()
     begun = {
         "input_file_id": file["id"],
-        "endpoint": "/v1/chat/completions",
+        "endpoint": url,
         "completion_window": "24h",
     }
     batch = client.post("/v1/batches", json=begun).json()

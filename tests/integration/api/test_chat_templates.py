@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import END_OF_TEXT, make_checkpoint
+from tests.support.dialects import DIALECTS
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,
@@ -30,9 +31,7 @@ BARE, NAMED, GIVEN = "bare", "named", "given"
 SAYS = "{{ messages[-1].content }} "
 USER = [{"role": "user", "content": "hello"}]
 BODIES: Mapping[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
-    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
-    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    **{DIALECTS[name].path: DIALECTS[name].body() for name in ("chat", "responses", "messages")},
     "/tokenize": {"messages": USER},
 }
 
@@ -87,7 +86,7 @@ def templates(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_chat_with_a_model_without_a_template_is_a_400_that_says_so(
     templates: Service, path: str
 ) -> None:
-    response = templates.post(path, model=BARE, **BODIES[path])
+    response = templates.post(path, **BODIES[path] | {"model": BARE})
     assert response.status_code == 400
     assert "has no chat template" in response.text
     assert "CHAT_TEMPLATE" in response.text

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from api.auth.keys import digest_of, new_key
+from tests.support.keys import Keys
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import RunningService, running_frontend, wait_until
 
@@ -123,13 +123,12 @@ def test_tenants_do_not_see_the_files_and_batches_of_others(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    keys = {tenant: new_key() for tenant in ("a", "b")}
-    lines = "\n".join(f"{digest_of(key)} tenant={tenant}" for tenant, key in keys.items())
+    keys = Keys(a="", b="")
     with running_frontend(
         redis_url,
         new_namespace(),
         files_dir=str(tmp_path),
-        api_keys=lines,
+        api_keys=keys.lines,
         batches_at_once=0,
     ) as keyed:
         url = f"{keyed.base_url}/v1"

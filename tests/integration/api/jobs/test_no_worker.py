@@ -20,6 +20,7 @@ from tests.support.running_service import (
     wait_until,
 )
 from tests.support.service_processes import MODEL, worker_process
+from tests.support.sse_readers import payloads
 
 LIMIT_S = 60
 BODY = {"prompt": "the gate and the wheel ", "max_tokens": 20}
@@ -125,9 +126,7 @@ def test_a_chat_waits_for_the_next_worker_and_is_answered(
         metrics = served.get("/metrics/deployment").text
         assert f'penstock:queue_depth{{model_name="{MODEL}"}} 1.0' in metrics
         served.start_worker()
-        chunks = [
-            json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
-        ]
+        chunks = payloads(lines)
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
     assert text.startswith("the gate")
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
