@@ -213,7 +213,9 @@ def _generate_streamed(events: Sequence[Payload]) -> Answer:
 def _response(whole: Payload) -> Answer:
     usage = whole["usage"]
     texts = [part for item in whole["output"] for part in item.get("content", ())]
-    stop = (whole["incomplete_details"] or {}).get("reason", whole["status"])
+    stop, details = whole["status"], whole["incomplete_details"]
+    if details is not None:
+        stop += f", {details['reason']}"
     return Answer(
         whole["id"],
         _joined(texts, "text"),
@@ -231,7 +233,9 @@ def _response_piece(event: Payload) -> str:
 
 def _response_streamed(events: Sequence[Payload]) -> Answer:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    answer = _response(events[-1]["response"])
+    response = events[-1]["response"]
+    assert events[-1]["type"] == f"response.{response['status']}"
+    answer = _response(response)
     assert "".join(map(_response_piece, events)) == answer.text
     return answer
 
@@ -284,7 +288,7 @@ DIALECTS = {
         ),
         Dialect(
             *("responses", "/v1/responses", "response", "resp_", "input", str),
-            {"string": "completed", "token": "completed", "limit": "max_output_tokens"},
+            {"string": "completed", "token": "completed", "limit": "incomplete, max_output_tokens"},
             *(_response, _response_streamed, _response_piece),
             names={"max_tokens": "max_output_tokens"},
             lacking=frozenset({"on_disconnect", "stream_interval"}),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -103,6 +105,20 @@ class RunningService:
     @property
     def script(self) -> Script:
         return self.worker.script
+
+    def connect(self) -> socket.socket:
+        """A connection for bytes that no client would send; they are not gathered."""
+        host, port = self.base_url.removeprefix("http://").split(":")
+        made = socket.create_connection((host, int(port)), 60)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def request(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
+        """Sends a request. Its client leaves when this connection is closed."""
+        made, content = self.connect(), json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        made.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        return made
 
     def park(self) -> None:
         """Lets the worker take no more from the queue; returns once it does not."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -106,13 +104,12 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(
 ) -> None:
     sweep(service)
     before = on_disk(service)
-    address = urlsplit(service.base_url)
     head = (
         "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000\r\n"
         "content-type: multipart/form-data; boundary=xyz\r\n\r\n"
         '--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     )
-    with socket.create_connection((address.hostname, address.port)) as connection:
+    with service.connect() as connection:
         connection.sendall(head.encode() + b"x" * 1000)
         wait_until(lambda: len(on_disk(service)) == len(before) + 1, "the upload's begin", LIMIT_S)
     wait_until(lambda: on_disk(service) == before, "the upload's end", LIMIT_S)

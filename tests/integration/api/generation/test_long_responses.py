@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -119,9 +117,8 @@ def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
 def test_an_old_client_gets_a_long_answer_until_the_connection_ends(
     service: RunningService,
 ) -> None:
-    address = urlsplit(service.base_url)
     body = json.dumps(CHAT).encode()
-    with socket.create_connection((str(address.hostname), address.port or 0), 60) as made:
+    with service.connect() as made:
         head = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n" % len(body)
         made.sendall(head + body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -176,11 +175,8 @@ def test_only_listed_origins_may_call_where_there_is_a_list(
 
 
 def test_a_slow_body_is_given_up(redis_url: str) -> None:
-    import socket
-
     with running_frontend(redis_url, new_namespace(), body_timeout_s=0.2) as impatient:
-        address = urlsplit(impatient.base_url)
-        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        with impatient.connect() as connection:
             connection.sendall(
                 b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"

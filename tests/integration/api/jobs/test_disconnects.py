@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import threading
-from typing import Any
-from urllib.parse import urlsplit
-
 import httpx
 import pytest
 from redis import Redis
@@ -24,30 +18,6 @@ CHAT = {
 }
 
 
-class Caller:
-    """One request over a connection that the test can drop at any moment."""
-
-    def __init__(
-        self, service: RunningService, body: dict[str, Any], path: str = "/v1/chat/completions"
-    ) -> None:
-        address = urlsplit(service.base_url)
-        self._connection = http.client.HTTPConnection(str(address.hostname), address.port)
-        self._connection.request(
-            "POST",
-            path,
-            json.dumps(body),
-            {
-                "content-type": "application/json",
-                "x-client-request-id": threading.current_thread().name,
-            },
-        )
-
-    def leave(self) -> None:
-        assert self._connection.sock is not None
-        self._connection.sock.close()
-        self._connection.close()
-
-
 @pytest.mark.promise("HTTP: a disconnect reaches the engine, also if a message is lost")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
@@ -61,9 +31,9 @@ def test_leaving_cancels_the_job(
     before = service.job_ids()
     service.hold_jobs_in(state)
     service.script.says = service.text.tokenizer.encode("water", add_special_tokens=False)
-    caller = Caller(service, dialect.body(stream=stream, max_tokens=400), dialect.path)
+    caller = service.request(dialect.body(stream=stream, max_tokens=400), dialect.path)
     job_id = service.until_job_in(state, before)
-    caller.leave()
+    caller.close()
     assert service.job(job_id)["kind"] == dialect.kind
     service.until_disconnected(job_id)
 
@@ -73,18 +43,18 @@ def test_a_job_with_policy_continue_runs_on(service: RunningService, stream: boo
     before = service.job_ids()
     service.hold_jobs_in("decode")
     service.script.step_s = 0.005
-    caller = Caller(service, {**CHAT, "stream": stream, "on_disconnect": "continue"})
+    caller = service.request({**CHAT, "stream": stream, "on_disconnect": "continue"})
     job_id = service.until_job_in("decode", before)
-    caller.leave()
+    caller.close()
     service.until_job_is(job_id, "finished")
 
 
 def test_a_job_with_a_grace_period_outlives_its_reader_for_now(service: RunningService) -> None:
     before = service.job_ids()
     service.hold_jobs_in("decode")
-    caller = Caller(service, {**CHAT, "stream": True, "on_disconnect": "grace"})
+    caller = service.request({**CHAT, "stream": True, "on_disconnect": "grace"})
     job_id = service.until_job_in("decode", before)
-    caller.leave()
+    caller.close()
     wait_until(lambda: not len(service.app.state.open_requests), "the answer to end")
     assert service.job(job_id)["status"] == "running"
     service.script.step_s = 0
@@ -100,13 +70,13 @@ def grace_has_begun(service: RunningService, job_id: str) -> bool:
 def test_the_grace_period_begins_when_the_last_reader_leaves(service: RunningService) -> None:
     before = service.job_ids()
     service.hold_jobs_in("decode")
-    caller = Caller(service, {**CHAT, "stream": True, "on_disconnect": "grace"})
+    caller = service.request({**CHAT, "stream": True, "on_disconnect": "grace"})
     job_id = service.until_job_in("decode", before)
     url = f"{service.base_url}/v1/jobs/{job_id}/stream"
     with httpx.stream("GET", url) as tail:
         pieces = tail.iter_raw()  # held: one that is collected closes the connection
         assert next(pieces)
-        caller.leave()
+        caller.close()
         wait_until(lambda: len(service.app.state.open_requests) == 1, "the first reader's end")
     wait_until(lambda: grace_has_begun(service, job_id), "the grace period")
     with httpx.stream("GET", url) as tail:
@@ -124,7 +94,7 @@ def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
 ) -> None:
     before = service.job_ids()
     service.hold_jobs_in("decode")
-    caller = Caller(service, {**CHAT, "stream": True, "on_disconnect": "grace"})
+    caller = service.request({**CHAT, "stream": True, "on_disconnect": "grace"})
     job_id = service.until_job_in("decode", before)
     with httpx.stream("GET", f"{service.base_url}/v1/jobs/{job_id}/stream") as tail:
         assert next(tail.iter_raw())
@@ -132,16 +102,16 @@ def test_a_tail_that_leaves_begins_no_grace_period_of_a_job_with_another_reader(
     wait_until(lambda: not grace_has_begun(service, job_id), "the other reader's word")
     service.script.step_s = 0
     service.until_job_is(job_id, "finished")
-    caller.leave()
+    caller.close()
 
 
 def test_many_clients_that_leave_leave_nothing_behind(service: RunningService) -> None:
     service.script.step_s = 0.01
     for number in range(40):
-        caller = Caller(service, {**CHAT, "stream": number % 2 == 0})
+        caller = service.request({**CHAT, "stream": number % 2 == 0})
         if number % 3:
             wait_until(lambda: service.worker.jobs, "a running job")
-        caller.leave()
+        caller.close()
     wait_until(lambda: not len(service.app.state.open_requests), "the answers to end")
     wait_until(lambda: not service.worker.jobs, "the worker to be idle")
     wait_until(
