@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -248,20 +248,42 @@ def running_service(
 
 
 @contextlib.contextmanager
-def frontend_of_worker(
-    redis_url: str, namespace: str, checkpoint: Path, directory: Path, **worker: str
+def frontend_of_workers(
+    redis_url: str,
+    namespace: str,
+    directory: Path,
+    models: Mapping[str, Mapping[str, str]],
+    **settings: Any,
 ) -> Iterator[RunningService]:
-    """Yields a frontend and a worker process with these settings, once they serve.
+    """Yields a frontend and a worker process for each model, once all are served.
 
-    The worker's log is in `directory`, and in the error of one that never serves.
+    `models`: the settings of each, by its served name; MODEL is its checkpoint. Their logs are in
+    `directory`, <name>.log, and in the error of one that ends or is never served.
     """
-    log = directory / "log"
-    with (
-        worker_process(redis_url, namespace, checkpoint, log, **worker),
-        running_frontend(redis_url, namespace, files_dir=str(directory / "files")) as frontend,
-    ):
+    logs = {name: directory / f"{name}.log" for name in models}
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                worker_process(
+                    redis_url,
+                    namespace,
+                    Path(more["MODEL"]),
+                    logs[name],
+                    **{"SERVED_MODEL_NAME": name, **more},
+                )
+            )
+            for name, more in models.items()
+        ]
+        frontend = stack.enter_context(running_frontend(redis_url, namespace, **settings))
+
+        def served() -> bool:
+            assert all(worker.poll() is None for worker in workers), "a worker ended"
+            listed = httpx.get(f"{frontend.base_url}/v1/models", timeout=30).json()["data"]
+            return {model["id"] for model in listed} >= set(models)
+
         try:
+            wait_until(served, "workers for all models", 120)
             frontend.until_ready()
         except AssertionError:
-            raise AssertionError(log.read_text()) from None
+            raise AssertionError({name: log.read_text() for name, log in logs.items()}) from None
         yield frontend

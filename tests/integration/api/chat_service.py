@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import running_frontend, wait_until
+from tests.support.running_service import frontend_of_workers
 from tests.support.tool_models import (
     make_family_checkpoint,
     make_hermes_checkpoint,
@@ -51,34 +49,21 @@ _MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
 @contextmanager
 def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iterator[str]:
     """The base URL of a service that has these models ready."""
-    namespace = new_namespace()
-    with ExitStack() as stack:
-        workers = []
-        for name in models:
-            make, runner = _MODELS[name]
-            worker = WorkerProcess(
-                directory / f"{name}.log",
-                redis_url,
-                namespace,
-                MODEL=make(directory / name),
-                SERVED_MODEL_NAME=name,
-                RUNNER=runner,
-                DEVICE="cpu",
-                CPU_TIER="reference",
-                DTYPE="float32",
-                KV_CACHE_MEMORY_GB="0.05",
-            )
-            stack.callback(worker.close)
-            workers.append(worker)
-        service = stack.enter_context(running_frontend(redis_url, namespace, keepalive_s=0.5))
-
-        def served() -> bool:
-            assert all(worker.alive for worker in workers), [worker.log for worker in workers]
-            listed = httpx.get(f"{service.base_url}/v1/models", timeout=30).json()["data"]
-            return {model["id"] for model in listed} >= set(models)
-
-        wait_until(served, "workers for all models", 120)
-        yield service.base_url
+    made = {
+        name: {
+            "MODEL": str(_MODELS[name][0](directory / name)),
+            "RUNNER": _MODELS[name][1],
+            "DEVICE": "cpu",
+            "CPU_TIER": "reference",
+            "DTYPE": "float32",
+            "KV_CACHE_MEMORY_GB": "0.05",
+        }
+        for name in models
+    }
+    with frontend_of_workers(
+        redis_url, new_namespace(), directory, made, keepalive_s=0.5
+    ) as frontend:
+        yield frontend.base_url
 
 
 def module_chat_service(*models: str) -> Any:

@@ -6,7 +6,6 @@ The engines echo their prompt: the output shows which template rendered it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import END_OF_TEXT, make_checkpoint
 from tests.support.dialects import DIALECTS
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,
     RunningService,
-    running_frontend,
+    frontend_of_workers,
     running_service,
-    wait_until,
 )
 from tests.support.turn_templates import MISTRAL
 
@@ -64,21 +61,10 @@ def templates(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     rag.write_text("rag: " + SAYS)
     make_checkpoint(directory / GIVEN)
     (directory / "given.jinja").write_text("given: " + SAYS)
-    logs = {name: directory / f"{name}.log" for name in (BARE, NAMED, GIVEN)}
-    with ExitStack() as stack:
-        for name, log in logs.items():
-            settings = {"CHAT_TEMPLATE": directory / "given.jinja"} if name == GIVEN else {}
-            worker = WorkerProcess(
-                log, redis_url, namespace, MODEL=directory / name, RUNNER="echo", **settings
-            )
-            stack.callback(worker.close)
-        frontend = stack.enter_context(running_frontend(redis_url, namespace))
-
-        def served() -> bool:
-            listed = httpx.get(f"{frontend.base_url}/v1/models", timeout=30).json()["data"]
-            return {model["id"] for model in listed} >= set(logs)
-
-        wait_until(served, "workers for all models", 60)
+    models = {name: {"MODEL": str(directory / name)} for name in (BARE, NAMED, GIVEN)}
+    models[GIVEN]["CHAT_TEMPLATE"] = str(directory / "given.jinja")
+    with frontend_of_workers(redis_url, namespace, directory, models) as frontend:
+        logs = {name: directory / f"{name}.log" for name in models}
         yield Service(frontend.base_url, logs)
 
 

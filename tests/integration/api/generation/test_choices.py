@@ -18,7 +18,7 @@ from openai import OpenAI
 
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import (
-    frontend_of_worker,
+    frontend_of_workers,
     make_tiny_checkpoint,
     running_frontend,
     wait_until,
@@ -61,8 +61,8 @@ def base_url(
     throttle: Throttle,
 ) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("choices")
-    files = make_tiny_checkpoint(directory)
     settings = {
+        "MODEL": str(make_tiny_checkpoint(directory)),
         "RUNNER": "model",
         "DEVICE": "cpu",
         "CPU_TIER": "reference",
@@ -70,7 +70,7 @@ def base_url(
         "PYTHONPATH": str(FAULTS),
         **throttle.env,
     }
-    with frontend_of_worker(redis_url, namespace, files, directory, **settings) as frontend:
+    with frontend_of_workers(redis_url, namespace, directory, {MODEL: settings}) as frontend:
         yield frontend.base_url
 
 

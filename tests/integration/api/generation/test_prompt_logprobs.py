@@ -19,7 +19,7 @@ from shared.messages import PROMPT_SLICE_TOKENS
 from tests.integration.api.single_row_batch import batch_of
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import frontend_of_worker
+from tests.support.running_service import frontend_of_workers
 from tests.support.service_processes import MODEL
 from tests.support.sse_readers import payloads
 
@@ -43,13 +43,17 @@ def base_url(
 ) -> Iterator[str]:
     directory, namespace = tmp_path_factory.mktemp("prompt_logprobs"), new_namespace()
     settings = {
+        "MODEL": str(checkpoint),
         "RUNNER": "model",
         "DEVICE": "cpu",
         "CPU_TIER": "reference",
         "MAX_NUM_BATCHED_TOKENS": "256",
         "DRAIN_TIMEOUT_S": "1",
     }
-    with frontend_of_worker(redis_url, namespace, checkpoint, directory, **settings) as frontend:
+    files = str(directory / "files")
+    with frontend_of_workers(
+        redis_url, namespace, directory, {MODEL: settings}, files_dir=files
+    ) as frontend:
         yield frontend.base_url
 
 

@@ -10,11 +10,10 @@ import httpx
 import pytest
 
 from tests.integration.api.single_row_batch import batch_of
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.dialects import DIALECTS, Dialect
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import RunningService, running_frontend, wait_until
+from tests.support.running_service import MODEL, RunningService, frontend_of_workers
 from tests.support.service_fixtures import module_service
 
 MAKERS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
@@ -130,19 +129,7 @@ def test_a_worker_s_settings_choose_them(
     settings: dict[str, str],
     shown: dict[str, float],
 ) -> None:
-    checkpoint, namespace = make_recommending(tmp_path / "tiny"), new_namespace()
-    worker = WorkerProcess(
-        tmp_path / "log", redis_url, namespace, MODEL=checkpoint, RUNNER="echo", **settings
-    )
-    try:
-        with running_frontend(redis_url, namespace) as service:
-
-            def listed() -> list[dict[str, Any]]:
-                assert worker.alive, worker.log
-                return list(httpx.get(f"{service.base_url}/v1/models").json()["data"])
-
-            wait_until(listed, "a model", 120)
-            (model,) = listed()
-        assert model["default_sampling"] == shown
-    finally:
-        worker.close()
+    models = {MODEL: {"MODEL": str(make_recommending(tmp_path / "tiny")), **settings}}
+    with frontend_of_workers(redis_url, new_namespace(), tmp_path, models) as service:
+        (model,) = httpx.get(f"{service.base_url}/v1/models").json()["data"]
+    assert model["default_sampling"] == shown
