@@ -60,22 +60,21 @@ NO_ARM := $(call missing,aarch64-linux-gnu-g++ qemu-aarch64)
 FAKETIME := $(firstword $(wildcard $(addsuffix /libfaketime.so.1,/usr/lib/*/faketime /usr/lib/faketime /usr/local/lib/faketime)))
 left_out = @echo "penstock: not installed: $(1). The tests $(2) are left out; apt-get install $(1) brings them back"
 space := $(subst ,, )
-# First what starts and breaks processes: it waits for most of its time. What only computes runs
-# beside it at a low priority, and may be held up. Then what looks at times and at shares of the processor, `alone`.
+# First what starts and breaks processes: it waits for two thirds of its time. Then vLLM: each of its
+# files starts engines with gigabytes of libraries, two at a time. What only computes runs beside both
+# at a low priority, and may be held up. Last what looks at times and at shares of the processor, `alone`.
 # `packages` are tests that fetch packages, `models` the whole list of model types: they have targets
-# of their own. Each file of `vllm` starts engines with gigabytes of libraries: two at a time.
+# of their own. With PACKAGES the former are among the first.
 COMPUTING := tests/sim tests/contract tests/unit tests/arch
 NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
 MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(NO_PROMETHEUS),prometheus) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
-LEFT_OUT := gpu packages long models images $(MISSING)
+LEFT_OUT := gpu $(if $(PACKAGES),,packages) long models images $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
-# Reading all files takes each process 20 seconds, to run a tenth of them.
-marked = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU and no network; some 16 minutes on two cores, 4 more with vLLM
+test: $(VENV)/.dev ## every test that needs no GPU and no network; some 15 minutes on two cores
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
@@ -84,18 +83,18 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 16 minut
 	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm PENSTOCK_DEVICE=cpu brings them back")
 	@$(BIN)/python -m tests.suite run \
 		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,vllm $(LEFT_OUT))" $(COMPUTING)' \
-		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
-		$(if $(NO_VLLM),,'$(WITH_VLLM) -m "vllm and $(call but_not,alone $(LEFT_OUT))" $(call marked,vllm)') \
-		'-m "alone and $(call but_not,$(LEFT_OUT))" $(call marked,alone)'
+		'-n $(if $(PACKAGES),6,5) $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
+		$(if $(NO_VLLM),,'$(WITH_VLLM) -m "vllm and $(call but_not,alone $(LEFT_OUT))"') \
+		'-m "alone and $(call but_not,$(LEFT_OUT))"'
 
 .PHONY: test-vllm
 test-vllm: $(VENV)/.dev ## the tests with vLLM; makes .venv-vllm for the CPU first
 	$(if $(PENSTOCK_VLLM_PYTHON),,@$(MAKE_VLLM) --device cpu)
-	@$(BIN)/python -m tests.suite run '$(WITH_VLLM) -m "vllm and $(call but_not,gpu long models)" $(call marked,vllm)'
+	@$(BIN)/python -m tests.suite run '$(WITH_VLLM) -m "vllm and $(call but_not,gpu long models)"'
 
 .PHONY: test-models
 test-models: $(VENV)/.dev ## every model type of the list against Transformers; make test has some of them
-	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu" $(call marked,models)'
+	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu"'
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute
@@ -170,6 +169,7 @@ docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES 
 	@$(BIN)/python docs/generate_cli.py
 	@$(BIN)/python docs/generate_promises.py
 	@$(BIN)/python docs/generate_paths.py
+	@$(BIN)/python docs/generate_plots.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)

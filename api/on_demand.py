@@ -31,10 +31,11 @@ PARTS: Mapping[str, str] = {
     "validation_errors": "api.generation.validation_errors",
     # log probabilities of the output and the prompt; where each token's text is, to count reasoning
     "logprobs": "api.generation.logprobs",
-    # compressed bodies; idempotency keys; several prompts in one request
+    # compressed bodies; idempotency keys; several prompts in one request; events of several steps
     "idempotency": "api.jobs.idempotency",
     "body_coding": "api.http.body_coding",
     "merged_stream": "api.jobs.merged_stream",
+    "batched_deltas": "api.jobs.batched_deltas",
 }
 
 

@@ -22,16 +22,13 @@ from api.files.upload import UploadLimits
 from api.generation.models import GenerationService, JobDefaults, ModelCatalog
 from api.generation.thread_pool import TextPool
 from api.housekeeping import Housekeeping
-from api.http.open_requests import OpenRequests
+from api.http.open_requests import OpenRequests, TimeSlices
 from api.http.shares import Pot
 from api.http.sse import json_bytes
-from api.http.time_slices import TimeSlices
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.disconnects import DisconnectTracker
-from api.jobs.relay import EventRelay
 from api.jobs.request_reader import RequestReader
-from api.jobs.service import JobService
+from api.jobs.service import DisconnectTracker, EventRelay, JobService
 from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health import HealthMonitor
@@ -41,12 +38,12 @@ from shared.text.chat_template import RenderingProcesses
 from shared.text.served_text import load_served_text
 from shared.tracing import Tracing
 from shared.tracing_export import open_tracing
+from shared.transport.ports.admission import AdmissionLimits, DurabilityChecks, SubmittingStore
 from shared.transport.ports.batches import BatchLimits, BatchStore
-from shared.transport.ports.bus import EventBus
 from shared.transport.ports.dead_letters import DeadLetters
 from shared.transport.ports.deployment import Deployment, ProcessKind
 from shared.transport.ports.files import FileIndex, FileLimits
-from shared.transport.ports.jobs import AdmissionLimits, DurabilityChecks, JobStore
+from shared.transport.ports.jobs import EventBus
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.ports.registry import WorkerRegistry
 
@@ -55,7 +52,7 @@ class Transport(Protocol):
     """What a frontend uses of a transport."""
 
     @property
-    def store(self) -> JobStore: ...
+    def store(self) -> SubmittingStore: ...
     @property
     def registry(self) -> WorkerRegistry: ...
     @property

@@ -1,13 +1,16 @@
 """Kernels on this machine's CUDA device, beside what its memory and its products allow.
 
     python3 -m bench.cuda_kernels --out kernels.jsonl
+    python3 -m bench.cuda_kernels --kernels decode suffix     # these alone
     python3 -m bench.cuda_kernels --sweep        # other tiles, for the choice in attention.py
 
 Needs torch and Triton, no network and no installation. Attention has the heads of Qwen3-8B: 32
-queries, 8 keys, 128 numbers each. Products of a few rows are those of a layer of Qwen3-0.6B and 8B,
-beside the operators that they take the place of. Each figure is the median of replays of a CUDA
-graph over all layers of a pool that is larger than the cache; each variant is compared with torch's
-operators first, and run twice for the same bits.
+queries, 8 keys, 128 numbers each: of single queries with even and with uneven contexts, of whole
+prompts beside torch's own attention (flash, cuDNN), and of a few tokens after a cached prefix.
+Products of a few rows are those of a layer of Qwen3-0.6B and 8B, beside the operators that they
+take the place of. Each figure is the median of replays of a CUDA graph over all layers of a pool
+that is larger than the cache; each variant is compared with torch's operators first, and run twice
+for the same bits.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import AttentionMetadata, KVLayer
@@ -37,8 +43,13 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 BLOCK_SIZE = 32
 POOL_BYTES = 1 << 30  # at least, over all layers
 MOST_LAYERS = 36
+KERNELS = ["decode", "uneven", "suffix", "prefill", "few rows"]
 DECODES = [(1, 1024), (1, 8192), (64, 1024), (64, 8192), (256, 1024), (256, 8192)]
+# One long context beside many short ones, and even ones with as many keys.
+UNEVEN = [[32_768] + [512] * 255, [638] * 256]
+SUFFIX, PREFIXES = 16, [8192, 32_768, 131_072]  # new tokens, cached tokens
 PREFILLS = [512, 2048, 8192]
+PEERS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 FEW_ROWS = [1, 2, 4]
 SIZES = [(1024, 3072, 2048), (4096, 12288, 4096)]  # hidden, of the feed-forward, of all query heads
 DECODE_TILES = [
@@ -79,28 +90,42 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="JSON lines")
     parser.add_argument("--sweep", action="store_true", help="all tiles, not the chosen ones alone")
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)
         return 1
     torch.manual_seed(0)
-    lines = []
     limits = ceilings()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: copy {limits.copy_gbs:,.0f} "
         f"GB/s, bf16 product {limits.product_tflops:,.0f} TFLOP/s"
     )
-    for rows, context in DECODES:
-        for tiles in DECODE_TILES if args.sweep else [None]:
-            lines.append(report(decode(rows, context, limits, tiles), args.out))
-    for rows in FEW_ROWS:
-        for hidden, inner, projected in SIZES:
-            lines.append(
-                report(few_rows_of_layer(rows, hidden, inner, projected, limits), args.out)
-            )
-    for tokens in PREFILLS:
-        for tiles in CHUNK_TILES if args.sweep else [None]:
-            lines.append(report(prefill(tokens, limits, tiles), args.out))
+    decode_tiles = DECODE_TILES if args.sweep else [None]
+    chunk_tiles = CHUNK_TILES if args.sweep else [None]
+    sizes = [(rows, *size) for rows in FEW_ROWS for size in SIZES]
+    runs: dict[str, list[Callable[[], dict[str, object]]]] = {
+        "decode": [
+            partial(decode, [context] * rows, limits, tiles)
+            for rows, context in DECODES
+            for tiles in decode_tiles
+        ],
+        "uneven": [
+            partial(decode, contexts, limits, tiles)
+            for contexts in UNEVEN
+            for tiles in decode_tiles
+        ],
+        "suffix": [
+            partial(suffix, SUFFIX, cached, limits, tiles)
+            for cached in PREFIXES
+            for tiles in chunk_tiles
+        ],
+        "prefill": [
+            partial(prefill, tokens, limits, tiles) for tokens in PREFILLS for tiles in chunk_tiles
+        ],
+        "few rows": [partial(few_rows_of_layer, *size, limits) for size in sizes],
+    }
+    lines = [report(run(), args.out) for name in args.kernels for run in runs[name]]
     return 0 if all(line["equal"] and line["same_bits"] for line in lines) else 1
 
 
@@ -171,18 +196,47 @@ def metadata(query_lens: list[int], context_lens: list[int], table: Tensor) -> A
     )
 
 
-def decode(rows: int, context: int, limits: Ceilings, tiles: Tiles | None) -> dict[str, object]:
-    width = context // BLOCK_SIZE
-    pool = new_pool(rows * width)
-    table = torch.randperm(rows * width, device="cuda").int().view(rows, width)
-    step = metadata([1] * rows, [context] * rows, table)
-    line = measure(pool, step, rows, "decode_tiles", tiles)
-    seconds = float(line.pop("seconds"))  # type: ignore[arg-type]
-    moved = rows * context * KV_HEADS * DIM * 2 * 2
+def tables(context_lens: list[int]) -> tuple[int, Tensor]:
+    """Returns how many blocks sequences of these lengths have, and the table of them, in no
+    order."""
+    widths = [-(-length // BLOCK_SIZE) for length in context_lens]
+    blocks = torch.randperm(sum(widths), device="cuda").int()
+    table = torch.zeros((len(widths), max(widths)), dtype=torch.int32, device="cuda")
+    for row, own in enumerate(blocks.split(widths)):
+        table[row, : len(own)] = own
+    return len(blocks), table
+
+
+def decode(contexts: list[int], limits: Ceilings, tiles: Tiles | None) -> dict[str, object]:
+    num_blocks, table = tables(contexts)
+    step = metadata([1] * len(contexts), contexts, table)
+    line = measure(new_pool(num_blocks), step, "decode_tiles", tiles)
+    longest, shortest = max(contexts), min(contexts)
     return {
         "kernel": "decode",
-        "rows": rows,
-        "context": context,
+        "rows": len(contexts),
+        "context": longest if longest == shortest else f"{longest} to {shortest}",
+        **of_bytes(line, sum(contexts), limits),
+    }
+
+
+def suffix(tokens: int, cached: int, limits: Ceilings, tiles: Tiles | None) -> dict[str, object]:
+    num_blocks, table = tables([cached + tokens])
+    step = metadata([tokens], [cached + tokens], table)
+    line = measure(new_pool(num_blocks), step, "chunk_tiles", tiles)
+    return {
+        "kernel": "suffix",
+        "rows": tokens,
+        "context": cached,
+        **of_bytes(line, cached + tokens, limits),
+    }
+
+
+def of_bytes(line: dict[str, object], keys: int, limits: Ceilings) -> dict[str, object]:
+    """Returns a line of `measure` by the bytes of so many keys and values, read once."""
+    seconds = float(line.pop("seconds"))  # type: ignore[arg-type]
+    moved = keys * KV_HEADS * DIM * 2 * 2
+    return {
         "us": round(seconds * 1e6, 1),
         "gbs": round(moved / seconds / 1e9),
         "of_copy": round(moved / seconds / 1e9 / limits.copy_gbs, 3),
@@ -191,13 +245,12 @@ def decode(rows: int, context: int, limits: Ceilings, tiles: Tiles | None) -> di
 
 
 def prefill(tokens: int, limits: Ceilings, tiles: Tiles | None) -> dict[str, object]:
-    width = tokens // BLOCK_SIZE
-    pool = new_pool(width)
-    table = torch.randperm(width, device="cuda").int().view(1, width)
+    num_blocks, table = tables([tokens])
     step = metadata([tokens], [tokens], table)
-    line = measure(pool, step, tokens, "chunk_tiles", tiles)
+    line = measure(new_pool(num_blocks), step, "chunk_tiles", tiles)
     seconds = float(line.pop("seconds"))  # type: ignore[arg-type]
     operations = 4 * HEADS * DIM * tokens * (tokens + 1) / 2
+    peers = {} if tiles else {f"{name}_us": prompt_us(tokens, way) for name, way in PEERS.items()}
     return {
         "kernel": "prefill",
         "rows": 1,
@@ -205,8 +258,21 @@ def prefill(tokens: int, limits: Ceilings, tiles: Tiles | None) -> dict[str, obj
         "us": round(seconds * 1e6, 1),
         "tflops": round(operations / seconds / 1e12),
         "of_product": round(operations / seconds / 1e12 / limits.product_tflops, 3),
+        **peers,
         **line,
     }
+
+
+def prompt_us(tokens: int, way: SDPBackend) -> float | str:
+    """Returns microseconds of torch's attention by this way, over keys that lie in a row and have
+    the queries' number of heads; why not, where it cannot."""
+    q, k, v = torch.randn(3, 1, HEADS, tokens, DIM, device="cuda").bfloat16()
+    try:
+        with sdpa_kernel([way]):
+            seconds = median_s(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
+    except RuntimeError as error:
+        return str(error).splitlines()[0].replace(" ", "_")
+    return round(seconds * 1e6, 1)
 
 
 def few_rows_of_layer(
@@ -267,9 +333,10 @@ def few_rows_of_layer(
 
 
 def measure(
-    pool: KVCachePool, step: AttentionMetadata, num_tokens: int, which: str, tiles: Tiles | None
+    pool: KVCachePool, step: AttentionMetadata, which: str, tiles: Tiles | None
 ) -> dict[str, object]:
     """Returns seconds of a layer, the tiles, and whether it gave what torch's operators give."""
+    num_tokens = step.num_tokens
     q = torch.randn(num_tokens, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
     chosen = getattr(attention, which)
     if tiles is not None:
@@ -311,14 +378,13 @@ def measure(
 def expected(pool: KVCachePool, step: AttentionMetadata, q: Tensor) -> Tensor:
     """Returns what torch's operators give: the step's own keys are in the pool already."""
     backend = SdpaAttention(pool)
-    slot_of = torch.arange(0, step.num_tokens, device="cuda")
-    if step.num_decodes:
-        last = step.seq_lens.long() - 1
-        blocks = step.block_table.gather(1, (last // BLOCK_SIZE)[:, None])[:, 0].long()
-        offsets = last % BLOCK_SIZE
-    else:
-        blocks = step.block_table[0].long()[slot_of // BLOCK_SIZE]
-        offsets = slot_of % BLOCK_SIZE
+    lens = torch.tensor(step.query_lens, device="cuda")
+    row_of = torch.arange(len(lens), device="cuda").repeat_interleave(lens)
+    # The new tokens of each sequence are its last ones.
+    place = torch.arange(step.num_tokens, device="cuda") - step.cu_q[1:][row_of]
+    place += step.seq_lens[row_of]
+    blocks = step.block_table[row_of, place // BLOCK_SIZE].long()
+    offsets = place % BLOCK_SIZE
     step = replace(step, slots=(blocks * BLOCK_SIZE + offsets).int())
     backend.prepare(step)
     out = torch.empty_like(q)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,6 +28,8 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from shared.messages import SamplingParams
+from worker.model.cuda.drawing import Drawn, draw_rows
+from worker.model.sampling import cuda_kernels
 from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Sampler
 
@@ -121,18 +124,15 @@ def measured(
         )
 
     ours, torchs = sampler(True), sampler(False)
-    kernels: Any = ours._kernels
-    assert kernels is not None, "Triton is missing"
-    launch, launches = kernels._launch, []
+    launches: list[tuple[Any, ...]] = []
 
-    def noted(*given: Any) -> Any:
+    def noted(*given: Any) -> Drawn:
         launches.append(given)
-        return launch(*given)
+        return draw_rows(*given)
 
-    kernels._launch = noted
-    ours.sample(logits, rows, nothing)
-    kernels._launch = launch
-    kernels_ms = median(lambda: launch(*launches[0]))
+    with patch.object(cuda_kernels, "draw_rows", noted):
+        ours.sample(logits, rows, nothing)
+    kernels_ms = median(lambda: draw_rows(*launches[0]))
     return {
         "kernels_ms": kernels_ms,
         "roofline": logits.numel() * 2 / ceiling / (kernels_ms * 1e-3),

@@ -29,8 +29,8 @@ from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
 from tests.chaos.harness.oracle import check_finished
-from tests.chaos.harness.processes import WorkerProcess
 from tests.support.checkpoints import make_checkpoint
+from tests.support.service_processes import WorkerProcess
 
 STREAMS = 4
 TOKENS = 200

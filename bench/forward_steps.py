@@ -3,6 +3,7 @@
     python -m bench.forward_steps --tier reference packed native --quantization none int8
     python -m bench.forward_steps --shape smollm2-135m --model-impl native transformers
     python -m bench.forward_steps --device cuda --batch 1 8 32 64 128 256 --prefill 512 2048
+    python -m bench.forward_steps --device cuda --mix 1x32768+255x512 256x638 --suffix 8192 32768
     python -m bench.forward_steps --processes 2 --threads 1 --batch 2 8 32 --prefill
 
 Random weights of a known shape; a step is everything between the engine's plan and the sampled
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain, groupby
 from pathlib import Path
 
 import torch
@@ -37,6 +39,8 @@ from worker.model.build import build_model
 COMMON = {"tie_word_embeddings": True, "dtype": "bfloat16"}
 BLOCK_SIZE = 16
 LOAD_TIMEOUT_S = 300.0  # between the processes
+FILL = 2048  # tokens that are computed at once before the steps
+SUFFIX = 16  # new tokens after a cached prefix
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -63,6 +67,8 @@ def main() -> int:
 def measure(args: argparse.Namespace, meet: Meet = lambda: None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = SHAPES[args.shape] | COMMON
+        longest = max([config["max_position_embeddings"], *(2 * n for n in args.suffix)])
+        config |= {"max_position_embeddings": longest}
         (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         for implementation in args.model_impl:
             for quantization in args.quantization:
@@ -82,6 +88,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=256, help="tokens before a decode step")
     parser.add_argument("--prefill", nargs="*", type=int, default=[512])
+    parser.add_argument(
+        "--mix", nargs="*", type=mix, default=[], help="decodes by context, as 1x32768+255x512"
+    )
+    parser.add_argument(
+        "--suffix", nargs="*", type=int, default=[], help=f"cached tokens before {SUFFIX} new ones"
+    )
     parser.add_argument("--threads", type=int, default=available_cores())
     parser.add_argument("--ranks", type=int, default=1, help="TENSOR_PARALLEL_SIZE")
     parser.add_argument("--processes", type=int, default=1, help="that compute at the same time")
@@ -97,8 +109,13 @@ def measure_tier(
     quantization: Quantization,
     meet: Meet,
 ) -> None:
-    width = -(-(args.context + 1) // BLOCK_SIZE)
-    most = max([*args.prefill, 1])
+    mixes = [[args.context] * size for size in args.batch] + args.mix
+    decodes = [decodes_of(contexts) for contexts in mixes]
+    suffixes = [prefill(SUFFIX, cached=cached) for cached in args.suffix]
+    cached = most_blocks([*decodes, suffixes])  # that are filled before
+    prompts = [prefill(length) for length in args.prefill]
+    num_blocks = max(cached, most_blocks([[one] for one in prompts]), 1)
+    longest = max(len(one.block_table) for one in chain(*decodes, suffixes, prompts))
     begin_s = time.perf_counter()
     built = build_model(
         EngineOptions(
@@ -107,7 +124,9 @@ def measure_tier(
             model_impl=implementation,  # type: ignore[arg-type]
             device=args.device,
             block_size=BLOCK_SIZE,
-            num_kv_blocks=max(width * max([*args.batch, 1]), -(-most // BLOCK_SIZE)),
+            num_kv_blocks=num_blocks,
+            max_num_seqs=max([1, *map(len, decodes)]),  # seats: of graphs too
+            max_model_len=longest * BLOCK_SIZE,
             num_threads=args.threads,
             tensor_parallel_size=args.ranks,
             cpu_tier=tier,
@@ -125,51 +144,87 @@ def measure_tier(
         "load_s": round(time.perf_counter() - begin_s, 1),
         "torch": torch.__version__,
     }
-    for i in range(max([*args.batch, 0])):
+    for first in range(0, cached, FILL // BLOCK_SIZE):
         # Memory that was never written is one page of zeros, which is always in the cache.
-        fill = prefill(args.context, seq_id=i, first_block=i * width)
-        built.runner.launch(ScheduledBatch((fill,))).collect()
-    for size in args.batch:
-        batch = ScheduledBatch(tuple(decode(i, args.context, width) for i in range(size)))
-        report(
-            common | {"step": "decode", "batch": size, "context": args.context},
-            built.runner,
-            batch,
-            args.seconds,
-            meet,
-        )
-    for length in args.prefill:
-        batch = ScheduledBatch((prefill(length),))
+        length = BLOCK_SIZE * min(cached - first, FILL // BLOCK_SIZE)
+        built.runner.launch(ScheduledBatch((prefill(length, first_block=first),))).collect()
+    for contexts, rows in zip(mixes, decodes, strict=True):
+        line = common | {"step": "decode", "batch": len(rows), "context": written(contexts)}
+        report(line, built.runner, ScheduledBatch(tuple(rows)), args, meet)
+    for one, length in zip(suffixes, args.suffix, strict=True):
+        line = common | {"step": "suffix", "tokens": SUFFIX, "context": length}
+        report(line, built.runner, ScheduledBatch((one,)), args, meet)
+    for one, length in zip(prompts, args.prefill, strict=True):
         line = common | {"step": "prefill", "tokens": length}
-        report(line, built.runner, batch, args.seconds, meet)
+        report(line, built.runner, ScheduledBatch((one,)), args, meet)
     built.close()
 
 
-def decode(seq_id: int, context: int, width: int) -> ScheduledSequence:
-    table = list(range(seq_id * width, (seq_id + 1) * width))
+def mix(text: str) -> list[int]:
+    """Returns the contexts that `text` has, such as 1x32768+255x512."""
+    found: list[int] = []
+    for part in text.split("+"):
+        count, context = map(int, part.split("x"))
+        found += [context] * count
+    return found
+
+
+def written(contexts: list[int]) -> int | str:
+    """Returns the contexts as --mix has them, or the one that all have."""
+    counts = [f"{len(list(same))}x{context}" for context, same in groupby(contexts)]
+    return contexts[0] if len(counts) == 1 else "+".join(counts)
+
+
+def most_blocks(steps: list[list[ScheduledSequence]]) -> int:
+    """Returns the blocks that any of these steps needs."""
+    return max(
+        (block + 1 for step in steps for one in step for block in one.block_table), default=0
+    )
+
+
+def decodes_of(contexts: list[int]) -> list[ScheduledSequence]:
+    """Returns a decode for each context, whose blocks follow one another."""
+    rows, first = [], 0
+    for seq_id, context in enumerate(contexts):
+        rows.append(decode(seq_id, context, first_block=first))
+        first += len(rows[-1].block_table)
+    return rows
+
+
+def decode(seq_id: int, context: int, *, first_block: int) -> ScheduledSequence:
+    table = list(range(first_block, first_block + -(-(context + 1) // BLOCK_SIZE)))
     known = [5 + seq_id] * (context + 1)
     return ScheduledSequence(seq_id, context, 1, known[-1:], table, True, GREEDY, known, [])
 
 
-def prefill(length: int, *, seq_id: int = 0, first_block: int = 0) -> ScheduledSequence:
-    known = [i % 1000 for i in range(length)]
-    table = list(range(first_block, first_block + -(-length // BLOCK_SIZE)))
-    return ScheduledSequence(seq_id, 0, length, known, table, True, GREEDY, known, [])
+def prefill(
+    length: int, *, seq_id: int = 0, first_block: int = 0, cached: int = 0
+) -> ScheduledSequence:
+    known = [i % 1000 for i in range(cached + length)]
+    table = list(range(first_block, first_block + -(-len(known) // BLOCK_SIZE)))
+    return ScheduledSequence(seq_id, cached, length, known[cached:], table, True, GREEDY, known, [])
 
 
 def report(
     line: dict[str, object],
     runner: ModelRunner,
     batch: ScheduledBatch,
-    seconds: float,
+    args: argparse.Namespace,
     meet: Meet,
 ) -> None:
+    # A device has the next decodes before the host knows the last ones' tokens, as in the engine.
+    is_ahead = args.device == "cuda" and line["step"] == "decode"
+    handles = [runner.launch(batch)] if is_ahead else []
+
     def step() -> None:
-        runner.launch(batch).collect()
+        handles.append(runner.launch(batch))
+        handles.pop(0).collect()
 
     meet()
     load = os.getloadavg()[0]
-    times, own, foreign = repeat(step, seconds)
+    times, own, foreign = repeat(step, args.seconds)
+    for handle in handles:
+        handle.collect()
     times.sort()
     line |= {
         "median_ms": round(times[len(times) // 2] * 1e3, 2),

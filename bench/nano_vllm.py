@@ -4,7 +4,8 @@
 
 The requests are those of bench.engine_throughput, drawn at temperature 0.6, as nano-vllm's
 own benchmark has them. Random weights are made on the device and written once; each run is a
-process that loads them. Where nano-vllm cannot be imported it says so, and the exit status is 3.
+process that loads them, of at most --bound seconds. One that fails is said and recorded, and the
+others go on; then the exit status is 1. Where nano-vllm cannot be imported the status is 3.
 """
 
 from __future__ import annotations
@@ -49,15 +50,21 @@ def main() -> int:
         for turn in range(args.turns):
             both = [("penstock", ours), ("nano-vllm", theirs)]
             for label, words in both[:: -1 if turn % 2 else 1]:
-                line = _last_line(words)
-                found[label].append(line["output_tokens_per_s"])
+                line = _last_line(words, args.bound)
                 with (args.out / "nano_vllm.jsonl").open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"label": label, "turn": turn, **line}) + "\n")
+                if "failed" in line:
+                    print(f"{label}: {line['failed']}", flush=True)
+                    continue
+                found[label].append(line["output_tokens_per_s"])
                 print(f"{label}: {line['output_tokens_per_s']:,.0f} tok/s", flush=True)
-    medians = {label: statistics.median(values) for label, values in found.items()}
-    ratio = medians["penstock"] / medians["nano-vllm"]
-    print(f"{args.shape}, medians of {args.turns}: {ratio:.2f} of nano-vllm")
-    return 0
+    medians = {label: statistics.median(values) for label, values in found.items() if values}
+    for label, median in medians.items():
+        print(f"{args.shape}, {label}: {median:,.0f} tok/s, median of {len(found[label])}")
+    if len(medians) == len(found):
+        ratio = medians["penstock"] / medians["nano-vllm"]
+        print(f"{args.shape}: {ratio:.2f} of nano-vllm")
+    return int(any(len(values) < args.turns for values in found.values()))
 
 
 def _arguments() -> argparse.Namespace:
@@ -67,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="of our engine")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--bound", type=float, default=120.0, help="seconds of one run")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--shortest", type=int, default=100)
     parser.add_argument("--longest", type=int, default=1024)
@@ -127,10 +135,17 @@ def _peer(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _last_line(words: list[str]) -> dict[str, Any]:
-    """Runs a program of the bench; returns the JSON of its last line."""
+def _last_line(words: list[str], bound_s: float) -> dict[str, Any]:
+    """Runs a program of the bench; returns the JSON of its last line, or how it failed."""
     command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=bound_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in {bound_s:.0f} s"}
+    if done.returncode:
+        return {"failed": f"status {done.returncode}"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

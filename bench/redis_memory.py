@@ -30,7 +30,7 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import AdmissionLimits
+from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.queue import Append, Delivery, JobEnd, WorkerReport
 from shared.transport.wire import chain_hash
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench.forward_steps import BLOCK_SIZE, COMMON, decode
+from bench.forward_steps import BLOCK_SIZE, COMMON, decodes_of
 from bench.shapes import SHAPES
 from worker.engine.batch import ScheduledBatch
 from worker.engine_options import EngineOptions
@@ -50,7 +50,7 @@ def main() -> int:
             )
         )
     for size in args.batch:
-        batch = ScheduledBatch(tuple(decode(i, args.context, width) for i in range(size)))
+        batch = ScheduledBatch(tuple(decodes_of([args.context] * size)))
         for _ in range(3):
             built.runner.launch(batch).collect()
         with profile(activities=[ProfilerActivity.CUDA]) as trace:

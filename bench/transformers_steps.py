@@ -2,6 +2,7 @@
 
     python -m bench.transformers_steps --shape qwen3-0.6b
     python -m bench.transformers_steps --shape olmoe-1b-7b-4-layers --ways engine generate
+    python -m bench.transformers_steps --device cuda --ways native continuous_batching
     python -m bench.transformers_steps --prefill 128 --prompts 1 8 --neighbours 1
 
 `native` and `engine` are our runner's steps (`MODEL_IMPL=native` and `transformers`), `generate`
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import multiprocessing
@@ -39,7 +41,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from bench.forward_steps import BLOCK_SIZE, COMMON, decode, prefill
+from bench.forward_steps import BLOCK_SIZE, COMMON, decodes_of, prefill
 from bench.machine import busy_process, busy_s, cpu_name
 from bench.shapes import SHAPES
 from shared.cores import available_cores
@@ -60,6 +62,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--prefill", nargs="*", type=int, default=[512])
@@ -84,7 +87,7 @@ def main() -> int:
             stack.enter_context(busy_process())
         common = {
             "shape": args.shape,
-            "cpu": cpu_name(),
+            "device": torch.cuda.get_device_name() if args.device == "cuda" else cpu_name(),
             "threads": args.threads,
             "neighbours": args.neighbours,
         }
@@ -120,10 +123,11 @@ class OwnSteps:
             EngineOptions(
                 checkpoint=directory,
                 load_format="dummy",
-                device="cpu",
+                device=args.device,
                 model_impl=implementation,
                 block_size=BLOCK_SIZE,
                 num_kv_blocks=max(self._width * most, longest),
+                max_num_seqs=most,
                 num_threads=args.threads,
             )
         )
@@ -134,7 +138,7 @@ class OwnSteps:
             self._runner.launch(ScheduledBatch((fill,))).collect()
 
     def decode(self, size: int) -> Turn:
-        rows = tuple(decode(i, self._context, self._width) for i in range(size))
+        rows = tuple(decodes_of([self._context] * size))
         return lambda: timed(lambda: self._runner.launch(ScheduledBatch(rows)).collect())
 
     def prefill(self, length: int, count: int) -> Turn:
@@ -149,7 +153,7 @@ class GenerateSteps:
     def __init__(self, args: argparse.Namespace, directory: str) -> None:
         self._context = args.context
         torch.set_num_threads(args.threads)
-        self._model = random_model(directory)
+        self._model = random_model(directory, args.device)
 
     def close(self) -> None:
         """Has nothing to end."""
@@ -157,9 +161,10 @@ class GenerateSteps:
     @torch.inference_mode()
     def decode(self, size: int) -> Turn:
         cache = DynamicCache(config=self._model.config)
-        known = torch.arange(self._context)[None].expand(size, -1)
+        device = self._model.device
+        known = torch.arange(self._context, device=device)[None].expand(size, -1)
         self._forward(known, cache)
-        token = torch.full((size, 1), 5)
+        token = torch.full((size, 1), 5, device=device)
 
         def step() -> object:
             out = self._forward(token, cache)
@@ -169,7 +174,7 @@ class GenerateSteps:
         return lambda: timed(step)
 
     def prefill(self, length: int, count: int) -> Turn:
-        tokens = torch.arange(length)[None].expand(count, -1) % 1000
+        tokens = torch.arange(length, device=self._model.device)[None].expand(count, -1) % 1000
 
         def step() -> object:
             return self._forward(tokens, DynamicCache(config=self._model.config))
@@ -189,16 +194,18 @@ class ContinuousSteps:
     def __init__(self, args: argparse.Namespace, directory: str) -> None:
         self._context = args.context
         torch.set_num_threads(1)  # of this thread, which computes no step
-        model = random_model(directory)
+        model = random_model(directory, args.device)
         model.set_attn_implementation(args.attention)
         most = max([*args.batch, 1]) * (args.context + STEPS_OF_A_TURN + 2)
         longest = max([*args.prefill, 1]) * max([*args.prompts, 1])
         # A prompt's last page and what is free by the scheduler's margin come on top.
         pages = 2 * (max(most, longest) // args.page_size + max([*args.batch, *args.prompts, 1]))
+        fields = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+        size: Any = "page_size" if "page_size" in fields else "block_size"  # before 5.18
         self._manager = model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(
-                page_size=args.page_size, num_blocks=pages, max_batch_tokens=MAX_BATCHED_TOKENS
+                **{size: args.page_size}, num_blocks=pages, max_batch_tokens=MAX_BATCHED_TOKENS
             ),
         )
         self._first = itertools.cycle(range(2000, SHAPES[args.shape]["vocab_size"]))
@@ -234,7 +241,8 @@ class ContinuousSteps:
 
     def _run(self, prompts: list[list[int]], num_tokens: int) -> list[list[float]]:
         """Returns the moments of each request's tokens. Raises RuntimeError where one fails."""
-        with self._manager.pause():  # all are there when the next step is planned
+        # All are there when the next step is planned, where transformers can wait so (from 5.18).
+        with getattr(self._manager, "pause", contextlib.nullcontext)():
             for prompt in prompts:
                 self._manager.add_request(
                     prompt, max_new_tokens=num_tokens, record_timestamps=True, eos_token_id=-1
@@ -248,10 +256,11 @@ class ContinuousSteps:
         return moments
 
 
-def random_model(directory: str) -> Any:
+def random_model(directory: str, device: str) -> Any:
     """Returns transformers' model with random weights in bfloat16."""
     config = AutoConfig.from_pretrained(directory)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 class Apart:

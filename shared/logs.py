@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import StrEnum
@@ -23,11 +23,12 @@ from queue import Empty, Full, Queue
 from types import MappingProxyType
 from typing import TextIO
 
-from shared.outages import OUTAGE, OutageFold
+from shared.outages import OUTAGE, REMIND_S, OutageMark
 from shared.printable import printable, printable_line
 
 QUEUE_RECORDS = 10_000
 STOP_S = 5.0  # for the queued records, at the end
+SETTLED_S = 2.0  # without a failure, after which an outage is over
 SETTLE_LOOK_S = 0.5  # between looks for the end of an outage, while no record comes
 PROCESS_NAME = "PENSTOCK_PROCESS"  # set by a launcher for its children
 
@@ -35,6 +36,7 @@ PROCESS_NAME = "PENSTOCK_PROCESS"  # set by a launcher for its children
 _NONE: Mapping[str, object] = MappingProxyType({})
 log_context: ContextVar[Mapping[str, object]] = ContextVar("log_context", default=_NONE)
 
+_outages = logging.getLogger("shared.outages")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
     OUTAGE,
     "message",
@@ -290,3 +292,86 @@ MAX_CHARS = 40
 def host_name() -> str:
     """Returns this machine's name, of letters, digits, '-' and '.' only: it stands in keys."""
     return "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())[:MAX_CHARS]
+
+
+class OutageFold:
+    """Lets one line pass when something goes away, and makes one when it is back.
+
+    The first record of an outage passes, whichever loop it is from, then one every REMIND_S. The
+    outage is over at the first success that no failure follows within SETTLED_S; the line of it is
+    so much later. A loop that still fails then begins another one with its next record, and so does
+    the next one after loops that have ended without success. At DEBUG each loop has its own lines.
+    Used by one thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._running: dict[str, _Folded] = {}
+
+    def passes(self, record: logging.LogRecord) -> bool:
+        """Returns whether a record is to be written."""
+        mark = getattr(record, OUTAGE, None)  # a library's extra may have the name
+        if (
+            not isinstance(mark, OutageMark)
+            or record.levelno <= logging.DEBUG
+            or _outages.isEnabledFor(logging.DEBUG)
+        ):
+            return True
+        folded = self._running.get(mark.of)
+        now_s = self._clock()
+        if mark.num_failed is not None:
+            if folded is not None:  # else a loop that noticed it late
+                folded.num_failures += mark.num_failed - 1  # its first one was counted
+                folded.answered_s = now_s if folded.answered_s is None else folded.answered_s
+            return False
+        if folded is None or now_s - folded.failed_s > 2 * REMIND_S:
+            if mark.is_loop:
+                self._running[mark.of] = _Folded(now_s, record.getMessage())
+            return True
+        return folded.failed(now_s)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether `ended` will return a line when nothing fails."""
+        return any(folded.answered_s is not None for folded in self._running.values())
+
+    def ended(self, *, at_once: bool = False) -> list[logging.LogRecord]:
+        """Returns the line of each outage that is over, once; `at_once` before it has settled."""
+        settled_s = self._clock() - (0.0 if at_once else SETTLED_S)
+        lines = []
+        for of, folded in list(self._running.items()):
+            if folded.answered_s is not None and folded.answered_s <= settled_s:
+                del self._running[of]
+                lines.append(folded.end(of, folded.answered_s))
+        return [line for line in lines if _outages.isEnabledFor(line.levelno)]
+
+
+class _Folded:
+    """An outage of one thing that several loops need."""
+
+    def __init__(self, now_s: float, failing: str) -> None:
+        self.failing = failing
+        self.since_s = self.shown_s = self.failed_s = now_s
+        self.num_failures = 1
+        self.num_shown = 1
+        self.answered_s: float | None = None  # the first success since the last failure
+
+    def failed(self, now_s: float) -> bool:
+        """Counts a failure. Returns whether it is shown."""
+        self.failed_s, self.num_failures = now_s, self.num_failures + 1
+        self.answered_s = None  # what answered before was no end
+        if now_s - self.shown_s < REMIND_S:
+            return False
+        self.shown_s, self.num_shown = now_s, self.num_shown + 1
+        return True
+
+    def end(self, of: str, answered_s: float) -> logging.LogRecord:
+        """Returns the line of its end."""
+        extra = {
+            "outage_s": round(answered_s - self.since_s, 1),
+            "began_with": self.failing,
+            "num_suppressed": max(0, self.num_failures - self.num_shown),
+        }
+        message = f"{of} answers again"
+        name = _outages.name
+        return _outages.makeRecord(name, logging.INFO, "", 0, message, (), None, extra=extra)

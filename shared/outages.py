@@ -1,8 +1,8 @@
 """Outages: a loop that retries is logged when it begins to fail and when it succeeds again.
 
 A process tries many things of the store at a time, and loses all of them in the same moment.
-RateLimitedOutageLog makes two lines of one loop's outage; OutageFold, in the thread that writes a
-process's log, makes two lines of all loops' outage of one thing.
+RateLimitedOutageLog makes two lines of one loop's outage; shared.logs.OutageFold, in the thread
+that writes a process's log, makes two lines of all loops' outage of one thing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 REMIND_S = 30.0
-SETTLED_S = 2.0  # without a failure, after which an outage is over
 STORE = "the store"  # what most loops need
 OUTAGE = "outage"  # the attribute of a record that the fold reads; no field of a line
 
@@ -28,8 +27,6 @@ class OutageMark(NamedTuple):
 
 # For `extra` of a single try: it has no line while loops fail for the same reason.
 OF_STORE_OUTAGE: dict[str, object] = {OUTAGE: OutageMark(STORE, is_loop=False)}
-
-log = logging.getLogger(__name__)
 
 
 class Outage:
@@ -106,85 +103,3 @@ class RateLimitedOutageLog:
 
     def _mark(self, num_failed: int | None = None) -> dict[str, object]:
         return {OUTAGE: OutageMark(self._of, num_failed)} if self._of else {}
-
-
-class OutageFold:
-    """Lets one line pass when something goes away, and makes one when it is back.
-
-    The first record of an outage passes, whichever loop it is from, then one every REMIND_S. The
-    outage is over at the first success that no failure follows within SETTLED_S; the line of it is
-    so much later. A loop that still fails then begins another one with its next record, and so does
-    the next one after loops that have ended without success. At DEBUG each loop has its own lines.
-    Used by one thread.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._running: dict[str, _Folded] = {}
-
-    def passes(self, record: logging.LogRecord) -> bool:
-        """Returns whether a record is to be written."""
-        mark = getattr(record, OUTAGE, None)  # a library's extra may have the name
-        if (
-            not isinstance(mark, OutageMark)
-            or record.levelno <= logging.DEBUG
-            or log.isEnabledFor(logging.DEBUG)
-        ):
-            return True
-        folded = self._running.get(mark.of)
-        now_s = self._clock()
-        if mark.num_failed is not None:
-            if folded is not None:  # else a loop that noticed it late
-                folded.num_failures += mark.num_failed - 1  # its first one was counted
-                folded.answered_s = now_s if folded.answered_s is None else folded.answered_s
-            return False
-        if folded is None or now_s - folded.failed_s > 2 * REMIND_S:
-            if mark.is_loop:
-                self._running[mark.of] = _Folded(now_s, record.getMessage())
-            return True
-        return folded.failed(now_s)
-
-    @property
-    def is_settling(self) -> bool:
-        """Whether `ended` will return a line when nothing fails."""
-        return any(folded.answered_s is not None for folded in self._running.values())
-
-    def ended(self, *, at_once: bool = False) -> list[logging.LogRecord]:
-        """Returns the line of each outage that is over, once; `at_once` before it has settled."""
-        settled_s = self._clock() - (0.0 if at_once else SETTLED_S)
-        lines = []
-        for of, folded in list(self._running.items()):
-            if folded.answered_s is not None and folded.answered_s <= settled_s:
-                del self._running[of]
-                lines.append(folded.end(of, folded.answered_s))
-        return [line for line in lines if log.isEnabledFor(line.levelno)]
-
-
-class _Folded:
-    """An outage of one thing that several loops need."""
-
-    def __init__(self, now_s: float, failing: str) -> None:
-        self.failing = failing
-        self.since_s = self.shown_s = self.failed_s = now_s
-        self.num_failures = 1
-        self.num_shown = 1
-        self.answered_s: float | None = None  # the first success since the last failure
-
-    def failed(self, now_s: float) -> bool:
-        """Counts a failure. Returns whether it is shown."""
-        self.failed_s, self.num_failures = now_s, self.num_failures + 1
-        self.answered_s = None  # what answered before was no end
-        if now_s - self.shown_s < REMIND_S:
-            return False
-        self.shown_s, self.num_shown = now_s, self.num_shown + 1
-        return True
-
-    def end(self, of: str, answered_s: float) -> logging.LogRecord:
-        """Returns the line of its end."""
-        extra = {
-            "outage_s": round(answered_s - self.since_s, 1),
-            "began_with": self.failing,
-            "num_suppressed": max(0, self.num_failures - self.num_shown),
-        }
-        message = f"{of} answers again"
-        return log.makeRecord(log.name, logging.INFO, "", 0, message, (), None, extra=extra)

@@ -6,13 +6,17 @@ import fcntl
 import functools
 import gc
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import combinations
+from pathlib import Path
 from unittest.mock import patch
 
 import httpcore2
 import httpx._transports.default
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.charmap import charmap, charmap_file, intervals_from_codec
 
@@ -67,8 +71,40 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+_NAMES = re.compile(r"\w+")
+_MARKS = re.compile(r"\bmark\.(\w+)")
+_OF_ALL_TESTS = re.compile(r"^pytestmark = (\[[^\]]*\]|.+)$", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out a file whose text shows that `-m` selects none of its tests: its imports may take
+    seconds, in each of many processes."""
+    if collection_path.suffix != ".py" or not config.option.markexpr:
+        return None
+    expression = Expression.compile(config.option.markexpr)
+    text = collection_path.read_text(encoding="utf-8")
+    of_all = {mark for marks in _OF_ALL_TESTS.findall(text) for mark in _MARKS.findall(marks)}
+    names = set(_NAMES.findall(config.option.markexpr))
+    of_some = sorted((set(_MARKS.findall(text)) - of_all) & names)
+    for count in range(len(of_some) + 1):
+        for chosen in combinations(of_some, count):
+            if expression.evaluate(functools.partial(_is_among, of_all.union(chosen))):
+                return None
+    return True
+
+
+def _is_among(marks: Collection[str], name: str, **_arguments: object) -> bool:
+    return name in marks
+
+
 # The rooms whose files take longest, which begin first: what begins last is not waited for alone.
-LONGEST = ("tests/integration/worker", "tests/chaos", "tests/e2e", "tests/clients")
+LONGEST = (
+    "tests/packages",
+    "tests/clients",
+    "tests/integration/worker",
+    "tests/chaos",
+    "tests/e2e",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,8 +4,9 @@
     python -m tests.suite failed
 
 Both work in the repository's root. Each ARGUMENTS is one word, pytest's arguments for one run. The
-run `beside` the first one has a low priority: it gets the processor time that the first
-leaves, and its output follows the first's. The second run begins when both have ended.
+run `beside` the others has a low priority: it gets the processor time that they leave, and its
+output comes when it has ended. The last of several runs has the machine for itself: it begins when
+all others have ended.
 
 The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
 those once more; where more than tests went wrong it says so instead, with status 1. What is left in
@@ -99,7 +100,8 @@ class Outcome:
 def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = None) -> Outcome:
     """Runs pytest once for each list of arguments. An interrupted run is the last one.
 
-    `beside` are the arguments of one more run, at a low priority, which begins with the first.
+    `beside` are the arguments of one more run, at a low priority, which begins with the first. The
+    last of several runs begins when it has ended.
     """
     outcome, begin_s = Outcome(), time.monotonic()
     # Short: the paths of Unix sockets below it have about a hundred characters.
@@ -111,9 +113,11 @@ def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = 
             running.append(Pytest(folder, "b", beside, is_low=True))
         for number, arguments in enumerate(argument_lists):
             running.insert(0, Pytest(folder, str(number), arguments))
-            while running:
-                running[0].wait()
-                running.pop(0).take_results(outcome)
+            is_last_next = number + 2 >= len(argument_lists)
+            for ending in tuple(running if is_last_next else running[:1]):
+                ending.wait()
+                running.remove(ending)
+                ending.take_results(outcome)
     except KeyboardInterrupt:
         for interrupted in running:
             interrupted.interrupt()

@@ -16,8 +16,7 @@ from shared.text.base import Tokenizer
 from shared.text.checkpoint_files import read_json
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
-from shared.text.model_card import DIGEST_CHARS, ModelCard
-from shared.text.sampling_defaults import parse_override
+from shared.text.model_card import DIGEST_CHARS, ModelCard, parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.model.config.context_length import ContextLength
 from worker.runtime.messages import EngineReady

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
 from shared.environment import variable_of
 from shared.settings import SharedSettings, symptom
-from shared.text.sampling_defaults import MAX_OVERRIDE_CHARS, parse_override
+from shared.text.model_card import MAX_OVERRIDE_CHARS, parse_override
 from worker.engine_options import (
     AttentionChoice,
     CpuTier,

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.keys import KeyRing
 from api.auth.stream_tokens import StreamTokens
-from api.errors import invalid_api_key, key_disabled, key_revoked, operator_required
 from api.http.caller import Caller, caller_in, set_caller
 from api.http.shares import Payer, payer
 from api.ids import parse_job_id
+from api.request_errors import invalid_api_key, key_disabled, key_revoked, operator_required
 from shared.tasks import cancel_and_wait
 
 # Routes without a key: the service's own pages and probes.

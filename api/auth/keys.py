@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from api.settings import ApiSettings
 from shared.settings import SettingsError
-from shared.transport.ports.jobs import AdmissionLimits
+from shared.transport.ports.admission import AdmissionLimits
 
 if TYPE_CHECKING:  # `penstock keys` needs no web stack
     from api.http.caller import Caller

@@ -14,7 +14,7 @@ import time
 from typing import Annotated
 
 from api.dependencies import provided
-from api.errors import invalid_api_key
+from api.request_errors import invalid_api_key
 from shared.transport.ports.jobs import JobStore
 
 PURPOSE = "stream-tokens"

@@ -26,14 +26,7 @@ from api.dialects.completions.request import prepare_completion
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.request import prepare_response
 from api.dialects.responses.store import ResponseStore
-from api.errors import (
-    ApiError,
-    UnavailableError,
-    internal_error,
-    invalid_parameter,
-    job_failed,
-    unsupported,
-)
+from api.errors import ApiError, UnavailableError, internal_error, job_failed
 from api.files.storage import FileStorage
 from api.generation.formatter import PromptScores
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
@@ -45,10 +38,11 @@ from api.http.caller import Caller
 from api.http.shares import Payer, payer
 from api.http.traces import trace_end, trace_generation
 from api.ids import public_id
-from api.jobs.delta_parts import split_long
 from api.jobs.event_stream import JobStream, StreamInterrupted
-from api.jobs.new_job import Prepared
+from api.jobs.request_reader import Prepared
+from api.jobs.sent_events import split_long
 from api.jobs.service import JobService
+from api.request_errors import invalid_parameter, unsupported
 from shared.backoff import Backoff
 from shared.keys import NUM_LANES
 from shared.messages import (
@@ -63,9 +57,10 @@ from shared.messages import (
     OnDisconnect,
 )
 from shared.tracing import INVALID_SPAN, Span, Tracing, write_context
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.files import FileIndex
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Restored, TransportError
+from shared.transport.ports.jobs import Restored, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -314,10 +309,11 @@ class RowTask:
             job = dataclasses.replace(row, timeout_ms=max(1, context.lease.time_left_ms()))
             limits = context.run.jobs.admission.limits_of(job.tenant)
             limits = halved_limits(limits, len(job.prompt_token_ids))
-            await context.run.jobs.store.submit(job, limits, "")
+            await context.run.jobs.admission.store.submit(job, limits, "")
 
         async def resubmit() -> Restored:
-            return await context.run.jobs.store.submit_again(row, context.lease.time_left_ms())
+            store = context.run.jobs.admission.store
+            return await store.submit_again(row, context.lease.time_left_ms())
 
         async with context.submitting:
             while context.lease.stop.reason is None:

@@ -20,10 +20,11 @@ from api.jobs.protocol import DeadLetterObject, JobObject
 from api.system.health import HealthMonitor, worker_object
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
+from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.dead_letters import DeadLetters, Requeued
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
-from shared.transport.ports.jobs import AdmissionLimits, JobStore
+from shared.transport.ports.jobs import JobStore
 from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 MAX_JOBS = 50

@@ -22,6 +22,7 @@ from api.files.upload import Upload, UploadLimits, receive_upload, too_large
 from api.http.open_requests import OpenRequests
 from api.http.shares import SHARE, Pot
 from shared.messages import InvalidParameter
+from shared.transport.ports.admission import QueueFull
 from shared.transport.ports.files import (
     FileIndex,
     FileInUse,
@@ -32,7 +33,7 @@ from shared.transport.ports.files import (
     NewFile,
     new_file_id,
 )
-from shared.transport.ports.jobs import QueueFull, TransportError
+from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from api.errors import unknown_parameter, unsupported
 from api.generation.schemas import whole_number
+from api.request_errors import unknown_parameter, unsupported
 from shared.messages import InvalidParameter
 
 LIST = "[]"  # at the end of a path: each entry of the list

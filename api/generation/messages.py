@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from api.errors import input_not_supported, missing_parameter, unsupported
 from api.generation.protocol import MAX_ENTRIES
 from api.generation.schemas import or_null
+from api.request_errors import input_not_supported, missing_parameter, unsupported
 from shared.messages import InvalidParameter
 
 MAX_MESSAGES = 10_000

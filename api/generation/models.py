@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from api.dependencies import provided
-from api.errors import UnavailableError, model_not_found, unavailable
+from api.errors import UnavailableError, unavailable
 from api.generation.sampling import ContextBudget
 from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.http.shares import payer
+from api.request_errors import model_not_found
 from shared.messages import Durability, InvalidParameter
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
-from shared.text.model_card import ModelCard, TextModel
-from shared.text.sampling_defaults import SamplingDefaults
+from shared.text.model_card import ModelCard, SamplingDefaults, TextModel
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
 

@@ -26,7 +26,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from api.errors import MISSING, unsupported
 from api.generation.ignored_parameters import members_without_field, schema_without_field
 from api.generation.schemas import (
     WHOLE_NUMBERS,
@@ -40,6 +39,7 @@ from api.generation.schemas import (
     described,
     or_null,
 )
+from api.request_errors import MISSING, unsupported
 from shared.keys import NUM_LANES
 from shared.messages import (
     MAX_CHOICES,

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from api.errors import MAX_ECHO_CHARS, unsupported
+from api.errors import MAX_ECHO_CHARS
 from api.generation.ignored_parameters import request_ignored
 from api.generation.protocol import SamplingFields
+from api.request_errors import unsupported
 from shared.messages import (
     MAX_TOP_LOGPROBS,
     InvalidParameter,
     SamplingParams,
 )
-from shared.text.sampling_defaults import KEEP_ALL_TOP_K, SamplingDefaults
+from shared.text.model_card import KEEP_ALL_TOP_K, SamplingDefaults
 
 DRAWN_SEED = -1  # as at vLLM and llama.cpp
 MAX_TOKENS = 2**31 - 1

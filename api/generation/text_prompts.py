@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.errors import unsupported
 from api.generation.models import ServedModel
 from api.generation.prompt import check_text_fits, encoded, requested_grammar
 from api.generation.protocol import NO_PROMPT, CompletionFields
 from api.on_demand import load_part
+from api.request_errors import unsupported
 from shared.messages import Grammar, InvalidParameter
 from shared.text.special_text import MarkedText
 

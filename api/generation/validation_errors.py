@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from api.errors import MAX_ECHO_CHARS, missing_parameter, unknown_parameter
+from api.errors import MAX_ECHO_CHARS
 from api.generation.protocol import MAX_ENTRIES
+from api.request_errors import missing_parameter, unknown_parameter
 from shared.messages import InvalidParameter
 
 # type of pydantic's error -> the expected type

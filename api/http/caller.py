@@ -34,7 +34,7 @@ class Caller:
     """The sender of a request, and the request's ids. A row of a batch has one, too.
 
     RequestIdMiddleware makes it with the ids, AccessMiddleware adds the identity, and
-    `api.jobs.new_job` the job of an idempotency key.
+    `api.jobs.request_reader` the job of an idempotency key.
 
     `request_id` names the request in headers and logs; for a request that makes a job it is the
     public id of `job_id`. `scope`: the tenant whose jobs the caller may see; None: all, for

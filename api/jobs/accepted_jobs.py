@@ -16,13 +16,8 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.messages import TERMINAL_STATES, Job, JobState
-from shared.transport.ports.jobs import (
-    MAX_BLIND_S,
-    PATIENCE_S,
-    JobStore,
-    QueueFull,
-    Restored,
-)
+from shared.transport.ports.admission import QueueFull, SubmittingStore
+from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, Restored
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +40,7 @@ class _Accepted:
 class AcceptedJobs:
     """Jobs, bounded in number and bytes: the oldest is forgotten first. One task calls `look`."""
 
-    def __init__(self, store: JobStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: SubmittingStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
         self._jobs: OrderedDict[str, _Accepted] = OrderedDict()  # those looked at last are last

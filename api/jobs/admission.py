@@ -8,20 +8,19 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from api.errors import ApiError, idempotency_key_reuse, queue_full, store_unreachable, unavailable
+from api.errors import ApiError, store_unreachable, unavailable
+from api.request_errors import idempotency_key_reuse, queue_full
 from shared.messages import Durability, InvalidParameter, Job, OnDisconnect
 from shared.outages import OF_STORE_OUTAGE
-from shared.transport.ports.jobs import (
+from shared.transport.ports.admission import (
     AdmissionLimits,
     DurabilityChecks,
-    JobStore,
     KeyTaken,
     QueueFull,
-    Restored,
     Submission,
-    Submitted,
-    TransportError,
+    SubmittingStore,
 )
+from shared.transport.ports.jobs import Restored, Submitted, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +37,13 @@ class Admission:
 
     def __init__(
         self,
-        store: JobStore,
+        store: SubmittingStore,
         limits_of: Callable[[str], AdmissionLimits],
         cancel: Callable[[str], Awaitable[None]],
         keep: Callable[[Job], None],
         durable: DurableAccept,
     ) -> None:
-        self._store = store
+        self.store = store
         self.limits_of = limits_of
         self._cancel = cancel
         self._keep_job = keep
@@ -64,14 +63,14 @@ class Admission:
         try:
             await self._durable.check(job.durability)
             limits = self.limits_of(job.tenant)
-            submitted = await self._twice(lambda: self._store.submit(job, limits, reader_id))
+            submitted = await self._twice(lambda: self.store.submit(job, limits, reader_id))
             if confirms:
                 # Retry too: the first try may have ended as a 503, unconfirmed.
                 await self._durable.confirm("job", [job.job_id], job.durability)
             if submitted.outcome is Submitted.DUPLICATE and reader_id:
                 # Retry: attach this reader, so that the first one's disconnect grace does not
                 # cancel the job.
-                await self._store.attach([(job.job_id, reader_id)])
+                await self.store.attach([(job.job_id, reader_id)])
             if confirms:
                 self._keep(job)
             return submitted
@@ -132,7 +131,7 @@ class Admission:
 
         async def resubmit() -> Restored:
             left_ms = round((due_s - time.monotonic()) * 1000)
-            return await self._store.submit_again(job, left_ms, reader_id)
+            return await self.store.submit_again(job, left_ms, reader_id)
 
         return resubmit
 
@@ -145,7 +144,7 @@ class Admission:
         """
         try:
             limits = self.limits_of(job.tenant)
-            taken_by = await self._twice(lambda: self._store.requeue(dead_letter_id, job, limits))
+            taken_by = await self._twice(lambda: self.store.requeue(dead_letter_id, job, limits))
             if taken_by == job.job_id:
                 self._keep_job(job)
             return taken_by

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.generation.formatter import PromptScores
-from api.jobs.missing_end import MissingEnd
+from api.jobs.quiet_streams import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
     START,
@@ -30,8 +30,14 @@ from shared.messages import (
     Usage,
 )
 from shared.tasks import cancel_and_wait
-from shared.transport.ports.bus import EventBus, Resync, Subscription
-from shared.transport.ports.jobs import JobLook, JobStore, TransportError
+from shared.transport.ports.jobs import (
+    EventBus,
+    JobLook,
+    JobStore,
+    Resync,
+    Subscription,
+    TransportError,
+)
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from api.errors import ClientError, idempotency_key_reuse
+from api.errors import ClientError
 from api.http.caller import Caller
+from api.request_errors import idempotency_key_reuse
 from shared.messages import Idempotency
-from shared.transport.ports.jobs import JobStore
+from shared.transport.ports.admission import SubmittingStore
 
 MAX_KEY_CHARS = 255
 
 
 async def resolve_job_id(
-    caller: Caller, store: JobStore, key: str, path: str, body: bytes
+    caller: Caller, store: SubmittingStore, key: str, path: str, body: bytes
 ) -> Caller:
     """Returns the caller with the job that `key`, the request's idempotency key, stands for.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shared.choice_deltas import ChoiceDelta, chain_links
+from shared.choice_deltas import chain_links
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Segment
 
 MAX_TOKENS = 1024
@@ -190,56 +190,9 @@ class ResumePoint:
         return cls(Cursor.parse(cursor), ahead)
 
 
-class AheadTrimmer:
-    """Skips the parts of a log that its reader has ahead of its cursor."""
-
-    def __init__(self, ahead: Mapping[int, Extent]) -> None:
-        self._left = dict(ahead)
-
-    @property
-    def left(self) -> Mapping[int, Extent]:
-        """Returns a copy of the extents that are still to be skipped, by choice."""
-        return dict(self._left)
-
-    def rest_of(self, part: ChoiceDelta) -> ChoiceDelta | None:
-        """Returns the piece of `part` that the reader lacks; None: nothing. The parts follow the
-        cursor, in the log's order.
-
-        Raises Diverged when the reader's text ends within a character.
-        """
-        had = self._left.get(part.choice)
-        if had is None:
-            return part
-        text = part.text.encode()
-        num_tokens = min(had.num_tokens, len(part.token_ids))
-        num_bytes = min(had.num_bytes, len(text))
-        is_end = part.finish_reason is not None
-        left = Extent(
-            had.num_tokens - num_tokens, had.num_bytes - num_bytes, had.has_end and not is_end
-        )
-        self._left[part.choice] = left
-        if left == NOTHING:
-            del self._left[part.choice]
-        rest = part._replace(
-            token_ids=part.token_ids[num_tokens:],
-            text=_rest_of_text(text, num_bytes),
-            logprobs=None if part.logprobs is None else part.logprobs[num_tokens:],
-        )
-        if had.has_end and is_end:
-            rest = rest._replace(finish_reason=None, stop_reason=None)
-        return rest if rest.token_ids or rest.text or rest.finish_reason is not None else None
-
-
 def resume_hint(job_id: str, resume_point: ResumePoint) -> str:
     """Returns a sentence for a reader whose stream ends before its job does."""
     return (
         f"GET /v1/jobs/{job_id}/stream with the header 'Last-Event-ID: {resume_point}' continues "
         "from here."
     )
-
-
-def _rest_of_text(text: bytes, num_bytes: int) -> str:
-    try:
-        return text[num_bytes:].decode()
-    except UnicodeDecodeError as error:
-        raise Diverged(f"{num_bytes} bytes cut a character of the log in two") from error

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from api.errors import ApiError
 from api.generation.formatter import Formatter, PlainEvent
 from api.http.sse import whole_events
-from api.jobs.delta_parts import BatchedDeltas, delta_of, plain_pieces, split_by_step
 from api.jobs.reader_position import NOTHING, Extent, ResumePoint, resume_hint
-from shared.choice_deltas import choice_deltas
-from shared.messages import START, Cursor, Delta, Failed, Finished
+from api.on_demand import load_part
+from shared.choice_deltas import ChoiceDelta, choice_deltas, sums_of
+from shared.messages import START, Cursor, Delta, Failed, Finished, Segment
 
 
 class SentEvents:
@@ -42,7 +42,9 @@ class SentEvents:
         self._counts = counts
         self.framing = formatter.framing
         self._formatter = formatter
-        self._batched = None if stream_interval is None else BatchedDeltas(stream_interval)
+        self._batched: Any = None
+        if stream_interval is not None:
+            self._batched = load_part("batched_deltas").BatchedDeltas(stream_interval)
         self._choices = SentChoices()
         self._counts_by_cursor = False  # choice 0 has started, and nothing is batched
         self._plain_event: PlainEvent | None = None  # of such a stream
@@ -309,3 +311,120 @@ def extent_of(delta: Delta) -> Extent:
     segments, start, end = delta.segments, delta.start, delta.end
     has_end = segments is not None and segments[-1].finish_reason is not None
     return Extent(len(delta.token_ids), end.num_bytes - start.num_bytes, has_end)
+
+
+# Deltas are split between the log and a formatter. Under load a worker appends the tokens of
+# several steps as one log entry: one round trip, one frame. The entry's segments show where each
+# step's part ends, so a client still gets an event per step.
+
+FEW_EVENTS = 8  # that may wait for a reader that keeps up
+
+
+MANY_TOKENS = 128  # longest delta that is encoded in one go
+
+
+MANY_CHARS = 16_384  # longest delta that is parsed in one go: tens of milliseconds at most
+
+
+def split_by_step(delta: Delta, num_waiting: int) -> Sequence[Delta]:
+    """Returns a delta per step while the reader keeps up, else as few as possible, which is less
+    work and fewer bytes for both sides. `num_waiting`: events that the reader has not read."""
+    return split_by_segment(delta) if num_waiting <= FEW_EVENTS else split_long(delta)
+
+
+def split_by_segment(delta: Delta) -> Sequence[Delta]:
+    """Returns one delta per segment, in order: the log as if it had been cut there.
+
+    Raises ValueError when a segment ends within a character.
+    """
+    segments = delta.segments
+    if segments is None or len(segments) == 1:
+        return (delta,)
+    return _cut(delta, [(segment,) for segment in segments])
+
+
+def plain_pieces(delta: Delta, num_waiting: int) -> Sequence[tuple[Sequence[int], str]]:
+    """Returns token ids and text of what `split_by_step` returns, without a Delta for each.
+
+    Nothing where that is not all that there is to know: where another choice has a part, one
+    has no text, or ends its choice, or the delta is long. Raises ValueError as `split_by_segment`.
+    """
+    token_ids, text, segments = delta.token_ids, delta.text, delta.segments
+    if not text or len(token_ids) > MANY_TOKENS:
+        return ()
+    if segments is None:
+        return ((token_ids, text),)
+    for choice, _, num_bytes, finish_reason, _ in segments:
+        if choice or not num_bytes or finish_reason is not None:
+            return ()
+    if num_waiting > FEW_EVENTS:
+        return ((token_ids, text),)
+    pieces, token, byte = [], 0, 0
+    encoded = None if text.isascii() else text.encode()  # else bytes are characters
+    for _, num_tokens, num_bytes, _, _ in segments:
+        last_token, last_byte = token + num_tokens, byte + num_bytes
+        part = text[byte:last_byte] if encoded is None else encoded[byte:last_byte].decode()
+        pieces.append((token_ids[token:last_token], part))
+        token, byte = last_token, last_byte
+    return pieces
+
+
+def split_long(delta: Delta) -> Sequence[Delta]:
+    """Returns the delta cut between segments into parts of about MANY_TOKENS.
+
+    Raises ValueError when a segment ends within a character.
+    """
+    segments = delta.segments
+    if segments is None or is_short(delta):
+        return (delta,)
+    runs: list[list[Segment]] = [[]]
+    num_tokens = 0
+    for segment in segments:
+        if num_tokens + segment.num_tokens > MANY_TOKENS and runs[-1]:
+            runs.append([])
+            num_tokens = 0
+        runs[-1].append(segment)
+        num_tokens += segment.num_tokens
+    return _cut(delta, runs)
+
+
+def is_short(delta: Delta) -> bool:
+    """Returns whether it can be encoded in one go: a token may have twenty alternatives."""
+    return len(delta.token_ids) <= MANY_TOKENS
+
+
+def _cut(delta: Delta, runs: Sequence[Sequence[Segment]]) -> Sequence[Delta]:
+    """Returns one delta per run of its segments."""
+    text, cursor = delta.text, delta.start
+    is_ascii = text.isascii()  # then bytes are characters
+    encoded = b"" if is_ascii else text.encode()
+    pieces, first_token, first_byte = [], 0, 0
+    for run in runs:
+        num_tokens, num_bytes = sums_of(run)
+        last_token, last_byte = first_token + num_tokens, first_byte + num_bytes
+        end = Cursor(cursor.num_tokens + num_tokens, cursor.num_bytes + num_bytes)
+        pieces.append(
+            Delta(
+                cursor,
+                end,
+                delta.token_ids[first_token:last_token],
+                text[first_byte:last_byte] if is_ascii else encoded[first_byte:last_byte].decode(),
+                None if delta.logprobs is None else delta.logprobs[first_token:last_token],
+                None if len(run) == 1 and _is_plain(run[0]) else tuple(run),
+            )
+        )
+        cursor, first_token, first_byte = end, last_token, last_byte
+    return pieces
+
+
+def _is_plain(segment: Segment) -> bool:
+    """Returns whether a delta without segments means the same."""
+    return segment.choice == 0 and segment.finish_reason is None
+
+
+def delta_of(part: ChoiceDelta) -> Delta:
+    """Returns `part` as a delta of one segment without a place in the log: for formatters alone."""
+    num_tokens, num_bytes = len(part.token_ids), len(part.text.encode())
+    segment = Segment(part.choice, num_tokens, num_bytes, part.finish_reason, part.stop_reason)
+    end = Cursor(num_tokens, num_bytes)
+    return Delta(START, end, part.token_ids, part.text, part.logprobs, (segment,))

@@ -11,26 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from api.errors import ApiError, going_down, internal_error, job_failed, unavailable
-from api.generation.formatter import Formatter, PromptScores, Timing
-from api.generation.response_size import SHORT_BYTES, delta_bytes
-from api.http.json_response import error_response, json_response, send_json, send_short
-from api.http.open_requests import Ending
-from api.http.shares import Charge
+from api.errors import ApiError, going_down, internal_error, unavailable
+from api.http.open_requests import PIECE_BYTES, Ending
 from api.http.sse import EventWriter, Framing
-from api.http.time_slices import PIECE_BYTES
-from api.jobs.delta_parts import is_short, split_long
 from api.jobs.event_stream import StreamInterrupted
-from api.jobs.sent_events import SentEvents
+from api.jobs.sent_events import is_short
 from api.jobs.service import JobService
-from api.jobs.sources import EventSource, EventStream, SubmittedJobs
-from shared.messages import Delta, Failed, Finished, Job
+from api.jobs.sources import EventSource, EventStream
+from shared.messages import Delta, Failed, Finished
 from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import TransportError
 
@@ -102,6 +96,24 @@ class StreamResponse(Response):
     def _resume_hint(self) -> str:
         hint = self._source.resume_hint if self._body.is_resumable else None
         return hint or self._body.resume_hint(self._source.job_id)
+
+
+class Body(Protocol):
+    """Turns a source's events into the bytes of a response."""
+
+    is_resumable: bool  # a client that is cut off can continue elsewhere
+
+    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
+        """Sends everything up to the job's end. Raises StreamInterrupted and ApiError."""
+        ...
+
+    async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
+        """Ends the response with an error."""
+        ...
+
+    def resume_hint(self, job_id: str) -> str:
+        """Returns a sentence for a client whose response ends before its job does."""
+        ...
 
 
 class EventEncoder(Protocol):
@@ -272,89 +284,3 @@ class EventStreamBody:
         self._encoder.mark_sent()
         if self._encoder.has_ids:
             self._writer.follow_id()
-
-
-class JsonBody:
-    """Sends one JSON object, or an error response in its place."""
-
-    is_resumable = False
-
-    def __init__(self, jobs: JobService, formatter: Formatter[Any]) -> None:
-        self._slices = jobs.slices
-        self._keepalive_s = jobs.keepalive_s
-        self._answers = jobs.answers
-        self._formatter = formatter
-        self._has_begun = False
-
-    async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
-        """Sends the object at the job's end. Raises StreamInterrupted and ApiError."""
-        with self._answers.take(0) as charge:
-            await self._run(stream, source, send, charge)
-
-    async def _run(
-        self, stream: EventStream, source: EventSource, send: Send, charge: Charge
-    ) -> None:
-        num_bytes = 0  # collected since the answer was charged for the last time
-        while True:
-            event = await stream.get(self._keepalive_s)
-            if isinstance(event, Delta):
-                num_bytes += delta_bytes(event)
-                if num_bytes > SHORT_BYTES:
-                    charge.grow(num_bytes)
-                    num_bytes = 0
-                source.observe(event)
-                if is_short(event):
-                    self._formatter.collect(event)
-                else:
-                    await self._slices.run(map(self._formatter.collect, split_long(event)))
-            elif event is not None:
-                break
-        source.observe_end(event)
-        if isinstance(event, Failed):
-            raise job_failed(event, delivered=False)
-        payload = self._formatter.whole(event)
-
-        async def sending(message: Message) -> None:
-            self._has_begun = True
-            await send(message)
-
-        if source.is_small(event):
-            await send_short(sending, json_response(payload))
-        else:
-            await send_json(sending, payload, self._slices)
-
-    async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
-        """Sends an error response, unless the object has started."""
-        if not self._has_begun:
-            self._has_begun = True
-            await send_short(send, error_response(error, scope))
-
-    def resume_hint(self, job_id: str) -> str:
-        """Returns a sentence for a client whose request failed."""
-        return "Try again."
-
-
-Body = EventStreamBody | JsonBody
-
-
-def generation_response(
-    jobs: JobService,
-    submitted: Sequence[Job],
-    formatter: Formatter[Any],
-    timing: Timing,
-    *,
-    streamed: bool,
-    stream_interval: int | None = None,
-    prompts: Sequence[PromptScores | None] = (),
-) -> StreamResponse:
-    """Returns the response that submits a request's jobs and follows them to their end.
-
-    `stream_interval`: tokens of a choice per event; None: an event per step. `prompts`: of each
-    job that scores its prompt; filled before the formatter gets the first delta.
-    """
-    source = SubmittedJobs(jobs, submitted, timing, prompts)
-    if streamed:
-        events = SentEvents(formatter, stream_interval)
-        beginning = events.beginning if formatter.has_beginning else None
-        return StreamResponse(jobs, source, EventStreamBody(jobs, events, beginning))
-    return StreamResponse(jobs, source, JsonBody(jobs, formatter))

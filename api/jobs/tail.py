@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from api.errors import ApiError, job_failed
 from api.generation.formatter import usage_payload
 from api.http import sse
 from api.jobs.attached_job import AttachedJob
-from api.jobs.delta_parts import split_by_segment, split_long
-from api.jobs.reader_position import AheadTrimmer, Diverged, ResumePoint, resume_hint
+from api.jobs.reader_position import NOTHING, Diverged, Extent, ResumePoint, resume_hint
+from api.jobs.sent_events import split_by_segment, split_long
 from api.jobs.service import JobService
 from api.jobs.stream_response import EventStreamBody, StreamResponse
 from shared.choice_deltas import ChoiceDelta, segment_deltas
@@ -144,3 +144,50 @@ def _choice_payload(part: ChoiceDelta) -> dict[str, Any]:
 
 def _error_payload(error: ApiError) -> dict[str, Any]:
     return {**_text_payload("", ()), **error.body()}
+
+
+class AheadTrimmer:
+    """Skips the parts of a log that its reader has ahead of its cursor."""
+
+    def __init__(self, ahead: Mapping[int, Extent]) -> None:
+        self._left = dict(ahead)
+
+    @property
+    def left(self) -> Mapping[int, Extent]:
+        """Returns a copy of the extents that are still to be skipped, by choice."""
+        return dict(self._left)
+
+    def rest_of(self, part: ChoiceDelta) -> ChoiceDelta | None:
+        """Returns the piece of `part` that the reader lacks; None: nothing. The parts follow the
+        cursor, in the log's order.
+
+        Raises Diverged when the reader's text ends within a character.
+        """
+        had = self._left.get(part.choice)
+        if had is None:
+            return part
+        text = part.text.encode()
+        num_tokens = min(had.num_tokens, len(part.token_ids))
+        num_bytes = min(had.num_bytes, len(text))
+        is_end = part.finish_reason is not None
+        left = Extent(
+            had.num_tokens - num_tokens, had.num_bytes - num_bytes, had.has_end and not is_end
+        )
+        self._left[part.choice] = left
+        if left == NOTHING:
+            del self._left[part.choice]
+        rest = part._replace(
+            token_ids=part.token_ids[num_tokens:],
+            text=_rest_of_text(text, num_bytes),
+            logprobs=None if part.logprobs is None else part.logprobs[num_tokens:],
+        )
+        if had.has_end and is_end:
+            rest = rest._replace(finish_reason=None, stop_reason=None)
+        return rest if rest.token_ids or rest.text or rest.finish_reason is not None else None
+
+
+def _rest_of_text(text: bytes, num_bytes: int) -> str:
+    try:
+        return text[num_bytes:].decode()
+    except UnicodeDecodeError as error:
+        raise Diverged(f"{num_bytes} bytes cut a character of the log in two") from error

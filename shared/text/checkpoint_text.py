@@ -15,8 +15,14 @@ from shared.text.base import TextInvalid
 from shared.text.chat_template import JinjaChatTemplate, RenderingProcesses
 from shared.text.checkpoint_files import read_bytes, read_json
 from shared.text.checkpoint_templates import chat_templates, template_file
-from shared.text.model_card import MAX_TOKENIZER_BYTES, ModelCard, digest_of
-from shared.text.sampling_defaults import MEMBERS, SamplingDefaults, unusable
+from shared.text.model_card import (
+    MAX_TOKENIZER_BYTES,
+    MEMBERS,
+    ModelCard,
+    SamplingDefaults,
+    digest_of,
+    unusable,
+)
 from shared.text.template_formats import find_reasoning_format, find_tool_format, shows_tools
 from shared.text.tokenizer import FastTokenizer, TokenizerConfig
 from shared.text.tool_formats import ToolFormat

@@ -19,6 +19,7 @@ from shared.transport.file_index import (
     encode_parts,
     follow,
 )
+from shared.transport.ports.admission import STORE_SCOPES, QueueFull
 from shared.transport.ports.batches import (
     BATCH_PREFIX,
     BatchClaim,
@@ -37,7 +38,7 @@ from shared.transport.ports.batches import (
     output_file_id,
 )
 from shared.transport.ports.files import FILE_PREFIX, FilePart
-from shared.transport.ports.jobs import STORE_SCOPES, QueueFull, TransportError
+from shared.transport.ports.jobs import TransportError
 from shared.transport.scripts import Argument, Scripts
 from shared.transport.submission import share_argument
 

@@ -11,7 +11,7 @@ from shared.messages import Durability
 from shared.redis.connections import MAX_ACCEPT_WAIT_S, Connections
 from shared.redis.pool import Command
 from shared.transport.failures import translated
-from shared.transport.ports.jobs import DurabilityFault
+from shared.transport.ports.admission import DurabilityFault
 from shared.transport.scripts import Scripts
 
 

@@ -9,8 +9,7 @@ from collections import deque
 from shared.keys import Keys
 from shared.messages import JobEvent
 from shared.redis.pubsub import NotConfirmed, Subscriber
-from shared.transport.ports.bus import RESYNC, Resync, Subscription
-from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.jobs import RESYNC, Resync, Subscription, TransportError
 from shared.transport.wire import decode_frame
 
 log = logging.getLogger(__name__)

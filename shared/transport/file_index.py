@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from shared.keys import Keys, is_id
 from shared.transport.failures import is_out_of_memory, translated
+from shared.transport.ports.admission import STORE_SCOPES, QueueFull
 from shared.transport.ports.files import (
     FILE_PREFIX,
     FileInUse,
@@ -21,7 +22,6 @@ from shared.transport.ports.files import (
     FileUsage,
     NewFile,
 )
-from shared.transport.ports.jobs import STORE_SCOPES, QueueFull
 from shared.transport.scripts import Scripts
 from shared.transport.submission import share_argument
 

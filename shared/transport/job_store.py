@@ -29,16 +29,18 @@ from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.job_records import JobListing, end_of
-from shared.transport.ports.jobs import (
+from shared.transport.ports.admission import (
     AdmissionLimits,
-    CancelResult,
-    JobLook,
-    JobRecord,
     KeptKey,
     KeyTaken,
     QueueFull,
-    Restored,
     Submission,
+)
+from shared.transport.ports.jobs import (
+    CancelResult,
+    JobLook,
+    JobRecord,
+    Restored,
     Submitted,
     TransportError,
 )

@@ -8,7 +8,8 @@ from typing import Any
 from shared.keys import NUM_LANES, is_job_id
 from shared.messages import Job, SamplingParams
 from shared.transport.drain_rate import DrainRate, spread_s
-from shared.transport.ports.jobs import AdmissionLimits, Allowance, KeyTaken, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
+from shared.transport.ports.jobs import Allowance
 from shared.transport.scripts import Argument
 from shared.transport.wire import encode_job
 

@@ -13,7 +13,7 @@ import pytest
 
 from shared.process import dying_with_this_process
 from tests.support.launched import is_alive
-from tests.support.redis_topologies import until
+from tests.support.polling import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(300)
@@ -52,12 +52,17 @@ def test_first():
     assert os.getpriority(os.PRIO_PROCESS, 0) == int(os.environ["PRIORITY"])  # as it was
 """
 BESIDE = """
-import os, pathlib
+import os, pathlib, time
 
 def test_beside():
     pathlib.Path("ran-beside").touch()
     assert os.getpriority(os.PRIO_PROCESS, 0) == 10
-    assert not pathlib.Path("ran-second").exists()
+    begin_s = time.monotonic()
+    while not pathlib.Path("ran-second").exists():
+        assert time.monotonic() - begin_s < 100
+        time.sleep(0.05)
+    assert not pathlib.Path("ran-last").exists()
+    pathlib.Path("ended-beside").touch()
     raise ValueError("what it printed comes whole")
 """
 HANGS = """
@@ -76,6 +81,13 @@ def test_hangs():
     time.sleep(100)
 """
 SECOND = "import pathlib\n\ndef test_second():\n    pathlib.Path('ran-second').touch()\n"
+LAST = """
+import pathlib
+
+def test_last():
+    pathlib.Path("ran-last").touch()
+    assert pathlib.Path("ended-beside").exists()
+"""
 
 
 def environment(temporary: Path) -> dict[str, str]:
@@ -167,17 +179,17 @@ def test_more_than_a_failed_test_is_not_passed_by_running_again(tmp_path: Path) 
     assert lines[-1] == "pytest ended with status 4: see above"
 
 
-def test_a_run_beside_the_first_has_a_low_priority_and_its_failures_are_named(
+def test_a_run_beside_all_but_the_last_has_a_low_priority_and_its_failures_are_named(
     tmp_path: Path,
 ) -> None:
-    for name, text in (("first", FIRST), ("beside", BESIDE), ("second", SECOND)):
+    texts = {"first": FIRST, "beside": BESIDE, "second": SECOND, "last": LAST}
+    for name, text in texts.items():
         (tmp_path / f"test_{name}.py").write_text(text)
-    status, lines = suite(
-        tmp_path, "run", "--beside", "test_beside.py", "test_first.py", "test_second.py"
-    )
+    runs = [f"test_{name}.py" for name in ("beside", "first", "second", "last")]
+    status, lines = suite(tmp_path, "run", "--beside", *runs)
     assert status == 1
     assert any("what it printed comes whole" in line for line in lines)
-    assert lines[-2].startswith("3 tests in 3 runs, ")
+    assert lines[-2].startswith("4 tests in 4 runs, ")
     assert lines[-1] == "failed: test_beside.py::test_beside"
 
 
@@ -207,23 +219,26 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
         start_new_session=True,
         preexec_fn=in_a_terminal,
     )
-    until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
+    wait_until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     # A terminal signals all processes in its foreground.
     (os.killpg if signum is signal.SIGINT else os.kill)(process.pid, signum)
     output, _ = process.communicate(timeout=60)
-    until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
+    wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
     if signum is not signal.SIGKILL:
         assert " in 2 runs, " in output
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_markers_by_which_make_chooses_files_are_in_these_files_alone() -> None:
-    """The Makefile's `marked` looks for files of tests that name a marker."""
+def test_markers_by_which_files_are_left_out_are_in_these_files_alone() -> None:
+    """pytest_ignore_collect reads them in the text of a file of tests."""
+    lists = re.findall(r"^(?:LEFT_OUT|MISSING) := .*", (REPOSITORY / "Makefile").read_text(), re.M)
+    markers = {*re.findall(r"[a-z]+(?=[ )]|$)", " ".join(lists)), "alone", "vllm"}
+    assert {"packages", "browser", "arm"} < markers
     elsewhere = [
         path.relative_to(REPOSITORY).as_posix()
         for path in (REPOSITORY / "tests").rglob("*.py")
         if not path.name.startswith("test_")
-        and re.search(r"(mark\.|add_marker\(.)(vllm|alone|models)\b", path.read_text())
+        and re.search(rf"(mark\.|add_marker\(.)({'|'.join(markers)})\b", path.read_text())
     ]
     assert not elsewhere

@@ -45,7 +45,11 @@ EXEMPT = (
 # A text that a model reads, not a person.
 ALLOWED = {"api/dialects/responses/conversation.py": {"go on", "what was"}}
 ROOMS = ("api", "worker", "shared", "penstock", "tools", "examples", "deploy", "clients/typescript")
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docker-compose.yml", "docs")
+PAGES = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    "docker-compose.yml",
+    "docs",
+)
 SUFFIXES = {".py", ".md", ".html", ".js", ".ts", ".yaml", ".yml", ".lua", ".svg"}
 CODE = re.compile(r"`[^`\n]+`|\]\([^)]*\)")  # inline code, and targets of links
 SCRIPT = re.compile(

@@ -10,8 +10,8 @@ from openai import AsyncOpenAI
 from shared.messages import JobState
 from tests.chaos.harness.clients import Client, SlowClient
 from tests.chaos.harness.expected import random_prompt
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 MAX_GROWTH_BYTES = 24 * 2**20
 
@@ -72,7 +72,7 @@ async def test_a_slow_reader_delays_no_other_and_costs_bounded_memory(scenario: 
     await scenario.all_finished([scenario.client(20, first_url=0) for _ in range(20)])
     before = frontend.rss_bytes()
     prompt = random_prompt(scenario.rng)
-    slow = SlowClient("127.0.0.1", frontend.port, prompt, 450).start()
+    slow = SlowClient("127.0.0.1", int(frontend.settings["PORT"]), prompt, 450).start()
     fast = [scenario.client(250, first_url=0) for _ in range(20)]
     await scenario.all_finished(fast)
     assert slow.is_reading

@@ -10,8 +10,8 @@ import pytest
 
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 from tests.support.settable_clock import SettableClock
 
 HOUR_S = 3600

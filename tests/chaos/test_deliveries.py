@@ -9,11 +9,11 @@ import httpx
 
 from shared.keys import GROUP, new_job_id
 from shared.messages import Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.queue import AppendStatus
 from tests.chaos.harness.phantom import Phantom
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 PROMPT = list(range(60, 80))
 NUM_WINS = 4  # of cancels and of ends, in each of a dozen series of races

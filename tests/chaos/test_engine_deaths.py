@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shared.messages import JobState
 from tests.chaos.harness.expected import random_prompt
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
 from tests.support.faults.sitecustomize import CRASHER_TOKEN, POISON_TOKEN
+from tests.support.polling import until
 
 
 async def test_streams_of_a_killed_engine_go_on(scenario: Scenario) -> None:

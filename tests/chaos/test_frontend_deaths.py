@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from shared.messages import JobState
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 STANDSTILL_S = 9.0  # beyond a lease: more than the readers of a dead frontend have
 
@@ -148,7 +148,7 @@ async def test_a_stopping_frontend_lets_short_streams_finish_and_cuts_long_ones(
     async with scenario.middle_of([*short, *long]):
         leaving.terminate()
         await until(lambda: " draining: " in leaving.log, "the drain")
-        assert await leaving.answers("/ready") == 503
+        assert await leaving.status("/ready") == 503
         # From here on the short ones are let go, and the long ones until they are longer.
         scenario.deployment.throttle.apply(100)
         await scenario.all_finished(short)

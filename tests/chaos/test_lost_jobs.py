@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 TERMINAL = frozenset({"completed", "failed", "cancelled", "incomplete"})
 PATIENCE_S = 60.0

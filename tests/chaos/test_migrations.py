@@ -10,7 +10,8 @@ import pytest
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar, regex_grammar
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.reading import Reading
 from tests.chaos.harness.scenario import Scenario

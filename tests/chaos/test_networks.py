@@ -12,9 +12,9 @@ import trustme
 
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.expected import random_prompt
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.proxy import Proxy
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 KILLS = 6
 RESETS, RESET_S, REST_S = 3, 4.0, 1.0

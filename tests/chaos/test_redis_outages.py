@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.harness.polling import until
-from tests.chaos.harness.processes import FrontendProcess
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
+from tests.support.service_processes import FrontendProcess
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -75,7 +75,7 @@ async def test_everybody_waits_for_a_redis_that_is_not_there_yet(scenario: Scena
         await until(lambda w=worker: "waiting for Redis" in w.log, "a worker to wait")
     for frontend in frontends:
         await until(lambda f=frontend: _status(f, "/health", 200), "a frontend to live")
-        assert await frontend.answers("/ready") == 503
+        assert await frontend.status("/ready") == 503
     deployment.server.start()
     await deployment.ready()
     await scenario.all_finished(scenario.clients(4, 20))
@@ -83,7 +83,7 @@ async def test_everybody_waits_for_a_redis_that_is_not_there_yet(scenario: Scena
 
 
 async def _status(frontend: FrontendProcess, path: str, status: int) -> bool:
-    return await frontend.answers(path) == status
+    return await frontend.status(path) == status
 
 
 async def test_streams_stay_open_while_redis_is_away_and_engines_pause(scenario: Scenario) -> None:

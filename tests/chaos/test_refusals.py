@@ -11,8 +11,8 @@ import redis
 
 from penstock.launcher.redis_server import PrivateServer, ServerError
 from tests.chaos.harness.deployment import Deployment
-from tests.chaos.harness.polling import until
-from tests.chaos.harness.processes import FrontendProcess, WorkerProcess
+from tests.support.polling import until
+from tests.support.service_processes import FrontendProcess, WorkerProcess
 
 
 @pytest.fixture
@@ -38,15 +38,16 @@ async def test_a_server_that_would_lose_jobs_is_refused_by_both_sides(
     with redis.Redis.from_url(server.url) as client:
         sentence = spoil(client)  # type: ignore[operator]
     where = {"REDIS_URL": server.url}
-    worker = WorkerProcess(tmp_path / "worker.log", deployment.worker_settings() | where)
-    frontend = FrontendProcess(tmp_path / "frontend.log", deployment.frontend_settings() | where)
+    worker = WorkerProcess(deployment.worker_settings() | where, tmp_path / "worker.log")
+    frontend = FrontendProcess(deployment.frontend_settings() | where, tmp_path / "frontend.log")
     try:
         assert await worker.ended() == 2
         assert sentence in worker.log
+        await until(frontend.started, "the frontend's port")
         await until(lambda: sentence in frontend.log, "the frontend's sentence")
-        assert await frontend.answers("/ready") == 503
+        assert await frontend.status("/ready") == 503
         async with httpx.AsyncClient() as http:
-            refused = await http.post(frontend.url + "/generate", json={"prompt": "a"})
+            refused = await http.post(frontend.base_url + "/generate", json={"prompt": "a"})
         assert refused.status_code in (404, 503)
     finally:
         worker.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 
 async def test_a_stopping_worker_hands_its_jobs_on_without_blame(scenario: Scenario) -> None:

@@ -6,8 +6,8 @@ in all that it writes (tests/support/faults/next_release.py).
 
 from __future__ import annotations
 
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 NEXT = {"CHAOS_SCHEMA": 2}
 

@@ -17,9 +17,9 @@ import pytest
 from shared.messages import SamplingParams
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
-from tests.chaos.harness.polling import until
-from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
+from tests.support.service_processes import WorkerProcess
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
 

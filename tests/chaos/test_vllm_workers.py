@@ -17,14 +17,15 @@ from shared.cores import available_cores
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
-from tests.chaos.harness.polling import until
-from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.scenario import Scenario
 from tests.support.busy_neighbours import busy_neighbours
 from tests.support.faults.sitecustomize import POISON_TOKEN, TRAP
+from tests.support.polling import until
+from tests.support.service_processes import WorkerProcess
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
 

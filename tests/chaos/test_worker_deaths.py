@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.harness.polling import until
 from tests.chaos.harness.scenario import Scenario
+from tests.support.polling import until
 
 
 async def test_streams_of_a_killed_worker_go_on_at_another(scenario: Scenario) -> None:

@@ -6,7 +6,6 @@ Everything is in float32. The expected tokens are those of LLM, in this process.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,11 +16,17 @@ import httpx
 import pytest
 
 from shared.messages import SamplingParams
+from tests.support.polling import wait_until
 from tests.support.real_model import real_checkpoint
 from tests.support.redis_server import new_namespace
-from tests.support.redis_topologies import until
 from tests.support.service_client import events_of
-from tests.support.service_processes import MODEL, Process, process, worker_process
+from tests.support.service_processes import (
+    MODEL,
+    FrontendProcess,
+    WorkerProcess,
+    process,
+    worker_process,
+)
 from tests.support.varied_prompts import VARIED_PROMPTS
 from tests.support.vllm_worker import ALIKE, READY_TIMEOUT_S, own_settings, vllm_settings
 from worker.llm import LLM
@@ -60,20 +65,20 @@ def expected() -> tuple[list[list[int]], list[int]]:
 @contextmanager
 def first_worker(
     redis_url: str, namespace: str, log: Path, settings: Mapping[str, str]
-) -> Iterator[tuple[subprocess.Popen[bytes], Process]]:
+) -> Iterator[tuple[WorkerProcess, FrontendProcess]]:
     """A worker and a frontend, which serve when this is entered."""
     with (
         worker_process(redis_url, namespace, real_checkpoint(), log, **settings) as worker,
         process(redis_url, namespace) as frontend,
     ):
         try:
-            until(lambda: frontend.answers("/ready", 200), "readiness", READY_TIMEOUT_S)
+            wait_until(lambda: frontend.answers("/ready", 200), "readiness", READY_TIMEOUT_S)
         except AssertionError:
             raise AssertionError(log.read_text()) from None
         yield worker, frontend
 
 
-def tokens_of(frontend: Process, prompt: str) -> list[int]:
+def tokens_of(frontend: FrontendProcess, prompt: str) -> list[int]:
     body = {"prompt": prompt, **GREEDY, "stream": False}
     answered = httpx.post(f"{frontend.base_url}/generate", json=body, timeout=READY_TIMEOUT_S)
     assert answered.status_code == 200, answered.text
@@ -104,7 +109,6 @@ def test_the_tokens_are_the_same_on_the_engine_and_after_its_worker_is_killed(
             while len(token_ids) < KILLED_AFTER:
                 token_ids += (next(events).payload or {})["token_ids"]
             worker.kill()
-            worker.wait()
             assert len(token_ids) < MAX_TOKENS
             second = own_settings(**SERVED)
             with worker_process(

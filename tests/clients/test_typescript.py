@@ -20,7 +20,7 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.launched import REPOSITORY, Launched, free_port
 from tests.support.listener import listener_on
 from tests.support.node import NodeProgram, node_says, our_client
-from tests.support.redis_topologies import until
+from tests.support.polling import wait_until
 from tests.support.running_service import MODEL, RunningService
 from tests.support.service_client import ServiceClient
 from tests.support.service_fixtures import two_frontends
@@ -224,7 +224,7 @@ def test_a_killed_process_is_not_noticed_by_the_reader(
     assert read["answer"]["choices"] == calm["answer"]["choices"]
     job = httpx.get(f"{urls[1]}/v1/jobs/{read['answer']['jobId']}", timeout=30).json()
     assert (job["status"], job["attempt"]) == ("finished", 2 if victim == "worker" else 1)
-    until(lambda: all(_is_whole(url) for url in urls), "the successor", 60)
+    wait_until(lambda: all(_is_whole(url) for url in urls), "the successor", 60)
 
 
 def test_a_chat_resumes_in_a_new_page_over_a_killed_frontend(
@@ -248,7 +248,7 @@ def test_a_chat_resumes_in_a_new_page_over_a_killed_frontend(
     assert (told["third"]["roles"], told["left"]) == ([], 0), (
         "an answer that has ended is not resumed"
     )
-    until(lambda: all(_is_whole(url) for url in urls), "the successor", 60)
+    wait_until(lambda: all(_is_whole(url) for url in urls), "the successor", 60)
 
 
 def _is_whole(url: str) -> bool:

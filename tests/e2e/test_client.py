@@ -16,7 +16,7 @@ import pytest
 from penstock.client import AsyncClient, Client, Stream
 from tests.support.launched import REPOSITORY, Launched, free_port
 from tests.support.listener import listener_on
-from tests.support.redis_topologies import until
+from tests.support.polling import wait_until
 from tests.support.service_client import ServiceClient
 from tests.support.service_fixtures import *  # noqa: F403
 from tests.support.service_fixtures import two_frontends
@@ -87,7 +87,7 @@ def test_a_killed_process_is_not_noticed_by_the_reader(
     assert stream.answer.choices == calm.choices
     job = client.job(stream.job_id)
     assert (job["status"], job["attempt"]) == ("finished", 2 if victim == "worker" else 1)
-    until(lambda: is_whole(urls), "the successor", 60)
+    wait_until(lambda: is_whole(urls), "the successor", 60)
 
 
 def is_whole(urls: list[str]) -> bool:
@@ -126,7 +126,7 @@ def test_many_streams_of_asyncio_pass_over_a_killed_frontend(
             return await asyncio.gather(*readers)
 
     assert set(asyncio.run(read_all())) == {calm.choices[0].token_ids}
-    until(lambda: is_whole(urls), "the successor", 60)
+    wait_until(lambda: is_whole(urls), "the successor", 60)
 
 
 @pytest.mark.promise("Client: a job in the background is picked up by any process")
@@ -142,7 +142,7 @@ def test_a_background_job_is_picked_up_by_another_process(
     )
     words = [sys.executable, "-c", code, ",".join([f"http://127.0.0.1:{free_port()}", *urls]), name]
     with subprocess.Popen(words, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as other:
-        until(lambda: client.job(name)["usage"]["completion_tokens"] >= 10, "tokens", 60)
+        wait_until(lambda: client.job(name)["usage"]["completion_tokens"] >= 10, "tokens", 60)
         throttle.release()
         out, _ = other.communicate(timeout=60)
     assert other.returncode == 0

@@ -131,3 +131,10 @@ def test_nano_vllm_has_the_same_weights_and_requests(tmp_path: Path) -> None:
     assert [line["label"] for line in found] == ["penstock", "nano-vllm"]
     assert len({line["output_tokens"] for line in found}) == 1
     assert "of nano-vllm" in done.stdout.splitlines()[-1]
+
+    (tmp_path / "nanovllm.py").write_text("raise RuntimeError('no such kernel')")
+    died = run([str(REPOSITORY), str(tmp_path)])
+    assert died.returncode == 1
+    lines = (tmp_path / "out" / "nano_vllm.jsonl").read_text().splitlines()[2:]
+    assert [json.loads(line).get("failed") for line in lines] == [None, "status 1"]
+    assert "penstock: " in died.stdout.splitlines()[-1], died.stdout

@@ -26,6 +26,7 @@ from tests.gpu.wheels import unpacked  # noqa: E402 - needs the line above
 
 STEPS = ["bench.forward_steps", "--device", "cuda", "--seconds", "0.5"]
 STEPS += ["--batch", "1", "8", "64", "256", "--prefill", "512", "2048", "8192"]
+TRACE = ["bench.step_trace", "--batch", "1", "64", "256"]
 THROUGHPUT = ["bench.engine_throughput"]
 QWEN_DEFAULTS = ["--temperature", "0.7", "--top-p", "0.8", "--top-k", "20"]
 # Programs with their bounds in seconds.
@@ -43,7 +44,8 @@ STAGES: dict[str, list[tuple[list[str], int]]] = {
         ([*THROUGHPUT, "--shape", "qwen3-8b", *QWEN_DEFAULTS], 90),
         ([*STEPS, "--shape", "qwen3-0.6b"], 60),
         ([*STEPS, "--shape", "qwen3-8b"], 60),
-        (["bench.step_trace", "--batch", "1", "64", "256"], 60),
+        ([*TRACE, "--shape", "qwen3-0.6b"], 60),
+        ([*TRACE, "--shape", "qwen3-8b"], 60),
         (["bench.host_time", "--device", "cuda"], 60),
         (["bench.nano_vllm", "--out", "{out}"], 120),
     ],
@@ -76,6 +78,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     packages = unpacked() if NEED_PACKAGES.intersection(args.stages) else None
     paths = [str(path) for path in (ROOT, packages) if path is not None]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])  # of a peer that was carried here
     failed = []
     for stage in args.stages:
         end_s = time.monotonic() + STAGE_S

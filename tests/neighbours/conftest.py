@@ -29,6 +29,7 @@ class Shared:
     worst_key: str
     history: Path
     calm: list[Notice] = field(default_factory=list)  # at most one period, measured once
+    expected: dict[str, tuple[str, str]] = field(default_factory=dict)  # of its bystanders
 
 
 @pytest.fixture(scope="module")

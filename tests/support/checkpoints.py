@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shared.text.checkpoint_text import card_from_checkpoint
-from shared.text.model_card import ModelCard
+if TYPE_CHECKING:
+    from shared.text.model_card import ModelCard
 
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
@@ -114,6 +114,9 @@ def make_checkpoint(
 def card_of(path: str | Path, **members: Any) -> tuple[ModelCard, dict[str, bytes]]:
     """Returns the card of a checkpoint and its blobs; `members` are the keywords of
     card_from_checkpoint, of which those that a worker alone knows have defaults here."""
+    # Here and not above: it needs packages that a bare machine with a GPU lacks.
+    from shared.text.checkpoint_text import card_from_checkpoint
+
     known: dict[str, Any] = {"name": "m", "max_model_len": 4096, "kv_capacity_tokens": 0}
     return card_from_checkpoint(path, **known | {"dtype": "", "num_parameters": 0} | members)
 

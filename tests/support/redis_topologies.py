@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ from redis.crc import key_slot
 
 from penstock.launcher.redis_server import find_server_binary
 from shared.process import dying_with_this_process
+from tests.support.polling import wait_until
 
 HOST = "127.0.0.1"
 SERVICE = "main"
@@ -74,7 +75,7 @@ class Server:
                 start_new_session=True,
                 preexec_fn=dying_with_this_process(),
             )
-        until(self.answers, f"{self.name} does not answer; {self._directory}/log")
+        wait_until(self.answers, f"{self.name} does not answer; {self._directory}/log")
 
     def answers(self) -> bool:
         process = self._process
@@ -196,7 +197,7 @@ class SentinelSetup(Topology):
         for sentinel in self.sentinels:
             sentinel.introduce(self.sentinels, quorum=2)
             sentinel.start()
-        until(self._is_whole, "the primary and its replica did not find each other")
+        wait_until(self._is_whole, "the primary and its replica did not find each other")
 
     def primary(self) -> Server:
         """Whom the sentinels name at the moment."""
@@ -252,9 +253,11 @@ class ClusterSetup(Topology):
                 node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
         for node, bus_port in zip(self.nodes[1:], self._bus_ports[1:], strict=True):
             self.nodes[0].client.execute_command("CLUSTER", "MEET", HOST, node.port, bus_port)
-        until(self._all_know_four, "the nodes did not meet")
+        wait_until(self._all_know_four, "the nodes did not meet")
         owner_id = self.id_of(next(n for n in self.nodes[:3] if self._has_slot(n, self.slot)))
-        until(lambda: self._replicates(self.nodes[3], owner_id), "the replica was not accepted")
+        wait_until(
+            lambda: self._replicates(self.nodes[3], owner_id), "the replica was not accepted"
+        )
         self.heal()
 
     def owner(self, slot: int | None = None) -> Server:
@@ -279,7 +282,7 @@ class ClusterSetup(Topology):
         for node in self.nodes:
             if not node.is_running:
                 node.start()
-        until(self.is_whole, "the cluster did not come together")
+        wait_until(self.is_whole, "the cluster did not come together")
 
     def is_whole(self) -> bool:
         with contextlib.suppress(redis.RedisError, StopIteration):
@@ -299,7 +302,7 @@ class ClusterSetup(Topology):
             return
         slot = ("SLOTSRANGE", self.slot, self.slot, "NODE", self.id_of(to))
         self.owner().client.execute_command("CLUSTER", "MIGRATESLOTS", *slot)
-        until(lambda: self._all_agree_on(to), "the slot did not arrive")
+        wait_until(lambda: self._all_agree_on(to), "the slot did not arrive")
 
     def moves_atomically(self) -> bool:
         """Valkey 9 can."""
@@ -320,7 +323,7 @@ class ClusterSetup(Topology):
         for node in (to, source, *self.nodes):
             if node.client.role()[0] == b"master":
                 node.client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", wanted)
-        until(lambda: self._all_agree_on(to), "the slot did not arrive")
+        wait_until(lambda: self._all_agree_on(to), "the slot did not arrive")
 
     def _all_agree_on(self, owner: Server) -> bool:
         for node in self.nodes:
@@ -367,23 +370,3 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
     raise AssertionError("there are no free ports")
-
-
-def until(condition: Callable[[], Any], words: str, timeout_s: float = READY_S) -> None:
-    """Polls until the condition holds; fails in words when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, words
-        time.sleep(0.02)
-
-
-def sentinel_setup() -> Iterator[SentinelSetup]:
-    """The body of a fixture."""
-    with SentinelSetup() as setup:
-        yield setup
-
-
-def cluster_setup() -> Iterator[ClusterSetup]:
-    """The body of a fixture."""
-    with ClusterSetup() as setup:
-        yield setup

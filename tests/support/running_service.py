@@ -10,8 +10,7 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.support.checkpoints import make_checkpoint
 from tests.support.document_check import check_bodies
+from tests.support.polling import wait_until as wait_until  # its tests import it from here
 from tests.support.scripted_worker import Script, ScriptedWorker
 from tests.support.service_processes import worker_process
 
@@ -35,19 +35,6 @@ MAX_MODEL_LEN = 512
 HEALTH_INTERVAL_S = 0.1
 
 Result = TypeVar("Result")
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """Polls until `condition` holds; fails with `what` when it does not in time.
-
-    What it polls is often an HTTP request: it polls less often the longer it takes.
-    """
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.005
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, 0.05)
 
 
 class RunningService:
@@ -260,24 +247,23 @@ def frontend_of_workers(
     `models`: the settings of each, by its served name; MODEL is its checkpoint. Their logs are in
     `directory`, <name>.log, and in the error of one that ends or is never served.
     """
-    logs = {name: directory / f"{name}.log" for name in models}
     with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(
+        workers = {
+            name: stack.enter_context(
                 worker_process(
                     redis_url,
                     namespace,
                     Path(more["MODEL"]),
-                    logs[name],
+                    directory / f"{name}.log",
                     **{"SERVED_MODEL_NAME": name, **more},
                 )
             )
             for name, more in models.items()
-        ]
+        }
         frontend = stack.enter_context(running_frontend(redis_url, namespace, **settings))
 
         def served() -> bool:
-            assert all(worker.poll() is None for worker in workers), "a worker ended"
+            assert all(worker.alive for worker in workers.values()), "a worker ended"
             listed = httpx.get(f"{frontend.base_url}/v1/models", timeout=30).json()["data"]
             return {model["id"] for model in listed} >= set(models)
 
@@ -285,5 +271,5 @@ def frontend_of_workers(
             wait_until(served, "workers for all models", 120)
             frontend.until_ready()
         except AssertionError:
-            raise AssertionError({name: log.read_text() for name, log in logs.items()}) from None
+            raise AssertionError({name: made.log for name, made in workers.items()}) from None
         yield frontend

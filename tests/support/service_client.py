@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from tests.support.launched import Launched
+from tests.support.polling import wait_until
 
 # Small intervals, so that a test sees a change soon after it happened.
 CLOSE_LOOK = {"RUNNER": "echo", "BEAT_INTERVAL_MS": "100", "HEALTH_INTERVAL_S": "0.05"}
@@ -113,11 +114,7 @@ class ServiceClient:
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
         """The condition's first true value; fails with `what`."""
-        deadline_s = time.monotonic() + timeout_s
-        while not (value := condition()):
-            assert time.monotonic() < deadline_s, f"never happened: {what}"
-            time.sleep(0.01)
-        return value
+        return wait_until(condition, what, timeout_s)
 
     def redis(self) -> redis.Redis:
         """The private server behind it."""

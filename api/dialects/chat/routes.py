@@ -11,9 +11,9 @@ from api.dialects.chat.response_schemas import ChatCompletion, ChatEvent
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.openapi import IDEMPOTENT, JOB, streamed
+from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import SUBMITS_JOB, JobsDep
-from api.jobs.stream_response import generation_response
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.completions.protocol import CompletionRequest
-from api.errors import unsupported
 from api.generation.formatter import ResponseContext, Timing
 from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
@@ -32,7 +31,8 @@ from api.generation.text_prompts import (
 )
 from api.http.caller import Caller
 from api.http.sse import json_bytes
-from api.jobs.new_job import Prepared, new_job, now_s, sibling
+from api.jobs.request_reader import Prepared, new_job, now_s, sibling
+from api.request_errors import unsupported
 from shared.messages import MAX_CHOICES, Grammar, InvalidParameter, Job, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16

@@ -40,8 +40,8 @@ from api.dialects.messages.tools import (
     ToolChoiceNone,
     ToolChoiceTool,
 )
-from api.errors import unsupported
 from api.generation.tools import MAX_TOOLS, Tool, Toolbox, ToolUse
+from api.request_errors import unsupported
 from shared.messages import InvalidParameter
 
 

@@ -21,9 +21,9 @@ from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import anthropic_status, json_response
 from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
+from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import SUBMITS_JOB, JobsDep
-from api.jobs.stream_response import generation_response
 
 router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 

@@ -39,8 +39,8 @@ from api.dialects.messages.blocks import (
     last_summary,
 )
 from api.dialects.messages.offered_tools import OfferedTools, added_name
-from api.errors import image_not_supported, input_not_supported
 from api.generation.messages import MAX_CALLS, left_out_part
+from api.request_errors import image_not_supported, input_not_supported
 from shared.messages import InvalidParameter
 
 _THOUGHTS = "reasoning_content"

@@ -25,7 +25,6 @@ from api.dialects.responses.call_items import (
 )
 from api.dialects.responses.calls import Item
 from api.dialects.responses.tools import left_out_of, tool_payload
-from api.errors import input_not_supported, unsupported
 from api.generation.messages import (
     MAX_MESSAGES,
     MEDIA_KINDS,
@@ -35,6 +34,7 @@ from api.generation.messages import (
     without_nulls,
 )
 from api.ids import item_id
+from api.request_errors import input_not_supported, unsupported
 from shared.messages import InvalidParameter
 
 MAX_ITEMS = MAX_MESSAGES

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from api.dialects.responses.items import COMPACTION_TRIGGER, Order, ResponseInput, left_out_items
 from api.dialects.responses.tools import ResponseTools, ToolChoice, left_out_of
-from api.errors import MAX_ECHO_CHARS, missing_parameter, unsupported
+from api.errors import MAX_ECHO_CHARS
 from api.generation.protocol import (
     JobParameters,
     JsonSchema,
@@ -28,6 +28,7 @@ from api.generation.protocol import (
 )
 from api.generation.response_schemas import ReasoningTokens, ResponseModel
 from api.http.pagination import DIGITS, Absent, Flag, ListPage, PageQuery, QueryModel
+from api.request_errors import missing_parameter, unsupported
 from shared.messages import InvalidParameter
 
 LOGPROBS = "message.output_text.logprobs"

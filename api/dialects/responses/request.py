@@ -35,7 +35,6 @@ from api.dialects.responses.tools import (
     ToolChoiceNamed,
     tools_of,
 )
-from api.errors import unsupported
 from api.generation.grammars import check_grammar, object_output, schema_output
 from api.generation.ignored_parameters import report_ignored
 from api.generation.models import GenerationService, ServedModel
@@ -45,7 +44,8 @@ from api.generation.response_size import ResponseSize
 from api.generation.sampling import ContextBudget, renamed_parameters, sampling_params
 from api.generation.tools import Toolbox, ToolUse
 from api.http.caller import Caller
-from api.jobs.new_job import new_job, now_s
+from api.jobs.request_reader import new_job, now_s
+from api.request_errors import unsupported
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 
 # a parameter of chat completions -> what this dialect calls it

@@ -1,4 +1,4 @@
-"""The ports of a frontend for jobs: the store, and confirmations of durability.
+"""The ports of a frontend for jobs: the store of their records and logs, and their live events.
 
 The semantics of all ports (atomicity, fencing, durability) are docs/WIRE.md's. Both sides type
 against these Protocols; only the two `main` modules choose an implementation.
@@ -15,7 +15,6 @@ from shared.messages import (
     Cursor,
     Delta,
     Durability,
-    Job,
     JobEvent,
     JobState,
     OnDisconnect,
@@ -36,72 +35,11 @@ class Allowance:
     full_in_ms: int  # until all of it is left again, where nothing else is used
 
 
-STORE_SCOPES = frozenset(("store", "tenant_store"))
-
-
-class QueueFull(TransportError):
-    """Admission refused a job; nothing was written.
-
-    `scope` names the limit: "total" and "tokens" (waiting jobs, and their prompt tokens), "memory"
-    (Redis is full), "store" (Redis has only its reserve left, which is for small jobs that keep
-    nothing after their end), "deadline" (it would wait past its own), "queue_timeout" (it would
-    not start within it); of the job's tenant "tenant" and "tenant_tokens" (waiting), "tenant_jobs"
-    (waiting or running), "tenant_store" (its share of Redis' memory), "requests_per_minute" and
-    "tokens_per_minute". `allowances`: of the job's tenant, as in Submission.
-    """
-
-    def __init__(
-        self, scope: str, retry_after_s: float, allowances: Sequence[Allowance] = ()
-    ) -> None:
-        super().__init__(f"queue is full ({scope})")
-        self.scope = scope
-        self.retry_after_s = retry_after_s
-        self.allowances = allowances
-
-
-class KeyTaken(Exception):
-    """The job's idempotency key belongs to another job; nothing was written.
-
-    `same_request`: the other job came of an equal request.
-    """
-
-    def __init__(self, job_id: str, *, same_request: bool) -> None:
-        super().__init__(f"the key belongs to {job_id}")
-        self.job_id = job_id
-        self.same_request = same_request
-
-
-@dataclass(frozen=True, slots=True)
-class KeptKey:
-    """The job that an idempotency key belongs to; its record has expired where `state` is None."""
-
-    job_id: str
-    body: str
-    state: JobState | None
-
-    @property
-    def is_binding(self) -> bool:
-        """Whether the job lives or has finished. What failed may be tried again, as another job."""
-        live = (JobState.QUEUED, JobState.RUNNING, JobState.FINISHED)
-        return self.state in live
-
-
 class Submitted(StrEnum):
     """The outcome of a submit. DUPLICATE: the job id exists already."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """An accepted submit.
-
-    `allowances`: the tenant's that have a limit, after it; () for a DUPLICATE, which is free.
-    """
-
-    outcome: Submitted
-    allowances: tuple[Allowance, ...] = ()
 
 
 # How long an ended job has a record or at least a tombstone (lua/lib/common.lua has the same). A
@@ -119,26 +57,6 @@ class Restored(StrEnum):
     FENCED = "fenced"  # another attempt owns it
     NO_LEASE = "nolease"  # a worker must send a heartbeat first
     NO_MEMORY = "nomemory"  # the server is above maxmemory: it may be tried again
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """Bounds that `submit` checks and applies in one atomic step. None: no bound.
-
-    Allowances per minute are buckets that refill evenly. Tokens are those of the prompt and, until
-    the job has ended, all that it may generate; then those that it generated.
-    """
-
-    max_queued_jobs: int = 1000
-    max_queued_tokens: int = 2_000_000  # prompt tokens of queued jobs
-    # of the job's tenant
-    max_queue_share_per_tenant: float | None = None  # of the places that are its own or free
-    max_store_share_per_tenant: float | None = None  # of the bytes that are its own or free
-    max_queued_jobs_per_tenant: int | None = None
-    max_queued_tokens_per_tenant: int | None = None  # prompt tokens of queued jobs
-    max_jobs_per_tenant: int | None = None  # queued and running
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,39 +124,9 @@ class JobLook:
 class JobStore(Protocol):
     """The frontend's view of jobs. Every call may raise TransportError."""
 
-    async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
-        """Queues a job. Idempotent by job id.
-
-        `reader_id`: the job's reader, "<frontend>#<n>"; "" for none, "<frontend>" for any reader of
-        that frontend. Raises, before anything is written, QueueFull, KeyTaken, and ValueError for
-        a job id, lane, model or timeout that cannot be queued.
-        """
-        ...
-
-    async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
-        """Queues a job that was accepted before and that the server has lost; no limit holds.
-
-        `timeout_ms`: the rest of its timeout. `reader_id`: as in `submit`. Returns RESTORED also if
-        it exists already. Call it only for a job whose record, or acceptance, was seen within
-        TOMBSTONE_MS. Raises QueueFull only above maxmemory.
-        """
-        ...
-
     async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
         """Returns the state of each job; None: no such job. An ended job whose record was removed
         counts as cancelled."""
-        ...
-
-    async def kept_key(self, key: str) -> KeptKey | None:
-        """Returns the job of a key, by the digest in Job.idempotency; None: no job has it."""
-        ...
-
-    async def requeue(self, dead_letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
-        """Replaces a dead letter by a new job without a reader.
-
-        Returns the id of the job that took the dead letter: `job`'s, or that of an earlier requeue.
-        None: no such dead letter. Raises QueueFull and ValueError as `submit`.
-        """
         ...
 
     async def read_log(
@@ -328,35 +216,57 @@ class JobStore(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DurabilityFault:
-    """Why a server cannot confirm a durability."""
-
-    sentence: str
-    is_lasting: bool  # False: it may pass by itself, as a failover or a replica's reconnect does
+# EventBus: live events of jobs, at most once. Whatever it loses is read from the job's log.
 
 
-class DurabilityChecks(Protocol):
-    """Confirms that accepted work is on the server's disk, or at its replicas.
+class Subscription(Protocol):
+    """Live events of one job for one reader. At most once: the reader fills gaps.
 
-    Every call may raise TransportError.
+    Every confirmation of the subscription by the server (first or after a reconnect) is delivered
+    as RESYNC: the reader must then read the log from its cursor.
     """
 
-    async def durability_fault(
-        self, durability: Durability, num_replicas: int
-    ) -> DurabilityFault | None:
-        """Returns why the server cannot confirm this durability now; None when it can."""
+    async def get(self, timeout_s: float) -> JobEvent | Resync | None:
+        """Returns the next event; RESYNC; or None when nothing came within `timeout_s`. One task at
+        a time.
+
+        A subscription's queue is bounded: events that do not fit are replaced by RESYNC.
+        """
         ...
 
-    async def confirm(
-        self,
-        kind: str,
-        names: Sequence[str],
-        durability: Durability,
-        num_replicas: int,
-        timeout_s: float,
-    ) -> bool:
-        """Waits once until the records of these of one kind ("job" or "batch"), and all that was
-        written before, are as durable as that. Returns False when that was not in time
-        (`timeout_s`, at most 10), or a record is missing."""
+    @property
+    def num_waiting(self) -> int:
+        """The number of events that `get` would return at once."""
         ...
+
+    def wake(self) -> None:
+        """Ends the wait of a `get`, which returns None if there is no event."""
+        ...
+
+
+class Resync:
+    """Sentinel class: catch up from the log now."""
+
+
+RESYNC = Resync()
+
+
+class EventBus(Protocol):
+    """At-most-once fan-out of a job's events; one multiplexed connection per process."""
+
+    async def start(self) -> None: ...
+    async def aclose(self) -> None: ...
+    async def subscribe(self, job_id: str) -> Subscription:
+        """Returns once the server confirmed; the first get() is RESYNC. Raises TransportError."""
+        ...
+
+    async def begin(self, job_id: str) -> Subscription:
+        """Subscribes without the wait; await `confirmed` before the first get()."""
+        ...
+
+    async def confirmed(self, subscription: Subscription) -> None:
+        """Waits until the server confirms a subscription of `begin`. Ends the subscription if it
+        raises TransportError."""
+        ...
+
+    async def unsubscribe(self, subscription: Subscription) -> None: ...

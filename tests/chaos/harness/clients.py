@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.chaos.harness.reading import Reading
+from tests.support.polling import PATIENCE_S, until
 
 RETRY_S = 0.1
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)

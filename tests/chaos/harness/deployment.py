@@ -10,19 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from shared.transport.connect import RedisTransport, open_transport
-from tests.chaos.harness.processes import (
-    FRONTEND_SETTINGS,
-    WORKER_SETTINGS,
-    FrontendProcess,
-    Process,
-    WorkerProcess,
-)
 from tests.chaos.harness.server import Server
+from tests.support.launched import free_port
+from tests.support.service_processes import FrontendProcess, Process, WorkerProcess
 from tests.support.throttle import Throttle
 
 NAMESPACE = "chaos"
 NUM_WORKERS = 2
 NUM_FRONTENDS = 2
+
+WORKER_SETTINGS = {
+    "RUNNER": "echo",
+    "ECHO_STEP_MS": "5",
+    "MAX_NUM_SEQS": "16",
+    "NUM_KV_BLOCKS": "2048",
+    "LEASE_MS": "3000",  # a busy machine holds a process up for a good part of a second
+    "BEAT_INTERVAL_MS": "200",
+    "STALL_LIMIT_S": "20",  # where nothing hangs, nobody is to be taken for hanging
+    "ENGINE_RESTARTS": "100",
+    "LOAD_TIMEOUT_S": "60",  # whoever loads torch first reads it from a disk
+    "DRAIN_TIMEOUT_S": "0.3",
+    "MAX_UNFLUSHED_TOKENS": "64",
+}
+FRONTEND_SETTINGS = {
+    "FRONTEND_LEASE_MS": "5000",  # an unnoticed pause of the server and a late heartbeat fit in
+    "KEEPALIVE_S": "0.5",
+    "SHUTDOWN_TIMEOUT_S": "1",
+    "HEALTH_INTERVAL_S": "0.2",
+    "REQUEST_TIMEOUT_S": "60",
+    "OUTAGE_S": "30",
+}
 
 
 class Deployment:
@@ -80,19 +97,19 @@ class Deployment:
 
     def urls(self) -> Sequence[str]:
         """Of the frontends that a client would be sent to."""
-        return [frontend.url for frontend in self.frontends]
+        return [frontend.base_url for frontend in self.frontends]
 
     def start_worker(self, redis_url: str | None = None, **changes: object) -> WorkerProcess:
         """One more; `ready` waits for it."""
         settings = self.worker_settings(**changes)
-        worker = WorkerProcess(self._log("worker"), self._where(redis_url) | settings)
+        worker = WorkerProcess(self._where(redis_url) | settings, self._log("worker"))
         self.workers.append(worker)
         return worker
 
     def start_frontend(self, redis_url: str | None = None, **changes: object) -> FrontendProcess:
         """One more; `ready` waits for it."""
-        settings = self.frontend_settings(**changes)
-        frontend = FrontendProcess(self._log("frontend"), self._where(redis_url) | settings)
+        settings = {"PORT": str(free_port())} | self.frontend_settings(**changes)
+        frontend = FrontendProcess(self._where(redis_url) | settings, self._log("frontend"))
         self.frontends.append(frontend)
         return frontend
 

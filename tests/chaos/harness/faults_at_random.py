@@ -14,8 +14,8 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from tests.chaos.harness.deployment import Deployment
-from tests.chaos.harness.processes import FrontendProcess, Process, WorkerProcess
 from tests.chaos.harness.proxy import Proxy
+from tests.support.service_processes import FrontendProcess, Process, WorkerProcess
 from tests.support.settable_clock import SettableClock
 
 ProcessT = TypeVar("ProcessT", bound=Process)

@@ -10,8 +10,8 @@ from shared.keys import GROUP, NUM_LANES
 from shared.messages import TERMINAL_STATES
 from shared.transport.connect import RedisTransport
 from tests.chaos.harness.expected import Answers
-from tests.chaos.harness.polling import PATIENCE_S, until
 from tests.chaos.harness.reading import Reading
+from tests.support.polling import PATIENCE_S, until
 from tests.support.redis_server import assert_every_key_expires
 
 RELEASED = b"_released"

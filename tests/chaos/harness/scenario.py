@@ -11,14 +11,15 @@ from typing import Any
 from shared.keys import new_job_id
 from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
 from tests.chaos.harness.oracle import StoreOracle, check_finished, check_reading
-from tests.chaos.harness.polling import PATIENCE_S
-from tests.chaos.harness.processes import WorkerProcess
 from tests.chaos.harness.reading import Reading
+from tests.support.polling import PATIENCE_S
+from tests.support.service_processes import WorkerProcess
 
 
 class Scenario:

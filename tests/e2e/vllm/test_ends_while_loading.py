@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.launcher.main import KILL_AFTER_S
 from tests.support.launched import Launched, is_alive
+from tests.support.polling import wait_until
 from tests.support.vllm_worker import READY_TIMEOUT_S, vllm_settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(READY_TIMEOUT_S + 60)]
@@ -36,12 +35,14 @@ def check_end(directory: Path, signum: signal.Signals, temporary: Path) -> None:
     penstock.spawn()
     try:
         # vLLM's own children, of which each loads its half of the model.
-        until(lambda: len(of(penstock, b"multiprocessing.spawn")) == 2, READY_TIMEOUT_S)
+        wait_until(
+            lambda: len(of(penstock, b"multiprocessing.spawn")) == 2, "two ranks", READY_TIMEOUT_S
+        )
         assert "Penstock is ready" not in penstock.output
         started = penstock.descendants()
         assert len(of(penstock, b"worker.runtime")) == 1
         os.kill(penstock.pid, signum)
-        until(lambda: not any(map(is_alive, started)), END_S)
+        wait_until(lambda: not any(map(is_alive, started)), "their ends", END_S)
         assert penstock.wait(END_S) == (0 if signum is signal.SIGTERM else -signum)
         assert "Traceback" not in penstock.output
         assert list(temporary.iterdir()) == []
@@ -60,10 +61,3 @@ def of(penstock: Launched, word: bytes) -> list[int]:
         if word in command:
             found.append(pid)
     return found
-
-
-def until(holds: Callable[[], bool], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A plain chat runs the modules of its two reading paths, and nothing that is loaded on demand."""
+"""A plain chat runs the modules of its reading paths, and nothing that is loaded on demand."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import FinishReason, JobState
 from shared.transport.connect import RedisTransport
 from tests.integration.worker.conftest import StartWorker
+from tests.integration.worker.job_frontend import TIMEOUT_S, Frontend, Result, echo
 from tests.integration.worker.test_worker import text_of
-from tests.integration.worker.worker_process import TIMEOUT_S, Frontend, Result, echo
 from tests.support.throttle import Throttle
 
 PROMPT = list(range(40, 90))  # ordinary tokens

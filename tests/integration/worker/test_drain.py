@@ -14,7 +14,8 @@ import pytest
 from shared.messages import START
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Append, AppendResult, CrashCause, Delivery
-from tests.unit.worker.fakes import FakeQueue, make_job, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.checkpoint import find_checkpoint
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
@@ -104,7 +105,7 @@ async def test_jobs_that_do_not_run_are_released_during_the_drain() -> None:
     service = _service(queue)
     queue.deliveries += [Delivery(make_job(f"0-{name}"), 1, end=START) for name in ("runs", "lost")]
     async with _running(service) as running:
-        await until(lambda: queue.lost and queue.appended, 30.0)
+        await until(lambda: queue.lost and queue.appended)
         service.stop()
         await until(lambda: queue.released == [("0-lost", 1)])
         queue.lost.append(Delivery(make_job("0-diverged"), 2))  # found during the drain
@@ -122,7 +123,7 @@ async def test_a_drain_goes_on_when_lost_deliveries_cannot_be_read(
     service = _service(queue)
     queue.deliveries.append(Delivery(make_job("0-runs"), 1, end=START))
     async with _running(service) as running:
-        await until(lambda: queue.appended, 30.0)
+        await until(lambda: queue.appended)
         service.stop()
         await until(lambda: caplog.text.count("a record cannot be read") > 1)
         assert not running.done()
@@ -138,7 +139,7 @@ async def test_an_engine_that_dies_during_a_drain_is_blamed_on_its_jobs(hangs: b
     service = _service(queue)
     queue.deliveries.append(Delivery(make_job("0-runs"), 1, end=START))
     async with _running(service) as running:
-        await until(lambda: queue.appended, 30.0)
+        await until(lambda: queue.appended)
         service.stop()
         await until(lambda: queue.heartbeats[-1].draining)
         _kill_engine(service)
@@ -153,7 +154,7 @@ async def test_its_jobs_are_blamed_while_the_drain_goes_on(hangs: bool) -> None:
     service = _service(queue)
     queue.deliveries.append(Delivery(make_job("0-runs"), 1, end=START))
     async with _running(service) as running:
-        await until(lambda: queue.appended, 30.0)
+        await until(lambda: queue.appended)
         queue.deliveries.append(Delivery(make_job("0-ends", max_tokens=1), 1, end=START))
         await until(lambda: queue.num_ends)  # it stays in the table
         service.stop()

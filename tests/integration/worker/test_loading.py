@@ -6,8 +6,8 @@ from pathlib import Path
 
 from shared.transport.connect import open_transport
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport
-from tests.contract.shared.transport.steps import until
 from tests.support.checkpoints import make_checkpoint
+from tests.support.polling import until
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
 from tests.support.service_processes import MODEL, worker_process
 from tests.support.tiny_hub import MODEL as TINY

@@ -14,14 +14,9 @@ import pytest
 from shared.messages import Finished
 from shared.transport.connect import RedisTransport
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import (
-    TIMEOUT_S,
-    Frontend,
-    Result,
-    echo,
-    until,
-)
+from tests.integration.worker.job_frontend import TIMEOUT_S, Frontend, Result, echo
 from tests.support.faults.sitecustomize import ASSERT_TOKEN, DEVICE, MEMORY, PLACE
+from tests.support.polling import until
 from worker.service import EXIT_GAVE_UP
 from worker.settings import DEMO_CHECKPOINT, DEMO_MODEL_NAME
 

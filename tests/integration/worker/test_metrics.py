@@ -22,7 +22,8 @@ from tests.support.running_service import wait_until
 from tests.support.service_processes import (
     MODEL,
     REPOSITORY,
-    Process,
+    FrontendProcess,
+    WorkerProcess,
     process,
     worker_process,
 )
@@ -54,8 +55,8 @@ VLLMS_BOARD = {
 class Deployment:
     """Two frontends and the workers that listen on `ports`."""
 
-    frontends: list[Process]
-    workers: dict[int, subprocess.Popen[bytes]]
+    frontends: list[FrontendProcess]
+    workers: dict[int, WorkerProcess]
 
     def generate(self, frontend: int, prompt: str, **further: object) -> httpx.Response:
         url = f"{self.frontends[frontend].base_url}/generate"
@@ -177,7 +178,7 @@ def test_a_killed_workers_job_is_counted_as_a_migration(deployment: Deployment) 
         next(line for line in lines if line.startswith("data: "))
         wait_until(lambda: any(running(port) for port in deployment.workers), "its worker")
         (port,) = (port for port in deployment.workers if running(port))
-        deployment.workers[port].send_signal(signal.SIGKILL)
+        deployment.workers[port].signal(signal.SIGKILL)
         assert any('"length"' in line for line in lines), "the stream goes on to its end"
     (other,) = deployment.workers.keys() - {port}
     assert deployment.of_worker(other).total("penstock:migrations_total") == 1

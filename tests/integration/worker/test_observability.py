@@ -156,11 +156,11 @@ def test_each_query_has_an_answer_and_each_alert_fires_for_its_fault(watched: Wa
         raise AssertionError(f"nothing answers {sorted(missing)}") from None
     assert {alert for alert in ALERTS if watched.fires(alert)} == set(), "all is well"
 
-    watched.workers[0].send_signal(signal.SIGKILL)
+    watched.workers[0].signal(signal.SIGKILL)
     wait_until(lambda: watched.fires("PenstockTargetDown"), "the alert of a target", 30)
     assert not watched.fires("PenstockNoWorker"), "the other one is there"
 
-    watched.workers[1].send_signal(signal.SIGKILL)
+    watched.workers[1].signal(signal.SIGKILL)
     one_left = "penstock:model_workers == 0"
     wait_until(lambda: bool(watched.prometheus.ask(one_left)), "no live worker", 30)
     with pytest.raises(httpx.TimeoutException):

@@ -14,7 +14,7 @@ import pytest
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import ASKING_MS
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import Frontend
+from tests.integration.worker.job_frontend import Frontend
 
 PROMPT = list(range(40, 70))
 

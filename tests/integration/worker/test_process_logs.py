@@ -16,8 +16,8 @@ import pytest
 from penstock.launcher.redis_server import PrivateServer
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import wait_until
-from tests.support.service_processes import MODEL, Process, process, worker_process
-from tests.support.throttle import FAULTS, Throttle
+from tests.support.service_processes import MODEL, FrontendProcess, process, worker_process
+from tests.support.throttle import Throttle
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OUTAGE_S = 4.0  # longer than the pauses of all loops that try again
@@ -60,12 +60,11 @@ class Logged:
                 self._log,
                 LOG_FORMAT="json",
                 DRAIN_TIMEOUT_S="1",
-                PYTHONPATH=f"{FAULTS}:{REPOSITORY}",
                 **self.throttle.env,
             )
         )
         settings = {"LOG_FORMAT": "json", "HEALTH_INTERVAL_S": "0.2"}
-        self.frontend: Process = stack.enter_context(process(url, namespace, **settings))
+        self.frontend: FrontendProcess = stack.enter_context(process(url, namespace, **settings))
         wait_until(lambda: self.frontend.answers("/ready", 200), "readiness")
         self.client = stack.enter_context(httpx.Client(base_url=self.frontend.base_url, timeout=60))
 

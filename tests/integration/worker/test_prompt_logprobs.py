@@ -18,8 +18,9 @@ from shared.messages import (
 from shared.prompt_logprobs import decode_prompt_logprobs
 from shared.transport.connect import RedisTransport
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import Frontend, echo, until
+from tests.integration.worker.job_frontend import Frontend, echo
 from tests.support.checkpoints import make_checkpoint
+from tests.support.polling import until
 from tests.support.throttle import Throttle
 
 PROMPT = [token % 300 for token in range(2 * PROMPT_SLICE_TOKENS + 100)]

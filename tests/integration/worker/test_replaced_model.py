@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import WorkerProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.running_service import RunningService, running_frontend, wait_until
+from tests.support.service_processes import WorkerProcess
 
 NAME = "served"
 BODY = {"model": NAME, "prompt": "a prompt of some tokens", "max_tokens": 4, "temperature": 0}

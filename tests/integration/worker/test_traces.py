@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -18,9 +17,9 @@ import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import WorkerProcess, until
 from tests.support.otlp import Collector, ReceivedSpan, collecting, wait_for_spans
-from tests.support.service_processes import Process, process
+from tests.support.polling import until
+from tests.support.service_processes import FrontendProcess, WorkerProcess, process
 from tests.support.throttle import Throttle
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -49,7 +48,7 @@ def collector() -> Iterator[Collector]:
 @asynccontextmanager
 async def serving(
     redis_url: str, namespace: str, settings: dict[str, str]
-) -> AsyncIterator[tuple[httpx.AsyncClient, Process]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, FrontendProcess]]:
     """A frontend that sees a worker, and a client of it."""
     async with AsyncExitStack() as stack:
         frontend = stack.enter_context(
@@ -79,12 +78,6 @@ async def chat(
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 yield json.loads(line.removeprefix("data: "))
-
-
-def worker_id_of(worker: WorkerProcess) -> str:
-    match = re.search(r" ready .*?worker_id=(\S+)", worker.log)
-    assert match is not None, worker.log
-    return match[1]
 
 
 def one(spans: list[ReceivedSpan], name: str, parent_id: str | None = None) -> ReceivedSpan:
@@ -122,9 +115,9 @@ async def migrate(
             found.job_id = chunk["id"].removeprefix("chatcmpl-")
             record = (await client.get(f"/v1/jobs/{chunk['id']}")).json()
             found.first_id = record["worker"]
-            (first,) = (w for w in workers if worker_id_of(w) == found.first_id)
+            (first,) = (w for w in workers if w.worker_id == found.first_id)
             (other,) = (w for w in workers if w is not first)
-            found.second_id = worker_id_of(other)
+            found.second_id = other.worker_id
             # Spans are sent when they end: what this worker never ends, it never sends.
             await until(
                 lambda: any(s.name == "prefill" for s in collector.of_trace(TRACE_ID)),
@@ -161,7 +154,7 @@ async def test_one_trace_covers_frontend_queue_and_both_workers_of_a_job_whose_w
     async with serving(redis_url, namespace, collector.settings) as (client, _):
         migrated = await migrate(client, workers, throttle, collector, stop)
         if stop is signal.SIGSTOP:
-            (first,) = (w for w in workers if worker_id_of(w) == migrated.first_id)
+            (first,) = (w for w in workers if w.worker_id == migrated.first_id)
             first.signal(signal.SIGCONT)
             ended = f"job ended job_id={migrated.job_id} attempt=1"
             await until(lambda: ended in first.log, "the end of the attempt that was taken away")

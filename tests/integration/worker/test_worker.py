@@ -16,13 +16,9 @@ from shared.text.model_card import ModelCard
 from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport, open_transport
 from tests.integration.worker.conftest import StartWorker
-from tests.integration.worker.worker_process import (
-    TIMEOUT_S,
-    Frontend,
-    WorkerProcess,
-    echo,
-    until,
-)
+from tests.integration.worker.job_frontend import TIMEOUT_S, Frontend, echo
+from tests.support.polling import until
+from tests.support.service_processes import WorkerProcess
 from tests.support.throttle import Throttle
 
 PROMPT = list(range(40, 70))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.errors import job_failed, queue_full
+from api.errors import job_failed
+from api.request_errors import queue_full
 from shared.messages import (
     START,
     ErrorCode,
@@ -12,9 +13,7 @@ from shared.messages import (
     JobState,
     Usage,
 )
-from shared.transport.ports.jobs import (
-    QueueFull,
-)
+from shared.transport.ports.admission import QueueFull
 
 
 @pytest.mark.parametrize(

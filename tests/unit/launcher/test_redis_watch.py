@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,7 @@ import pytest
 from penstock.launcher.processes import RedisWatch
 from penstock.launcher.redis_server import PrivateServer
 from shared.transport.connect import open_transport
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
+from tests.support.polling import until
 
 
 def _refusing_port() -> int:
@@ -53,7 +47,7 @@ async def test_the_sentence_says_why_and_is_not_repeated(
     assert watch.trouble is None
     looking = asyncio.create_task(watch.run())
     try:
-        await _until(lambda: output)
+        await until(lambda: output)
         await asyncio.sleep(0.1)
     finally:
         looking.cancel()
@@ -75,11 +69,11 @@ async def test_a_server_that_comes_goes_and_comes_again(tmp_path: Path) -> None:
     watch = RedisWatch(transport, output.append)
     looking = asyncio.create_task(watch.run())
     try:
-        await _until(lambda: watch.trouble is None)
+        await until(lambda: watch.trouble is None)
         server.stop()
-        await _until(lambda: len(output) == 1)
+        await until(lambda: len(output) == 1)
         server.start()
-        await _until(lambda: len(output) == 2)
+        await until(lambda: len(output) == 2)
     finally:
         looking.cancel()
         await asyncio.wait((looking,))
@@ -100,7 +94,7 @@ async def test_a_refused_password_is_reported_as_such(tmp_path: Path) -> None:
         transport = await open_transport(f"unix://:wrong@{path}")
         looking = asyncio.create_task(RedisWatch(transport, output.append).run())
         try:
-            await _until(lambda: output)
+            await until(lambda: output)
         finally:
             looking.cancel()
             await asyncio.wait((looking,))

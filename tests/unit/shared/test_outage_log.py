@@ -7,15 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.outages import (
-    OF_STORE_OUTAGE,
-    OUTAGE,
-    REMIND_S,
-    SETTLED_S,
-    STORE,
-    OutageFold,
-    RateLimitedOutageLog,
-)
+from shared.logs import SETTLED_S, OutageFold
+from shared.outages import OF_STORE_OUTAGE, OUTAGE, REMIND_S, STORE, RateLimitedOutageLog
 
 
 class Clock:

@@ -150,7 +150,7 @@ def test_a_part_on_demand_is_counted_with_what_it_adds_to_both_paths(
     assert list(path_rows(chat)) == [
         ("in", 2, 3),
         ("out", 3, 6),
-        ("both", 4, 8),
+        ("all", 4, 8),
         ("on demand: `shared.grammar`", 1, 2),
     ]
 
@@ -162,7 +162,7 @@ def test_a_reading_path_over_its_limits_is_named_with_both(chat: dict[str, Modul
 
 
 def test_the_table_of_a_page_has_lines_rounded_up_to_hundreds(chat: dict[str, Module]) -> None:
-    assert "| both | 4 | 100 |\n" in path_table(chat)
+    assert "| all | 4 | 100 |\n" in path_table(chat)
 
 
 def test_the_limits_hold_here() -> None:

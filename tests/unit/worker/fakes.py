@@ -192,10 +192,3 @@ def make_job(
         kind="generate",
         num_choices=num_choices,
     )
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Waits until the condition holds; fails when it does not within the time."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.001)

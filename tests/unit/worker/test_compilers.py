@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shared.logs import LogFormat, LogLevel
-from tests.unit.worker.fakes import until
+from tests.support.polling import until
 from worker.engine_options import EngineOptions
 from worker.runtime import supervisor as supervisor_module
 from worker.runtime.compilers import compiler_caches, is_compiling

@@ -10,7 +10,8 @@ import pytest
 from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, HeartbeatReply, WorkerReport
-from tests.unit.worker.fakes import FakeQueue, make_job, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.heartbeat import Heartbeat
 from worker.running_jobs import RunningJob, RunningJobs
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shared.transport.ports.queue import Delivery
-from tests.unit.worker.fakes import FakeQueue, make_job, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.intake import AdmissionEstimator, Intake, Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs
 

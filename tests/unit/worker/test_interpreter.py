@@ -11,7 +11,7 @@ from pathlib import Path
 import llguidance
 import pytest
 
-from tests.unit.worker.fakes import until
+from tests.support.polling import until
 from worker.engine_options import EngineOptions
 from worker.runtime.interpreter import EngineNotLoaded, check_interpreter, environment_of
 

@@ -8,7 +8,8 @@ import pytest
 
 from shared.messages import Cursor, ErrorCode, FinishReason, Job, JobState
 from shared.transport.ports.queue import AppendResult, AppendStatus, Delivery
-from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
 from tests.unit.worker.runner_bench import Bench
 from worker.runtime.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
 

@@ -141,7 +141,7 @@ def test_the_end_of_an_outage_is_written_while_nothing_else_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shared.logs.SETTLE_LOOK_S", 0.01)
-    monkeypatch.setattr("shared.outages.SETTLED_S", 0.02)
+    monkeypatch.setattr("shared.logs.SETTLED_S", 0.02)
     loop = RateLimitedOutageLog(log, failing="it fails", recovered="it works", of=STORE)
     with logs(LogFormat.JSON) as stream:
         loop.failed()

@@ -11,7 +11,8 @@ from shared.messages import START, FinishReason, JobState, Usage
 from shared.transport.ports.jobs import Restored
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
-from tests.unit.worker.fakes import FakeQueue, accepted, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import FakeQueue, accepted
 from worker.outbox import Outbox, Settled
 from worker.publisher import FlushPolicy, Publisher
 

@@ -7,7 +7,8 @@ from collections import Counter
 
 from shared.messages import PROMPT_SLICE_TOKENS, START, PromptLogprob
 from shared.transport.ports.queue import Append, AppendResult
-from tests.unit.worker.fakes import accepted, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import accepted
 from tests.unit.worker.test_publisher import END, Bench, running
 from worker.outbox import Outbox, PromptLog
 from worker.publisher import MAX_SLICES

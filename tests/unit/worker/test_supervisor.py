@@ -11,7 +11,8 @@ import pytest
 from shared.logs import LogFormat, LogLevel
 from shared.messages import FinishReason
 from shared.transport.ports.queue import CrashCause
-from tests.unit.worker.fakes import make_job, until
+from tests.support.polling import until
+from tests.unit.worker.fakes import make_job
 from tests.unit.worker.runner_bench import Bench
 from tests.unit.worker.test_admission_estimator import ready
 from worker.engine.request import EngineOutput

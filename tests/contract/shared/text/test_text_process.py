@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +25,7 @@ from shared.text.remote_text import RemoteGrammars, RemoteTokenizer, TextProcess
 from shared.text.served_text import load_served_text
 from shared.text.text_model import load_text
 from tests.support.checkpoints import make_checkpoint
+from tests.support.polling import wait_until
 
 TEXTS = ["", "hello", " Wie heißt 東京? 👩‍👩‍👧 <|im_end|>\n\nnaïve e\u0301", "x" * 5000, "\0\x7f"]
 
@@ -151,13 +152,6 @@ def test_a_process_that_was_killed_is_started_again(both: Both) -> None:
     assert both.process.pid != before
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s, f"never happened: {what}"
-        time.sleep(0.005)
-
-
 def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -212,7 +206,7 @@ def test_many_grammars_and_large_texts_leave_its_memory_as_it_was(both: Both) ->
         # Grammars that are kept for later requests are a part of it.
         return rss_bytes(pid) <= 3 * first  # without giving back: seven times as much
 
-    until(is_given_back, "its memory is given back")
+    wait_until(is_given_back, "its memory is given back")
     assert process.pid == pid, "by the same process"
     process.close()
 
@@ -227,9 +221,9 @@ def test_calls_at_work_end_in_the_process_that_is_replaced_for_its_memory(
     os.kill(old.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
         at_work = threads.submit(RemoteTokenizer(process).encode, "hello")
-        until(lambda: old.num_calls == 1, "the call is at work")
+        wait_until(lambda: old.num_calls == 1, "the call is at work")
         process._judge(old, old.max_rss_bytes + 1)
-        until(lambda: process.pid != old.pid, "another process takes its place")
+        wait_until(lambda: process.pid != old.pid, "another process takes its place")
         assert RemoteTokenizer(process).encode("gate") == both.here.tokenizer.encode("gate")
         assert not at_work.done()
         assert is_running(old.pid)
@@ -251,8 +245,8 @@ def test_a_process_above_its_bound_is_replaced_once_it_is_old_enough(
     assert process._current is not None
     process._current.replaceable_s = 0.0
     tokenizer.encode("hello")
-    until(lambda: process.pid != first, "another process takes its place")
-    until(lambda: not is_running(first), "the first one ends")
+    wait_until(lambda: process.pid != first, "another process takes its place")
+    wait_until(lambda: not is_running(first), "the first one ends")
     assert tokenizer.encode("hello") == both.here.tokenizer.encode("hello")
     assert caplog.text.count("is replaced") == 1
     process.close()
@@ -264,10 +258,10 @@ def test_closing_ends_a_process_that_loads(both: Both) -> None:
     assert old is not None
     old.replaceable_s = 0.0
     process._judge(old, old.max_rss_bytes + 1)
-    until(lambda: len(process._all) == 2, "another process loads")
+    wait_until(lambda: len(process._all) == 2, "another process loads")
     pids = [running.pid for running in process._all]
     process.close()
-    until(lambda: not any(map(is_running, pids)), "both end")
+    wait_until(lambda: not any(map(is_running, pids)), "both end")
     with pytest.raises(RenderingUnavailable):
         RemoteTokenizer(process).encode("hello")
 

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from shared.transport.ports.jobs import KeyTaken, QueueFull, TransportError
+from shared.transport.ports.admission import KeyTaken, QueueFull
+from shared.transport.ports.jobs import TransportError
 from tests.contract.shared.transport.targets import Target
 
 LIFE_TOLERANCE_MS = 120_000  # between the times to live of one key: the servers' paces differ

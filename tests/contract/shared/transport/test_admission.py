@@ -6,8 +6,8 @@ import pytest
 
 from shared.messages import SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
-from tests.contract.shared.transport.steps import FINISHED, LIMITS, Steps, Stream, make_job
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
+from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
 
 
 class Clock:

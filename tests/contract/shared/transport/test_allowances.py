@@ -6,8 +6,9 @@ import pytest
 
 from shared.messages import SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, Allowance, QueueFull, Submission, Submitted
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
+from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
+from shared.transport.ports.jobs import Allowance, Submitted
+from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
 
 SAMPLING = SamplingParams(max_tokens=7, seed=7)  # with its prompt of three: ten tokens
 LIMITS = AdmissionLimits(requests_per_minute=3, tokens_per_minute=100)

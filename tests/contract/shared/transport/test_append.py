@@ -19,7 +19,7 @@ from shared.messages import (
 )
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, JobEnd
-from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
 
 
 async def test_appended_deltas_are_read_back_as_they_were(transport: RedisTransport) -> None:

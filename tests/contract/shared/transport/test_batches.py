@@ -23,8 +23,9 @@ from shared.transport.ports.batches import (
 )
 from shared.transport.ports.files import FilePart
 from tests.contract.shared.transport.batch_steps import LIMITS, new_batch, new_input
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, until
+from tests.support.polling import until
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, Steps, Stream
 
 LEASE_MS = 20_000
 PROGRESS = BatchProgress(

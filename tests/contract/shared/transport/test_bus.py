@@ -13,16 +13,15 @@ from shared.messages import Delta, Failed, Finished, Started
 from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.event_bus import QUEUE_FRAMES
-from shared.transport.ports.bus import RESYNC, Subscription
-from shared.transport.ports.jobs import TransportError
-from tests.contract.shared.transport.steps import (
+from shared.transport.ports.jobs import RESYNC, Subscription, TransportError
+from tests.support.polling import until
+from tests.support.transport_steps import (
     FINISHED,
     MODEL,
     WAIT_S,
     Steps,
     Stream,
     assert_a_channel_left_is_heard_again,
-    until,
     whole_log,
 )
 

@@ -7,10 +7,10 @@ import pytest
 from shared.messages import START, Cursor, Delta, FinishReason, Segment, TokenLogprob
 from shared.transport.appends import append_arguments
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.bus import RESYNC
+from shared.transport.ports.jobs import RESYNC
 from shared.transport.ports.queue import Append, AppendStatus, LoggedChoice
 from shared.transport.scripts import Scripts
-from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import JobRecord
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
+from tests.support.transport_steps import FINISHED, Steps, Stream
 
 
 async def record_of(steps: Steps, job_id: str) -> JobRecord:

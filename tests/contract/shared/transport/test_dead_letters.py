@@ -9,10 +9,10 @@ import pytest
 from shared.keys import new_job_id
 from shared.messages import Job, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
-from tests.contract.shared.transport.steps import LIMITS, MODEL, Steps
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import LIMITS, MODEL, Steps
 
 LETTERS_MAX = 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.keys import GROUP
 from shared.transport.connect import RedisTransport
-from tests.contract.shared.transport.steps import MODEL, Steps
+from tests.support.transport_steps import MODEL, Steps
 
 
 async def test_reconciling_without_a_lease_brings_no_buried_consumer_back(

@@ -16,8 +16,8 @@ from shared.transport.ports.deployment import (
     TenantLoad,
 )
 from shared.transport.ports.queue import HeartbeatReply, WorkerReport
-from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream
 
 
 async def told(transport: RedisTransport) -> HistorySlot:

@@ -14,21 +14,20 @@ import redis.asyncio
 from shared.keys import Keys
 from shared.messages import START, JobState, OnDisconnect, Started
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.jobs import RESYNC, TransportError
 from shared.transport.ports.registry import AnnouncedModel
-from tests.contract.shared.transport.steps import (
+from tests.support.polling import until
+from tests.support.redis_server import assert_every_key_expires, new_namespace
+from tests.support.redis_topologies import ClusterSetup, SentinelSetup
+from tests.support.transport_steps import (
     FINISHED,
     MODEL,
     WAIT_S,
     Steps,
     Stream,
     assert_a_channel_left_is_heard_again,
-    until,
     whole_log,
 )
-from tests.support.redis_server import assert_every_key_expires, new_namespace
-from tests.support.redis_topologies import ClusterSetup, SentinelSetup
 
 
 @pytest.fixture(scope="module")

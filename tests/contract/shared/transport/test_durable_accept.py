@@ -14,9 +14,10 @@ import pytest
 
 from shared.messages import Durability
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import DurabilityFault
-from tests.contract.shared.transport.steps import Steps, until
+from shared.transport.ports.admission import DurabilityFault
+from tests.support.polling import until
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
+from tests.support.transport_steps import Steps
 
 needs_waitaof = pytest.mark.skipif(not HAS_WAITAOF, reason="this server is older than 7.2")
 FSYNC, REPLICAS = Durability.FSYNC, Durability.REPLICAS

@@ -9,14 +9,8 @@ import pytest
 from shared.messages import Cursor, Delta, Failed, Finished, JobState, OnDisconnect, Usage
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus
-from tests.contract.shared.transport.steps import (
-    FINISHED,
-    LEASE_MS,
-    Steps,
-    Stream,
-    until,
-    whole_log,
-)
+from tests.support.polling import until
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
 
 
 async def test_a_queued_job_is_cancelled_and_never_delivered(transport: RedisTransport) -> None:

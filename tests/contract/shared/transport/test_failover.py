@@ -12,20 +12,19 @@ import pytest
 
 from shared.messages import START, Delta, Finished, Job
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.bus import RESYNC, Subscription
-from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.jobs import RESYNC, Subscription, TransportError
 from shared.transport.ports.queue import Append, AppendStatus
-from tests.contract.shared.transport.steps import (
+from tests.support.polling import until
+from tests.support.redis_topologies import SERVICE, ClusterSetup, SentinelSetup
+from tests.support.transport_steps import (
     FINISHED,
     LEASE_MS,
     LIMITS,
     Steps,
     Stream,
     make_job,
-    until,
     whole_log,
 )
-from tests.support.redis_topologies import SERVICE, ClusterSetup, SentinelSetup
 
 WAIT_S = 15.0
 RETRY_S = 0.05

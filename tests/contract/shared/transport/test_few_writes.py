@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from shared.transport.connect import RedisTransport
-from tests.contract.shared.transport.steps import Steps, calls_of
+from tests.support.transport_steps import Steps, calls_of
 
 
 async def test_jobs_that_follow_each_other_renew_no_life_but_their_own(

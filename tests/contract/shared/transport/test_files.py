@@ -19,7 +19,7 @@ from shared.transport.ports.files import (
     new_file_id,
 )
 from tests.contract.shared.transport.batch_steps import new_batch
-from tests.contract.shared.transport.steps import until
+from tests.support.polling import until
 from tests.support.redis_server import assert_every_key_expires
 
 LIMITS = FileLimits(100, 10_000, 50, 5_000)

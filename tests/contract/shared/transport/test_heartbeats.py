@@ -12,7 +12,7 @@ from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import HeartbeatReply, WorkerReport
 from tests.chaos.harness.proxy import Proxy
-from tests.contract.shared.transport.steps import MODEL, Steps
+from tests.support.transport_steps import MODEL, Steps
 
 FRONTEND = "fe-x"
 

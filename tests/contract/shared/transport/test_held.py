@@ -12,10 +12,10 @@ import pytest
 from penstock.launcher.redis_server import PrivateServer
 from shared.messages import OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from tests.contract.shared.transport.batch_steps import FILE_LIMITS, new_batch, new_input
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
 
 SHARED = AdmissionLimits(max_store_share_per_tenant=0.75)
 FILES_SHARED = replace(FILE_LIMITS, max_share_per_tenant=0.75)

@@ -9,16 +9,16 @@ import pytest
 from shared.keys import new_job_id
 from shared.messages import Idempotency, Job, JobState
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import (
+from shared.transport.ports.admission import (
     AdmissionLimits,
     KeptKey,
     KeyTaken,
     QueueFull,
     Submission,
-    Submitted,
 )
-from tests.contract.shared.transport.steps import FINISHED, LIMITS, Steps, Stream, make_job
+from shared.transport.ports.jobs import Submitted
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
 
 KEY = Idempotency("key", "body")
 OTHER_BODY = Idempotency("key", "another body")

@@ -8,8 +8,8 @@ import pytest
 
 from shared.messages import OnDisconnect
 from shared.transport.connect import RedisTransport
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, Steps, Stream
 
 
 @pytest.mark.promise("Streaming: an ended stream leaves nothing in tables, channels or keys")

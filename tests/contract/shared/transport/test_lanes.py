@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from shared.transport.connect import RedisTransport
-from tests.contract.shared.transport.steps import FINISHED, MODEL, Steps, Stream, other_process
+from tests.support.transport_steps import FINISHED, MODEL, Steps, Stream, other_process
 
 OLDEST_EVERY = 8
 

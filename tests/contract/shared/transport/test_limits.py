@@ -10,9 +10,9 @@ import pytest
 
 from shared.messages import SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job
+from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
 
 MINUTE_MS = 60_000
 SAMPLING = SamplingParams(max_tokens=7, seed=7)  # with its prompt of three: ten tokens

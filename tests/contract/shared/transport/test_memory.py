@@ -9,9 +9,10 @@ import pytest
 from penstock.launcher.redis_server import PrivateServer
 from shared.messages import JobState
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.jobs import QueueFull, Restored
+from shared.transport.ports.admission import QueueFull
+from shared.transport.ports.jobs import Restored
 from shared.transport.ports.queue import AppendStatus
-from tests.contract.shared.transport.steps import FINISHED, LIMITS, Steps, Stream, make_job
+from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
 
 
 @pytest.fixture(scope="module")

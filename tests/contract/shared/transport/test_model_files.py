@@ -9,7 +9,7 @@ import pytest
 from shared.messages import JobState
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, ModelFiles
-from tests.contract.shared.transport.steps import Steps, Stream, other_process
+from tests.support.transport_steps import Steps, Stream, other_process
 
 OLD, NEW = ModelFiles("old-prompts", "old-weights"), ModelFiles("new-prompts", "new-weights")
 TRAINED = ModelFiles("old-prompts", "new-weights")  # the same tokenizer and template

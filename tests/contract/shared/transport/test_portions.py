@@ -10,7 +10,8 @@ import pytest
 
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import Delivery
-from tests.contract.shared.transport.steps import (
+from tests.support.polling import until
+from tests.support.transport_steps import (
     FINISHED,
     LEASE_MS,
     MODEL,
@@ -18,7 +19,6 @@ from tests.contract.shared.transport.steps import (
     Stream,
     calls_of,
     other_process,
-    until,
 )
 
 FAR_MS = 600_000  # no test takes so long

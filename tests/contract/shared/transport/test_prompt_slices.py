@@ -9,7 +9,7 @@ from shared.messages import START, Cursor, Delta, PromptLogprob, PromptSlice, Sa
 from shared.prompt_logprobs import decode_prompt_logprobs, encode_prompt_logprobs
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus
-from tests.contract.shared.transport.steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
 
 SCORED = SamplingParams(max_tokens=64, seed=7, prompt_logprobs=2)
 NOTHING = Delta(START, START, (), "")

@@ -6,9 +6,10 @@ import pytest
 
 from shared.messages import Failed, JobState, OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, JobRecord
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, whole_log
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import JobRecord
 from tests.contract.shared.transport.test_admission import large, measure, refusal
+from tests.support.transport_steps import FINISHED, Steps, Stream, whole_log
 
 HOUR_MS = 3_600_000
 

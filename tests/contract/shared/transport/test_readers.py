@@ -8,7 +8,7 @@ import pytest
 
 from shared.messages import JobState, OnDisconnect
 from shared.transport.connect import RedisTransport
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
+from tests.support.transport_steps import FINISHED, Steps, Stream
 
 POLICIES = (OnDisconnect.CANCEL, OnDisconnect.GRACE)
 

@@ -11,8 +11,8 @@ from shared.messages import START, Cursor, Delta, JobState
 from shared.transport import job_records
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import JobLook, TransportError
-from tests.contract.shared.transport.steps import FINISHED, MODEL, Steps, Stream, whole_log
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, MODEL, Steps, Stream, whole_log
 
 
 async def test_a_log_is_read_in_pages_strictly_after_the_cursor(transport: RedisTransport) -> None:

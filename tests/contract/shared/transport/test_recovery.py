@@ -7,13 +7,13 @@ import pytest
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery, WorkerReport
-from tests.contract.shared.transport.steps import (
+from tests.support.polling import until
+from tests.support.transport_steps import (
     FINISHED,
     MODEL,
     Steps,
     Stream,
     other_process,
-    until,
     whole_log,
 )
 

@@ -6,8 +6,8 @@ import pytest
 
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, JobState
 from shared.transport.connect import RedisTransport
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job, whole_log
 from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import FINISHED, Steps, Stream, make_job, whole_log
 
 RECORD = '{"asked": "é|\\n"}'
 HOUR_MS = 3_600_000

@@ -8,9 +8,11 @@ import pytest
 
 from shared.messages import START, Cursor, Delta, Finished, Idempotency, JobState
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import TOMBSTONE_MS, AdmissionLimits, Restored, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import TOMBSTONE_MS, Restored, Submitted
 from shared.transport.ports.queue import AppendStatus, Delivery
-from tests.contract.shared.transport.steps import (
+from tests.support.redis_server import assert_every_key_expires
+from tests.support.transport_steps import (
     FINISHED,
     LIMITS,
     MODEL,
@@ -19,7 +21,6 @@ from tests.contract.shared.transport.steps import (
     other_process,
     whole_log,
 )
-from tests.support.redis_server import assert_every_key_expires
 
 
 async def lose_everything(steps: Steps) -> None:

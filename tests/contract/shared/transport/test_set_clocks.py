@@ -15,12 +15,14 @@ import pytest
 from penstock.launcher.redis_server import PrivateServer
 from shared.messages import Idempotency, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.batches import BatchClaim, BatchProgress, BatchStatus
-from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull, TransportError
+from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery
 from tests.contract.shared.transport.batch_steps import new_batch
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream, make_job, until
+from tests.support.polling import until
 from tests.support.settable_clock import SettableClock
+from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
 
 pytestmark = pytest.mark.clock
 

@@ -10,9 +10,11 @@ import pytest
 from shared.keys import new_job_id
 from shared.messages import JobState
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.jobs import AdmissionLimits, QueueFull, Submission, Submitted
+from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
+from shared.transport.ports.jobs import Submitted
 from shared.transport.ports.queue import AppendStatus
-from tests.contract.shared.transport.steps import LIMITS, MODEL, Steps, Stream, make_job, until
+from tests.support.polling import until
+from tests.support.transport_steps import LIMITS, MODEL, Steps, Stream, make_job
 
 
 async def test_a_submitted_job_is_delivered_whole_with_attempt_one(

@@ -10,7 +10,7 @@ import pytest
 from penstock.launcher.redis_server import PrivateServer
 from shared.redis.connections import Connections
 from shared.redis.pubsub import Subscriber
-from tests.contract.shared.transport.steps import until
+from tests.support.polling import until
 
 
 async def test_an_absent_server_is_one_line_and_its_coming_another(

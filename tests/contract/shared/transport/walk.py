@@ -21,14 +21,14 @@ from shared.messages import (
     OnDisconnect,
     SamplingParams,
 )
-from shared.transport.ports.jobs import AdmissionLimits, KeyTaken, QueueFull
+from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.queue import Append, AppendStatus, CrashCause, Delivery, WorkerReport
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
-from tests.contract.shared.transport.steps import Stream
 from tests.contract.shared.transport.targets import FAR_MS, MODELS, Target
 from tests.contract.shared.transport.weights import WEIGHTS
+from tests.support.transport_steps import Stream
 
 LIMITS = AdmissionLimits(
     max_queued_jobs=12,

@@ -24,7 +24,7 @@ from tests.support.running_service import (
     wait_until,
 )
 from tests.support.service_fixtures import module_service, openai_client
-from tests.support.service_processes import Process, process
+from tests.support.service_processes import FrontendProcess, process
 
 LIMIT_S = 60.0
 NUM_ROWS = 60
@@ -116,7 +116,7 @@ def expected(shared_service: RunningService, files_dir: Path) -> dict[str, Any]:
 
 def end_in_the_middle(
     service: RunningService, client: OpenAI, files_dir: Path, how: signal.Signals
-) -> tuple[str, Process]:
+) -> tuple[str, FrontendProcess]:
     """A batch of which a part is done when its frontend ends; and that frontend."""
     service.worker.seen.clear()
     service.script.step_s = 0.1

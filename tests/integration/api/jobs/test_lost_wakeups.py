@@ -14,15 +14,15 @@ import pytest
 
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import JobStream
-from api.jobs.relay import MAX_SILENCES, EventRelay
+from api.jobs.quiet_streams import MAX_SILENCES
+from api.jobs.service import DisconnectTracker, EventRelay
 from shared.messages import START, Delta, Durability, ErrorCode, Failed, Finished, JobState
 from shared.transport.connect import RedisTransport, open_transport
-from shared.transport.ports.bus import RESYNC, Resync, Subscription
-from shared.transport.ports.jobs import AdmissionLimits, JobEvent
-from tests.contract.shared.transport.steps import FINISHED, Steps, Stream
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import RESYNC, JobEvent, Resync, Subscription
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
+from tests.support.transport_steps import FINISHED, Steps, Stream
 
 SILENCE_S = 0.2
 PATIENCE_S = 30.0

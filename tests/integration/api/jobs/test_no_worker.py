@@ -19,7 +19,7 @@ from tests.support.running_service import (
     running_frontend,
     wait_until,
 )
-from tests.support.service_processes import MODEL, worker_process
+from tests.support.service_processes import MODEL, WorkerProcess, worker_process
 from tests.support.sse_readers import payloads
 
 LIMIT_S = 60
@@ -43,7 +43,7 @@ class Deployment:
         )
         return self.stack.enter_context(made)
 
-    def start_worker(self) -> Any:
+    def start_worker(self) -> WorkerProcess:
         self._num_workers += 1
         log = self.directory / f"worker{self._num_workers}.log"
         settings = {
@@ -53,18 +53,18 @@ class Deployment:
             "ECHO_STEP_MS": "5",
         }
         made = worker_process(self.redis, self.namespace, self.checkpoint, log, **settings)
-        popen = self.stack.enter_context(made)
+        worker = self.stack.enter_context(made)
 
         def is_served() -> bool:
-            assert popen.poll() is None, log.read_text()
+            assert worker.alive, worker.log
             return bool(self.health()["status"] == "ok")
 
         wait_until(is_served, "a worker", LIMIT_S)
-        return popen
+        return worker
 
-    def end_worker(self, popen: Any, how: signal.Signals) -> None:
-        popen.send_signal(how)
-        popen.wait(30)
+    def end_worker(self, worker: WorkerProcess, how: signal.Signals) -> None:
+        worker.signal(how)
+        worker.popen.wait(30)
 
         def is_known_to_be_gone() -> bool:
             # Workers and models are looked at in turn: both pictures must know, and a worker that

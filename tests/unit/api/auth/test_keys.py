@@ -16,7 +16,7 @@ from api.http.caller import Caller
 from api.settings import ApiSettings
 from shared.environment import variable_of
 from shared.settings import SettingsError, load_settings
-from shared.transport.ports.jobs import AdmissionLimits
+from shared.transport.ports.admission import AdmissionLimits
 
 KEY = new_key()
 DIGEST = digest_of(KEY)

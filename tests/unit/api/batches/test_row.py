@@ -19,7 +19,7 @@ from api.dialects.completions.protocol import CompletionRequest
 from api.errors import ClientError, unavailable
 from api.generation.thread_pool import TextPool, request_bytes
 from shared.tracing import Tracing
-from shared.transport.ports.jobs import AdmissionLimits
+from shared.transport.ports.admission import AdmissionLimits
 
 
 async def test_each_try_counts_the_row_and_its_earlier_turns_once(

@@ -11,6 +11,7 @@ from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
 from api.deployment.view import ViewKey
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
+from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
 from shared.transport.ports.deployment import (
     History,
@@ -19,7 +20,6 @@ from shared.transport.ports.deployment import (
     ProcessReport,
     TenantLoad,
 )
-from shared.transport.ports.jobs import AdmissionLimits
 from shared.transport.ports.registry import WorkerStatus
 from tests.unit.api.jobs.relay_fakes import record_of
 

@@ -15,8 +15,9 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.generation.formatter import ResponseContext, Timing
 from api.generation.logprobs import ScoredPrompt
 from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE
+from api.jobs.generation_response import generation_response
 from api.jobs.reader_position import ResumePoint
-from api.jobs.stream_response import StreamResponse, generation_response
+from api.jobs.stream_response import StreamResponse
 from api.jobs.tail import tail_response
 from shared.messages import (
     START,
@@ -170,7 +171,7 @@ def completion(*, is_scored: bool = False, interval: int | None = None) -> MakeR
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written in pieces is written a part at a time."""
-    monkeypatch.setattr("api.http.time_slices.PIECE_BYTES", 1)
+    monkeypatch.setattr("api.http.open_requests.PIECE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -20,14 +20,14 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.generation.formatter import ResponseContext
 from api.generation.response_size import COMPLETION_ENTRY_BYTES, ResponseSize
 from api.http.json_response import send_json
+from api.http.open_requests import TimeSlices
 from api.http.sse import (
     PLAIN,
     TYPED,
     json_bytes,
     json_pieces,
 )
-from api.http.time_slices import TimeSlices
-from api.jobs.delta_parts import MANY_TOKENS, split_long
+from api.jobs.sent_events import MANY_TOKENS, split_long
 from shared.messages import (
     START,
     Cursor,

@@ -15,8 +15,8 @@ from api.dialects.completions.formatter import CompletionFormatter, CompletionSh
 from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.generation.formatter import Formatter, ResponseContext, Timing
+from api.jobs.generation_response import generation_response
 from api.jobs.reader_position import Extent, ResumePoint
-from api.jobs.stream_response import generation_response
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
 from shared.messages import MAX_CHOICES, START, Cursor, Delta, Job, SamplingParams, Segment
@@ -162,7 +162,7 @@ LOGS = [(1, 0), (3, 140)]  # seed, steps of the long entry
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written in pieces is written an item at a time."""
-    monkeypatch.setattr("api.http.time_slices.PIECE_BYTES", 1)
+    monkeypatch.setattr("api.http.open_requests.PIECE_BYTES", 1)
 
 
 @pytest.mark.parametrize("interval", [None, 4, 4096])

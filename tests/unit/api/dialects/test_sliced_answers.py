@@ -14,13 +14,13 @@ import pytest
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.generation.formatter import ResponseContext, Timing
 from api.http import sse
-from api.http.open_requests import OpenRequests
+from api.http.open_requests import PIECE_BYTES, OpenRequests, TimeSlices
 from api.http.shares import Pot
-from api.http.time_slices import PIECE_BYTES, TimeSlices
 from api.jobs.attached_job import AttachedJob
+from api.jobs.generation_response import generation_response
 from api.jobs.reader_position import ResumePoint
 from api.jobs.sent_events import SentEvents
-from api.jobs.stream_response import EventStreamBody, StreamResponse, generation_response
+from api.jobs.stream_response import EventStreamBody, StreamResponse
 from api.jobs.tail import tail_response
 from shared.messages import (
     START,

@@ -18,8 +18,9 @@ from api.files.storage import FileStorage
 from api.files.upload import Upload, UploadLimits, receive_upload
 from api.http.open_requests import OpenRequests
 from shared.messages import InvalidParameter
+from shared.transport.ports.admission import QueueFull
 from shared.transport.ports.files import FileLimits, FilesFull, FileUsage, NewFile
-from shared.transport.ports.jobs import QueueFull, TransportError
+from shared.transport.ports.jobs import TransportError
 
 CONTENT = b'{"a": 1}\r\n--xy\r\n--xyzz\r\n\r\n--xy'  # has beginnings of the boundary
 FORM = (

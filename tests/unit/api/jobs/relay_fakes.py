@@ -19,8 +19,7 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.ports.bus import RESYNC, Resync
-from shared.transport.ports.jobs import JobLook, JobRecord, TransportError
+from shared.transport.ports.jobs import RESYNC, JobLook, JobRecord, Resync, TransportError
 
 
 class FakeSubscription:

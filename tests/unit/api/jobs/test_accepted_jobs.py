@@ -8,7 +8,8 @@ from api.jobs import accepted_jobs
 from api.jobs.accepted_jobs import DURABLE_S, PAGE, AcceptedJobs
 from shared.keys import new_job_id
 from shared.messages import Durability, Idempotency, Job, JobState, OnDisconnect, SamplingParams
-from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, QueueFull, Restored
+from shared.transport.ports.admission import QueueFull
+from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, Restored
 
 
 class Store:

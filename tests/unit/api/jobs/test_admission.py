@@ -10,7 +10,7 @@ import pytest
 from api.errors import ApiError, UnavailableError
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.disconnects import DisconnectTracker
+from api.jobs.service import DisconnectTracker
 from shared.keys import new_job_id
 from shared.messages import (
     Durability,
@@ -18,15 +18,9 @@ from shared.messages import (
     OnDisconnect,
     SamplingParams,
 )
+from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
 from shared.transport.ports.deployment import ProcessReport
-from shared.transport.ports.jobs import (
-    AdmissionLimits,
-    Allowance,
-    QueueFull,
-    Submission,
-    Submitted,
-    TransportError,
-)
+from shared.transport.ports.jobs import Allowance, Submitted, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 

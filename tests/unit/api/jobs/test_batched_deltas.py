@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.jobs.delta_parts import MANY_CHARS, BatchedDeltas
+from api.jobs.batched_deltas import BatchedDeltas
+from api.jobs.sent_events import MANY_CHARS
 from shared.choice_deltas import ChoiceDelta, segment_deltas
 from shared.messages import Cursor, Delta, FinishReason, Segment, TokenLogprob
 

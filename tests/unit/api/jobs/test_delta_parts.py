@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from api.jobs.delta_parts import FEW_EVENTS, plain_pieces, split_by_segment, split_by_step
+from api.jobs.sent_events import FEW_EVENTS, plain_pieces, split_by_segment, split_by_step
 from shared.messages import Cursor, Delta, FinishReason, Segment, TokenLogprob
 
 PIECES = Delta(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.jobs.relay import (
+from api.jobs.quiet_streams import (
     EARLY,
     MAX_SILENCES,
     PAGE_STREAMS,

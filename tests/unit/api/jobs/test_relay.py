@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.jobs.event_stream import PAGE_EVENTS, JobStream, StreamInterrupted
-from api.jobs.relay import EventRelay
+from api.jobs.service import EventRelay
 from shared.messages import (
     START,
     Cursor,
@@ -23,8 +23,8 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import QueueFull, Restored, Submitted, TransportError
+from shared.transport.ports.admission import QueueFull
+from shared.transport.ports.jobs import RESYNC, Restored, Submitted, TransportError
 from tests.support.examples import examples
 from tests.unit.api.jobs.relay_fakes import (
     FakeBus,

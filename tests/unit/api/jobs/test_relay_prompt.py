@@ -20,8 +20,7 @@ from shared.messages import (
     Usage,
 )
 from shared.prompt_logprobs import encode_prompt_logprobs
-from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import Submitted
+from shared.transport.ports.jobs import RESYNC, Submitted
 from tests.unit.api.jobs.relay_fakes import FakeBus, FakeStore, finished_after, log_of, record_of
 from tests.unit.api.jobs.test_relay import read_to_end, relay_over
 

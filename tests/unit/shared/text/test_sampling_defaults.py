@@ -11,8 +11,7 @@ import pytest
 
 from shared.messages import SamplingParams
 from shared.text.checkpoint_text import card_from_checkpoint
-from shared.text.model_card import ModelCard
-from shared.text.sampling_defaults import SamplingDefaults, parse_override
+from shared.text.model_card import ModelCard, SamplingDefaults, parse_override
 from tests.support.checkpoints import make_checkpoint
 
 QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from api.errors import invalid_parameter
+from api.request_errors import invalid_parameter
 from shared.messages import InvalidParameter
 from shared.text.chat_template import JinjaChatTemplate
 from tests.support.turn_templates import QWEN35, TURN_TEMPLATES

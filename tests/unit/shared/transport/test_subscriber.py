@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from shared.backoff import Backoff
 from shared.redis import pubsub
 from shared.redis.pubsub import Subscriber
-from tests.unit.worker.fakes import until
+from tests.support.polling import until
 
 CHANNEL = "ch"
 

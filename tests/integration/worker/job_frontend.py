@@ -1,16 +1,10 @@
-"""A real worker process over a real server, and what a frontend would see of it."""
+"""What a frontend would see of a worker process: its jobs and their logs."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO
+from collections.abc import Sequence
 
 from shared.keys import new_job_id
 from shared.messages import (
@@ -25,93 +19,10 @@ from shared.messages import (
     PromptSlice,
     SamplingParams,
 )
-from shared.process import dying_with_this_process
-from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted, TransportError
-from tests.support.forked import ForkedPopen
-from tests.support.throttle import FAULTS
-from tests.support.variables import with_prefix
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import JobStore, Submitted, TransportError
 
-ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60.0
-
-
-class WorkerProcess:
-    """`python -m worker` with the echo runner, by default; logs go to a file."""
-
-    def __init__(
-        self,
-        log_path: Path,
-        redis_url: str,
-        namespace: str,
-        *,
-        pass_fds: Sequence[int] = (),
-        **settings: object,
-    ) -> None:
-        given = {
-            "REDIS_URL": redis_url,
-            "NAMESPACE": namespace,
-            "RUNNER": "echo",
-            "LOG_FORMAT": "text",
-            "OMP_NUM_THREADS": "1",
-            "LEASE_MS": "2000",
-            "BEAT_INTERVAL_MS": "200",
-            "DRAIN_TIMEOUT_S": "60",
-            "PYTHONPATH": f"{FAULTS}{os.pathsep}{ROOT}",
-            **settings,
-        }
-        env = os.environ | with_prefix(given)
-        self.log_path = log_path
-        self._log: IO[bytes] = log_path.open("wb")
-        self._process = ForkedPopen(
-            [sys.executable, "-m", "worker"],
-            cwd=ROOT,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=dying_with_this_process(signal.SIGKILL),
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text()
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def engine_pids(self) -> list[int]:
-        """Its living children."""
-        try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        except FileNotFoundError:
-            return []
-        return [int(pid) for pid in children.split()]
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    async def ready(self) -> WorkerProcess:
-        await until(lambda: " ready " in self.log or not self.alive, "the worker to be ready")
-        assert self.alive, self.log
-        return self
-
-    async def ended(self) -> int:
-        """Its exit status."""
-        await until(lambda: not self.alive, "the worker to end")
-        return self._process.wait()
-
-    def close(self) -> None:
-        if self.alive:
-            self._process.kill()
-        self._process.wait()
-        self._log.close()
 
 
 class Frontend:
@@ -215,10 +126,3 @@ class Result:
 def echo(prompt: Sequence[int], count: int) -> list[int]:
     """What the echo runner says to it."""
     return [prompt[i % len(prompt)] for i in range(count)]
-
-
-async def until(condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
-        await asyncio.sleep(0.01)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from shared.choice_deltas import chain_links
@@ -25,11 +23,12 @@ from shared.messages import (
 from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
-from shared.transport.ports.bus import RESYNC
-from shared.transport.ports.jobs import AdmissionLimits, Submitted
+from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.jobs import RESYNC, Submitted
 from shared.transport.ports.queue import Append, AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
 from shared.transport.wire import chain_hash
+from tests.support.polling import until
 
 MODEL = "org/tiny:1"
 LIMITS = AdmissionLimits()
@@ -234,17 +233,6 @@ class Stream:
 
     def accept(self, item: Append) -> None:
         self.cursor, self.chain = item.delta.end, item.end_hash
-
-
-async def until(
-    condition: Callable[[], Awaitable[Any]], *, timeout_s: float = 10.0, poll_s: float = 0.01
-) -> Any:
-    """The condition's first true value; fails when there is none in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := await condition()):
-        assert time.monotonic() < deadline, "the condition did not become true in time"
-        await asyncio.sleep(poll_s)
-    return value
 
 
 async def whole_log(steps: Steps, job_id: str) -> list[Any]:
