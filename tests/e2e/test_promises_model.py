@@ -82,28 +82,6 @@ def test_a_long_prompt_comes_out_of_the_cache_the_second_time(service: ServiceCl
     assert steps[1] <= steps[0]
 
 
-def test_streamed_greedy_chat_is_the_unstreamed_one(service: ServiceClient) -> None:
-    questions = ("What is Penstock?", "Wie geht's? 😀", "水门在哪里？", "def f(x): return x")
-
-    def compare(question: str) -> tuple[str, str]:
-        body = {
-            "model": DEMO,
-            "messages": [{"role": "user", "content": question}],
-            "temperature": 0,
-            "max_tokens": 60,
-        }
-        with service.stream("/v1/chat/completions", body) as events:
-            deltas = [e.payload["choices"][0]["delta"] for e in events if e.payload]
-        whole = service.http.post("/v1/chat/completions", json=body).json()
-        text = "".join(delta.get("content", "") for delta in deltas)
-        return text, whole["choices"][0]["message"]["content"]
-
-    with ThreadPoolExecutor(4) as pool:
-        for streamed, whole in pool.map(compare, questions):
-            assert streamed == whole
-            assert whole
-
-
 def break_one_token(checkpoint: Path) -> None:
     """Whatever holds BROKEN_TOKEN gives logits that are no numbers."""
     path = checkpoint / "model.safetensors"

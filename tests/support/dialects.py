@@ -123,13 +123,20 @@ class Dialect:
         """The error with which a stream ends."""
         *output, last = events
         assert not any("error" in event for event in output)
+        if self.name == "responses" and last["type"] == "error":  # of the stream, not of the job
+            return Error(last["message"], last["param"], last["code"])
         if self.name == "responses":
             assert last["type"] == "response.failed"
             error = last["response"]["error"]
             assert error["code"] == "server_error"
             return Error(error["message"], None, error["type"])
         if self.name == "messages":
-            kind = {"server_error": "api_error", "timeout": "timeout_error"}[kind]
+            kind = {
+                "server_error": "api_error",
+                "timeout": "timeout_error",
+                "cancelled": "conflict_error",
+                "service_unavailable": "overloaded_error",
+            }[kind]
         return self._error_in(last, kind)
 
     def _error_in(self, body: Payload, kind: str) -> Error:

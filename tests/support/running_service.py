@@ -245,7 +245,7 @@ def frontend_of_workers(
     """Yields a frontend and a worker process for each model, once all are served.
 
     `models`: the settings of each, by its served name; MODEL is its checkpoint. Their logs are in
-    `directory`, <name>.log, and in the error of one that ends or is never served.
+    `directory`, <name>.log (`-` for `/`), and in the error of one that ends or is never served.
     """
     with contextlib.ExitStack() as stack:
         workers = {
@@ -254,7 +254,7 @@ def frontend_of_workers(
                     redis_url,
                     namespace,
                     Path(more["MODEL"]),
-                    directory / f"{name}.log",
+                    directory / f"{name.replace('/', '-')}.log",
                     **{"SERVED_MODEL_NAME": name, **more},
                 )
             )

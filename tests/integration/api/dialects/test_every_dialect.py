@@ -115,6 +115,35 @@ def test_a_job_that_fails_is_an_error_streamed_and_whole(
         assert stream.content.endswith(dialect.end)
 
 
+@pytest.mark.promise("Chat: `[DONE]` is last, however the stream ends")
+@every_dialect
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("cancelled", "cancelled"), ("service_unavailable", "frontend_draining")],
+)
+def test_a_stream_that_is_ended_from_outside_ends_with_an_error_not_a_stop(
+    client: httpx.Client, service: RunningService, dialect: Dialect, kind: str, code: str
+) -> None:
+    service.script.step_s = 0.2
+    body = dialect.body(stream=True, max_tokens=400)
+    with client.stream("POST", dialect.path, json=body) as response:
+        parts = response.iter_raw()
+        received = next(parts)
+        job = f"/v1/jobs/{response.headers['x-request-id']}"
+        if code == "frontend_draining":
+            service.loop.call_soon_threadsafe(service.app.state.open_requests.cut_all)
+            received += b"".join(parts)
+        first, again = (client.delete(job).json() for _ in range(2))
+        received += b"".join(parts)
+    assert first == again
+    assert first["status"] == "cancelled"
+    assert dialect.failure(payloads(received), kind).code == code
+    assert b'"finish_reason":"' not in received
+    assert b'"stop_reason":"' not in received
+    if dialect.name != "messages":  # its error event is its last
+        assert received.endswith(dialect.end)
+
+
 @every_dialect
 def test_a_stream_is_kept_alive_while_it_waits_and_while_it_runs(
     service: RunningService, dialect: Dialect

@@ -417,24 +417,6 @@ def test_a_conversation_that_is_stored_in_too_many_bytes_is_refused_before_it_is
     assert [f"resp_{job_id}" for job_id in read] == [second.id]
 
 
-def test_a_conversation_that_goes_on_is_kept_anew(
-    client: OpenAI,
-    service: RunningService,
-) -> None:
-    first = create(client, max_output_tokens=1)
-    second = create(client, max_output_tokens=1, previous_response_id=first.id)
-    redis, keys = service.transport.connections.commands, service.transport.keys
-    kept = [
-        name(response.id.removeprefix("resp_"))
-        for response in (first, second)
-        for name in (keys.job, keys.log, keys.request_record)
-    ]
-    for key in kept:
-        service.call(redis.pexpire(key, 60_000))
-    create(client, max_output_tokens=1, previous_response_id=second.id)
-    assert all(service.call(redis.pttl(key)) > 60_000 for key in kept)
-
-
 def reference(item_id: str) -> Any:
     return [{"type": "item_reference", "id": item_id}]
 
@@ -506,16 +488,24 @@ def test_references_have_a_bound(client: OpenAI, monkeypatch: pytest.MonkeyPatch
         assert param_of(ids[:1]) == "input"
 
 
-def test_a_response_that_is_referred_to_is_kept_anew(
-    client: OpenAI, service: RunningService
+@pytest.mark.parametrize("by", ["previous_response_id", "item_reference"])
+def test_what_a_conversation_goes_on_from_is_kept_anew(
+    client: OpenAI, service: RunningService, by: str
 ) -> None:
-    made = create(client, max_output_tokens=1)
+    made = [create(client, max_output_tokens=1)]
+    goes_on: dict[str, Any] = {"input": reference(made[0].output[0].id)}
+    if by == "previous_response_id":
+        made += [create(client, max_output_tokens=1, previous_response_id=made[0].id)]
+        goes_on = {"previous_response_id": made[1].id}
     redis, keys = service.transport.connections.commands, service.transport.keys
-    job_id = made.id.removeprefix("resp_")
-    kept = [name(job_id) for name in (keys.job, keys.log, keys.request_record)]
+    kept = [
+        name(response.id.removeprefix("resp_"))
+        for response in made
+        for name in (keys.job, keys.log, keys.request_record)
+    ]
     for key in kept:
         service.call(redis.pexpire(key, 60_000))
-    create(client, input=reference(made.output[0].id), max_output_tokens=1)
+    create(client, max_output_tokens=1, **goes_on)
     assert all(service.call(redis.pttl(key)) > 60_000 for key in kept)
 
 

@@ -135,24 +135,6 @@ def test_no_comment_comes_while_no_silence_was_long(
     assert b"\n:" not in received
 
 
-def test_a_cancel_from_outside_is_an_error_not_a_stop(service: RunningService) -> None:
-    service.script.step_s = 0.2
-    with httpx.stream(
-        "POST", f"{service.base_url}/v1/chat/completions", json={**CHAT, "max_tokens": 400}
-    ) as response:
-        parts = response.iter_raw()
-        received = next(parts)
-        job = f"{service.base_url}/v1/jobs/{response.headers['x-request-id']}"
-        assert httpx.delete(job).json()["status"] == "cancelled"
-        for part in parts:
-            received += part
-    events = data_events(received)
-    assert events[-1]["error"]["code"] == "cancelled"
-    assert not any(
-        choice["finish_reason"] for event in events for choice in event.get("choices", [])
-    )
-
-
 @pytest.mark.promise("Streaming: the last event carries the whole text")
 @pytest.mark.promise("HTTP: events of text, then `[DONE]`")
 @pytest.mark.promise("HTTP: clients get text and need no tokenizer")
