@@ -16,7 +16,7 @@ import pytest
 from openai import OpenAI
 
 from shared.messages import PROMPT_SLICE_TOKENS
-from tests.integration.api.single_row_batch import batch_of
+from tests.support.batches import batch_of
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import frontend_of_workers

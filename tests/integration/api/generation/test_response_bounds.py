@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.api.single_row_batch import batch_of
+from tests.support.batches import batch_of
 from tests.support.dialects import DIALECTS
 from tests.support.running_service import MODEL, RunningService
 from tests.support.service_fixtures import module_service

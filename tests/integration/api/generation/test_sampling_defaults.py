@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.api.single_row_batch import batch_of
+from tests.support.batches import batch_of
 from tests.support.checkpoints import make_checkpoint
 from tests.support.dialects import DIALECTS, Dialect
 from tests.support.redis_server import new_namespace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.batches import begin_batch, ended_batch
 from tests.support.dialects import DIALECTS, Dialect
 from tests.support.redis_server import new_namespace
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
@@ -116,21 +116,12 @@ def test_the_prompts_of_one_request_wait_together(checkpoint: Path) -> None:
 
 @needs_waitaof
 def test_a_batch_is_accepted_durably(client: httpx.Client) -> None:
-    row = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
-    lines = json.dumps({**row, "body": body}).encode()
-    files = {"file": ("rows.jsonl", lines), "purpose": (None, "batch")}
-    params = {
-        "input_file_id": client.post("/v1/files", files=files).json()["id"],
-        "endpoint": "/v1/completions",
-        "completion_window": "1h",
-    }
-    assert client.post("/v1/batches", json={**params, "durability": "replicas"}).status_code == 503
+    assert begin_batch(client, body, durability="replicas").status_code == 503
     assert client.get("/v1/batches").json()["data"] == []
-    made = client.post("/v1/batches", json={**params, "durability": "fsync"})
+    made = begin_batch(client, body, durability="fsync")
     assert (made.status_code, made.headers[HEADER]) == (200, "fsync")
-    where = f"/v1/batches/{made.json()['id']}"
-    wait_until(lambda: client.get(where).json()["status"] == "completed", "the batch's end")
+    assert ended_batch(client, made.json()["id"])["status"] == "completed"
 
 
 @needs_waitaof

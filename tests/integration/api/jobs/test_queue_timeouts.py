@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.batches import begin_batch, ended_batch
 from tests.support.dialects import DIALECTS, Dialect
 from tests.support.running_service import MODEL, RunningService, wait_until
 from tests.support.service_fixtures import module_service
@@ -89,17 +89,7 @@ def test_rows_of_a_batch_wait_as_long_as_the_batch_may(
     client: httpx.Client, service: RunningService
 ) -> None:
     service.park()
-    row = {
-        "custom_id": "a",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {"model": MODEL, "prompt": "a", "max_tokens": 4},
-    }
-    upload = client.post(
-        "/v1/files", data={"purpose": "batch"}, files={"file": ("rows", json.dumps(row).encode())}
-    )
-    params = {"endpoint": "/v1/completions", "completion_window": "24h"}
-    made = client.post("/v1/batches", json={**params, "input_file_id": upload.json()["id"]}).json()
+    made = begin_batch(client, {"model": MODEL, "prompt": "a", "max_tokens": 4}).json()
 
     def queued() -> list[dict[str, Any]]:
         jobs = client.get("/v1/jobs", params={"state": "queued"}).json()["data"]
@@ -109,6 +99,5 @@ def test_rows_of_a_batch_wait_as_long_as_the_batch_may(
     assert client.post("/generate", json=GENERATE).status_code == 504
     assert [job["queue_expires_at"] for job in queued()] == [None]
     service.script.pulls = True
-    path = f"/v1/batches/{made['id']}"
-    wait_until(lambda: client.get(path).json()["status"] == "completed", "its end")
-    assert client.get(path).json()["request_counts"]["completed"] == 1
+    ended = ended_batch(client, made["id"])
+    assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 1)

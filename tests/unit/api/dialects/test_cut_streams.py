@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ from shared.messages import (
     Delta,
     Finished,
     FinishReason,
-    Job,
     SamplingParams,
     Segment,
     Usage,
@@ -148,13 +148,7 @@ def completion(*, is_scored: bool = False, interval: int | None = None) -> MakeR
                 prompt.take(part)
             made = ResponseContext(id="x", model="m", created_s=7, num_logprobs=0)
             shape = CompletionShape(best_of=1, n=1, echoes=(PROMPT,), scored=(prompt,))
-        job = Job(
-            job_id=JOB.job_id,
-            kind="completion",
-            model="m",
-            prompt_token_ids=TOKEN_IDS,
-            sampling=sampling,
-        )
+        job = replace(JOB, prompt_token_ids=TOKEN_IDS, sampling=sampling, num_choices=1)
         return generation_response(
             frontend,
             (job,),
@@ -202,14 +196,9 @@ async def test_an_end_is_cut_between_events() -> None:
 
 def response(frontend: Any, events: Events) -> StreamResponse:
     end = events[-1]
-    job = Job(
-        job_id=JOB.job_id,
-        kind="response",
-        model="m",
-        prompt_token_ids=TOKEN_IDS,
-        sampling=SamplingParams(max_tokens=400),
-        request_record="{}",
-    )
+    sampling = SamplingParams(max_tokens=400)
+    asked = replace(JOB, prompt_token_ids=TOKEN_IDS, sampling=sampling, num_choices=1)
+    job = replace(asked, kind="response", request_record="{}")
     assert isinstance(end, Finished)
     return generation_response(frontend, (job,), response_formatter(), Timing(), streamed=True)
 
