@@ -8,9 +8,9 @@ Needs torch and Triton, no network and no installation. Attention has the heads 
 queries, 8 keys, 128 numbers each: of single queries with even and with uneven contexts, of whole
 prompts beside torch's own attention (flash, cuDNN), and of a few tokens after a cached prefix.
 Products of a few rows are those of a layer of Qwen3-0.6B and 8B, beside the operators that they
-take the place of. Each figure is the median of replays of a CUDA graph over all layers of a pool
-that is larger than the cache; each variant is compared with torch's operators first, and run twice
-for the same bits.
+take the place of; "invariant", left out by default, is what PENSTOCK_BATCH_INVARIANT computes. Each
+figure is the median of replays of a CUDA graph over all layers of a pool that is larger than the
+cache; each variant is compared with torch's operators first, and run twice for the same bits.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from worker.model.base import AttentionMetadata, KVLayer
 from worker.model.cuda import attention
 from worker.model.cuda.attention import Tiles, TritonAttention
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
+from worker.model.cuda.invariant import InvariantProduct
 from worker.model.cuda.layers import add_norm
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import Norm
@@ -43,7 +44,7 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 BLOCK_SIZE = 32
 POOL_BYTES = 1 << 30  # at least, over all layers
 MOST_LAYERS = 36
-KERNELS = ["decode", "uneven", "suffix", "prefill", "few rows"]
+KERNELS = ["decode", "uneven", "suffix", "prefill", "few rows", "invariant"]
 DECODES = [(1, 1024), (1, 8192), (64, 1024), (64, 8192), (256, 1024), (256, 8192)]
 # One long context beside many short ones, and even ones with as many keys.
 UNEVEN = [[32_768] + [512] * 255, [638] * 256]
@@ -90,7 +91,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="JSON lines")
     parser.add_argument("--sweep", action="store_true", help="all tiles, not the chosen ones alone")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS[:-1])
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)
@@ -124,6 +125,14 @@ def main() -> int:
             partial(prefill, tokens, limits, tiles) for tokens in PREFILLS for tiles in chunk_tiles
         ],
         "few rows": [partial(few_rows_of_layer, *size, limits) for size in sizes],
+        "invariant": [
+            *(
+                partial(decode, contexts, limits, None, is_invariant=True)
+                for contexts in ([1024], [1024] * 256, UNEVEN[0])
+            ),
+            partial(prefill, 2048, limits, None, is_invariant=True),
+            *(partial(invariant_product, rows, limits) for rows in (1, 64, 256, 2048)),
+        ],
     }
     lines = [report(run(), args.out) for name in args.kernels for run in runs[name]]
     return 0 if all(line["equal"] and line["same_bits"] for line in lines) else 1
@@ -207,13 +216,16 @@ def tables(context_lens: list[int]) -> tuple[int, Tensor]:
     return len(blocks), table
 
 
-def decode(contexts: list[int], limits: Ceilings, tiles: Tiles | None) -> dict[str, object]:
+def decode(
+    contexts: list[int], limits: Ceilings, tiles: Tiles | None, *, is_invariant: bool = False
+) -> dict[str, object]:
     num_blocks, table = tables(contexts)
     step = metadata([1] * len(contexts), contexts, table)
-    line = measure(new_pool(num_blocks), step, "decode_tiles", tiles)
+    pool = new_pool(num_blocks)
+    line = measure(pool, step, "decode_tiles", tiles, is_invariant=is_invariant)
     longest, shortest = max(contexts), min(contexts)
     return {
-        "kernel": "decode",
+        "kernel": "invariant decode" if is_invariant else "decode",
         "rows": len(contexts),
         "context": longest if longest == shortest else f"{longest} to {shortest}",
         **of_bytes(line, sum(contexts), limits),
@@ -244,15 +256,22 @@ def of_bytes(line: dict[str, object], keys: int, limits: Ceilings) -> dict[str, 
     }
 
 
-def prefill(tokens: int, limits: Ceilings, tiles: Tiles | None) -> dict[str, object]:
+def prefill(
+    tokens: int, limits: Ceilings, tiles: Tiles | None, *, is_invariant: bool = False
+) -> dict[str, object]:
     num_blocks, table = tables([tokens])
     step = metadata([tokens], [tokens], table)
-    line = measure(new_pool(num_blocks), step, "chunk_tiles", tiles)
+    pool = new_pool(num_blocks)
+    line = measure(pool, step, "chunk_tiles", tiles, is_invariant=is_invariant)
     seconds = float(line.pop("seconds"))  # type: ignore[arg-type]
     operations = 4 * HEADS * DIM * tokens * (tokens + 1) / 2
-    peers = {} if tiles else {f"{name}_us": prompt_us(tokens, way) for name, way in PEERS.items()}
+    peers = (
+        {}
+        if tiles or is_invariant
+        else {f"{name}_us": prompt_us(tokens, way) for name, way in PEERS.items()}
+    )
     return {
-        "kernel": "prefill",
+        "kernel": "invariant prefill" if is_invariant else "prefill",
         "rows": 1,
         "context": tokens,
         "us": round(seconds * 1e6, 1),
@@ -332,8 +351,51 @@ def few_rows_of_layer(
     }
 
 
+def invariant_product(rows: int, limits: Ceilings) -> dict[str, object]:
+    """Measures the largest product of a layer of Qwen3-8B, beside the operator."""
+    hidden, inner, _ = SIZES[-1]
+    x = torch.randn(rows, hidden, device="cuda").bfloat16()
+    weights = [
+        (torch.randn(2 * inner, hidden, device="cuda") / math.sqrt(hidden)).bfloat16()
+        for _ in range(max(2, POOL_BYTES // (4 * inner * hidden)))
+    ]
+    ways: dict[str, Callable[[Tensor], Callable[[Tensor], Tensor]]] = {
+        "invariant": lambda weight: InvariantProduct(weight, None),
+        "operator": lambda weight: Product(weight, None),
+    }
+    seen, expected = (way(weights[0])(x) for way in ways.values())
+    seconds = {}
+    for name, way in ways.items():
+        products = [way(weight) for weight in weights]
+
+        def run(products: list[Callable[[Tensor], Tensor]] = products) -> None:
+            for product in products:
+                product(x)
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        seconds[name] = median_s(graph.replay) / len(weights)
+    return {
+        "kernel": "invariant product",
+        "rows": rows,
+        "us": round(seconds["invariant"] * 1e6, 1),
+        "operator_us": round(seconds["operator"] * 1e6, 1),
+        "tflops": round(4 * rows * hidden * inner / seconds["invariant"] / 1e12, 1),
+        "of_copy": round(4 * hidden * inner / seconds["invariant"] / 1e9 / limits.copy_gbs, 3),
+        "equal": is_near(seen, expected),
+        # Those of a row alone.
+        "same_bits": torch.equal(seen[:1], ways["invariant"](weights[0])(x[:1])),
+    }
+
+
 def measure(
-    pool: KVCachePool, step: AttentionMetadata, which: str, tiles: Tiles | None
+    pool: KVCachePool,
+    step: AttentionMetadata,
+    which: str,
+    tiles: Tiles | None,
+    *,
+    is_invariant: bool = False,
 ) -> dict[str, object]:
     """Returns seconds of a layer, the tiles, and whether it gave what torch's operators give."""
     num_tokens = step.num_tokens
@@ -346,7 +408,7 @@ def measure(
         )
         setattr(attention, which, lambda *shape, is_narrow: replace(tiles, rows=rows))
     try:
-        backend = TritonAttention(pool)
+        backend = TritonAttention(pool, is_invariant=is_invariant)
         backend.prepare(step)
         outs = [torch.full_like(q, torch.nan) for _ in range(2)]
         for out in outs:
@@ -355,6 +417,7 @@ def measure(
         equal = num_tokens > 4096 or is_near(outs[0], expected(pool, step, q))
 
         def run() -> None:
+            backend.prepare(step)  # dividing the work is part of a step
             for layer in range(len(pool.keys)):
                 backend.attend(layer, q, outs[0])
 
@@ -366,6 +429,8 @@ def measure(
         seconds = median_s(graph.replay) / len(pool.keys)
     finally:
         setattr(attention, which, chosen)
+    if is_invariant:
+        chosen = attention.invariant_tiles
     used = tiles or chosen(HEADS // KV_HEADS, DIM, q.dtype)
     return {
         "seconds": seconds,

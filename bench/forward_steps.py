@@ -144,9 +144,10 @@ def measure_tier(
         "load_s": round(time.perf_counter() - begin_s, 1),
         "torch": torch.__version__,
     }
-    for first in range(0, cached, FILL // BLOCK_SIZE):
+    at_once = min(FILL // BLOCK_SIZE, longest)
+    for first in range(0, cached, at_once):
         # Memory that was never written is one page of zeros, which is always in the cache.
-        length = BLOCK_SIZE * min(cached - first, FILL // BLOCK_SIZE)
+        length = BLOCK_SIZE * min(cached - first, at_once)
         built.runner.launch(ScheduledBatch((prefill(length, first_block=first),))).collect()
     for contexts, rows in zip(mixes, decodes, strict=True):
         line = common | {"step": "decode", "batch": len(rows), "context": written(contexts)}

@@ -4,15 +4,18 @@
     python -m bench.transformers_steps --shape olmoe-1b-7b-4-layers --ways engine generate
     python -m bench.transformers_steps --device cuda --ways native continuous_batching
     python -m bench.transformers_steps --prefill 128 --prompts 1 8 --neighbours 1
+    python -m bench.transformers_steps --device cuda --shape qwen3-moe-48-layers --batch 1 32 \\
+        --prefill 512 --ways engine launched --seconds 1
 
-`native` and `engine` are our runner's steps (`MODEL_IMPL=native` and `transformers`), `generate`
+`native` and `engine` are our runner's steps (`MODEL_IMPL=native` and `transformers`), `launched`
+the same as `engine` without CUDA graphs, `generate`
 is a forward pass of the model over transformers' own cache, as `generate` calls it.
 `continuous_batching` is transformers' `ContinuousBatchingManager`: of requests whose prompts are in
 its prefix cache the times between tokens, as it records them, and of new prompts the time from
 submission to the last one's first token. Both have processes of their own, as torch's threads of
 one process wait otherwise where there are more of them than cores. All take turns, so that a busy
-neighbour meets all of them. Lines have medians and the shortest times in milliseconds, a prompt's
-tokens per second by the median, and `foreign`, the cores that other processes used meanwhile.
+neighbour meets all of them. Lines have medians and the shortest times in milliseconds, tokens per
+second by the median, and `foreign`, the cores that other processes used meanwhile.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ Turn = Callable[[], list[float]]  # the seconds of a few steps
 STEPS_OF_A_TURN = 3
 MAX_BATCHED_TOKENS = 2048  # our default
 TIMEOUT_S = 600.0  # for one request of continuous batching
-WAYS = ("native", "engine", "generate", "continuous_batching")
+WAYS = ("native", "engine", "launched", "generate", "continuous_batching")
 
 
 def main() -> int:
@@ -63,7 +66,8 @@ def main() -> int:
     )
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    defaults = [way for way in WAYS if way != "launched"]
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=defaults)
     parser.add_argument("--batch", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--prefill", nargs="*", type=int, default=[512])
     parser.add_argument("--prompts", nargs="*", type=int, default=[1], help="computed at once")
@@ -88,12 +92,14 @@ def main() -> int:
         common = {
             "shape": args.shape,
             "device": torch.cuda.get_device_name() if args.device == "cuda" else cpu_name(),
+            "torch": torch.__version__,
             "threads": args.threads,
             "neighbours": args.neighbours,
         }
         for size in args.batch:
             turns = {way: made.decode(size) for way, made in ways.items()}
-            report(common | {"step": "decode", "batch": size}, turns, ways, args.seconds)
+            line = common | {"step": "decode", "batch": size, "tokens": size, "prompts": 1}
+            report(line, turns, ways, args.seconds)
         for length, count in itertools.product(args.prefill, args.prompts):
             turns = {way: made.prefill(length, count) for way, made in ways.items()}
             line = common | {"step": "prefill", "tokens": length, "prompts": count}
@@ -114,7 +120,14 @@ def timed(step: Step, count: int = STEPS_OF_A_TURN) -> list[float]:
 class OwnSteps:
     """Steps of our runner."""
 
-    def __init__(self, args: argparse.Namespace, directory: str, implementation: ModelImpl) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        directory: str,
+        implementation: ModelImpl,
+        *,
+        cuda_graphs: bool = True,
+    ) -> None:
         self._context = args.context
         self._width = -(-(args.context + 1) // BLOCK_SIZE)
         most = max([*args.batch, 1])
@@ -125,6 +138,7 @@ class OwnSteps:
                 load_format="dummy",
                 device=args.device,
                 model_impl=implementation,
+                cuda_graphs=cuda_graphs,
                 block_size=BLOCK_SIZE,
                 num_kv_blocks=max(self._width * most, longest),
                 max_num_seqs=most,
@@ -322,6 +336,9 @@ def serve(pipe: Connection, way: str, args: argparse.Namespace, directory: str) 
 _MAKERS: dict[str, Callable[[argparse.Namespace, str], Any]] = {
     "native": lambda args, directory: OwnSteps(args, directory, "native"),
     "engine": lambda args, directory: OwnSteps(args, directory, "transformers"),
+    "launched": lambda args, directory: OwnSteps(
+        args, directory, "transformers", cuda_graphs=False
+    ),
     "generate": lambda args, directory: Apart("generate", args, directory),
     "continuous_batching": lambda args, directory: Apart("continuous_batching", args, directory),
 }
@@ -353,9 +370,8 @@ def report(
         values.sort()
         line[f"{way}_ms"] = round(values[len(values) // 2] * 1e3, 2)
         line[f"{way}_best_ms"] = round(values[0] * 1e3, 2)
-        if "tokens" in line:
-            num_tokens = int(str(line["tokens"])) * int(str(line["prompts"]))
-            line[f"{way}_tokens_per_s"] = round(num_tokens / values[len(values) // 2])
+        num_tokens = int(str(line["tokens"])) * int(str(line["prompts"]))
+        line[f"{way}_tokens_per_s"] = round(num_tokens / values[len(values) // 2])
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

@@ -239,7 +239,8 @@ class WorkerService:
             log.warning(warning, extra={"model": self._model.name})
         if not ready.exact_resume:
             log.warning(
-                "resume is not exact: after a restart this engine continues with different tokens",
+                "resume is not exact: an output that was cut may continue with other tokens; on a "
+                "GPU PENSTOCK_BATCH_INVARIANT makes it exact",
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
 

@@ -46,9 +46,12 @@ EXEMPT = (
 ALLOWED = {"api/dialects/responses/conversation.py": {"go on", "what was"}}
 ROOMS = ("api", "worker", "shared", "penstock", "tools", "examples", "deploy", "clients/typescript")
 PAGES = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
-    "docker-compose.yml",
     "docs",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docker-compose.yml",
 )
 SUFFIXES = {".py", ".md", ".html", ".js", ".ts", ".yaml", ".yml", ".lua", ".svg"}
 CODE = re.compile(r"`[^`\n]+`|\]\([^)]*\)")  # inline code, and targets of links

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
@@ -26,6 +27,8 @@ READ_BY_THE_HOST = {
     "nonzero",
     "unique_dim",
 }
+# Methods of tensors that do the same: in inference mode operators do not show them all.
+_READING_METHODS = {"__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist"}
 
 
 T = TypeVar("T")
@@ -57,7 +60,7 @@ class GraphDouble:
 
         interpreter.GridExecutor.__call__ = recorded_launch
         try:
-            with recorder:
+            with recorder, _Reads(recorder):
                 result = run()
         finally:
             interpreter.GridExecutor.__call__ = launch
@@ -78,7 +81,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Callable[[], object]] = []
-        self._is_paused = False
+        self.is_paused = False
 
     def paused(self) -> _Pause:
         return _Pause(self)
@@ -88,7 +91,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if self._is_paused:
+        if self.is_paused:
             return result
         name = function.overloadpacket.__name__
         has_mask = name in ("index", "index_put_") and any(
@@ -104,6 +107,22 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
+class _Reads(TorchFunctionMode):
+    """Refuses methods by which the host reads tensors."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in _READING_METHODS and not self._recorder.is_paused:
+            raise NotCapturable(name)
+        return function(*args, **(kwargs or {}))
+
+
 class _Pause:
     """While it lasts, operators are not kept: those of the interpreter itself."""
 
@@ -111,10 +130,10 @@ class _Pause:
         self._recorder = recorder
 
     def __enter__(self) -> None:
-        self._recorder._is_paused = True
+        self._recorder.is_paused = True
 
     def __exit__(self, *exc: object) -> None:
-        self._recorder._is_paused = False
+        self._recorder.is_paused = False
 
 
 def _poison(result: Tensor) -> Tensor:

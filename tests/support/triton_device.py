@@ -54,6 +54,19 @@ def widen_bfloat16_operands() -> None:
     builder.create_dot = create_widened_dot
 
 
+def multiply_in_order(monkeypatch: Any) -> None:
+    """Makes the interpreter's `tl.dot` sum each number of a product in the same order, as a GPU
+    does: numpy's order depends on where in the operand a row is."""
+    if not IS_INTERPRETED:
+        return
+    import numpy as np
+
+    def in_order(left: Any, right: Any, dtype: Any = None) -> Any:
+        return np.einsum("ik,kj->ij", left, right, dtype=dtype)
+
+    monkeypatch.setattr(np, "matmul", in_order)
+
+
 def round_to_fp8() -> None:
     """Makes the interpreter round float32 to e4m3 as GPUs do: to the nearest, ties to even, with a
     carry into the exponent. A test fails where this is no longer needed."""

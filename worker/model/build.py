@@ -54,9 +54,11 @@ class BuiltModel:
     runner: ModelRunner
     engine_config: EngineConfig
     model_config: ServedConfig
+    device: str  # cpu or cuda
     dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
     close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
+    exact_resume: bool  # see resumes_exactly
     mask_times: TenantSeconds | None = None
 
 
@@ -77,6 +79,13 @@ def build_model(
     device = choose_device(options.device)
     directory = Path(options.checkpoint)
     source = choose_source(options.model_impl, directory)
+    if options.quantization == "fp8" and (source.name != "native" or device.type != "cuda"):
+        raise ModelError(
+            f"quantization 'fp8' is for native model families on CUDA: this model is served by the "
+            f"{source.name} implementation on {device}"
+        )
+    if options.batch_invariant and device.type == "cuda":
+        _check_invariant(options, source)
     text = _text(directory)
     if text is not None:
         source.end_sequences_with(text.eos_token_ids)
@@ -175,9 +184,11 @@ def complete(
         runner=runner,
         engine_config=engine_config,
         model_config=config,
+        device=device.type,
         dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
         close=ranks.close if ranks is not None else lambda: None,
+        exact_resume=resumes_exactly(options, device),
         mask_times=grammar_masks.times if grammar_masks is not None else None,
     )
     _log_ready(built, options, source.name, part.built.tier, device)
@@ -211,6 +222,28 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
     if implementation == "auto":
         logger.info("serving the model through transformers: %s", not_native)
     return cast(ModelSource, source(directory))
+
+
+def resumes_exactly(options: EngineOptions, device: torch.device) -> bool:
+    """Returns whether an output that was cut continues with the tokens that it would have had.
+
+    It is computed as a prompt then, and among others. The CPU's kernels compute each row in one
+    order, whatever stands beside it.
+    """
+    return device.type != "cuda" or options.batch_invariant
+
+
+def _check_invariant(options: EngineOptions, source: ModelSource) -> None:
+    """Raises ModelError where a CUDA device cannot compute rows by themselves."""
+    reason = None
+    if source.name != "native":
+        reason = f"this model is computed by {source.name}"
+    elif options.tensor_parallel_size > 1:
+        reason = f"PENSTOCK_TENSOR_PARALLEL_SIZE is {options.tensor_parallel_size}"
+    if reason is not None:
+        raise ModelError(
+            f"PENSTOCK_BATCH_INVARIANT is for native model families on one GPU, and {reason}"
+        )
 
 
 def _log_ready(

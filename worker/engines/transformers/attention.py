@@ -18,6 +18,7 @@ from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import MAX_HEAD_DIM
 from worker.model.cpu.native_stack import NativeAttention
 from worker.model.kv_cache import KVCachePool
+from worker.model.layers.ops import HeadNorm
 
 if TYPE_CHECKING:
     from worker.model.cuda.attention import TritonAttention
@@ -41,6 +42,7 @@ class PagedAttention:
         self.name = f"penstock-{id(self):x}"
         self._calls = tuple(calls)
         self._backend: SdpaAttention | TritonAttention | NativeAttention | None = None
+        self._rotates: _RotatesInto | None = None  # the backend's own, where it has that
         self._next = 0
         self._stand_in: Attend | None = None
         self.is_away = False
@@ -80,8 +82,10 @@ class PagedAttention:
         if uses_triton:
             # Here and not above: it needs Triton, which a CPU's build of PyTorch lacks.
             from worker.model.cuda.attention import TritonAttention
+            from worker.model.cuda.layers import rotate_and_store
 
             self._backend = TritonAttention(pool, scores)
+            self._rotates = _RotatesInto(pool, rotate_and_store)
         elif kernels is not None and self.is_native(pool.block_size, pool.storage.dtype):
             self._backend = NativeAttention(pool, kernels, scores)
         else:
@@ -115,6 +119,8 @@ class PagedAttention:
         """Prepares a step, before the model's forward pass."""
         assert self._backend is not None, "begin comes after use"
         self._backend.prepare(metadata)
+        if self._rotates is not None:
+            self._rotates.begin(metadata)
         self._next = 0
 
     def end(self) -> None:
@@ -182,6 +188,35 @@ class PagedAttention:
             backend.attend(number, _by_place(q), out, s_aux)
         return out
 
+    def attend_unrotated(
+        self,
+        qkv: Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor | None:
+        """Does what Ops.rotate and then `attend_rows` do, in fewer launches; None where the caller
+        is to call these. Overwrites `qkv`."""
+        rotates, backend = self._rotates, self._backend
+        if self._stand_in is not None or rotates is None or backend is None:
+            return None
+        if norm is not None and (norm.query.eps, norm.query.adds_one) != (
+            norm.key.eps,
+            norm.key.adds_one,
+        ):
+            return None
+        number = self._take(1)
+        q = rotates(number, qkv, norm, cos, sin)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        assert q.shape[1] == num_heads, "the pool keeps other heads"
+        backend.attend(number, q, out)
+        return out
+
+    def has_sinks(self, number: int) -> bool:
+        """Returns whether a call has scores of a key without a value."""
+        return self._calls[number].has_sinks
+
     def _check(
         self,
         attention_mask: Tensor | None,
@@ -200,6 +235,35 @@ class PagedAttention:
             or (s_aux is not None) != call.has_sinks
         ):
             raise AttentionMismatch(f"call {self._next} of the attention has other arguments")
+
+
+class _RotatesInto:
+    """Rotates queries and keys of a layer, and keeps keys and values in the pool, in one launch."""
+
+    def __init__(self, pool: KVCachePool, rotate_and_store: Callable[..., Tensor]) -> None:
+        self._pool = pool
+        self._rotate_and_store = rotate_and_store
+        self._slots = self._rows = torch.empty(0)
+
+    def begin(self, metadata: AttentionMetadata) -> None:
+        """Prepares a step."""
+        self._slots = metadata.slots
+        # Of the cosines, which have a row for each token.
+        self._rows = torch.arange(
+            metadata.num_tokens, dtype=torch.int32, device=metadata.slots.device
+        )
+
+    def __call__(
+        self,
+        layer: int,
+        qkv: Tensor,
+        norm: HeadNorm | None,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:
+        """Returns the queries [tokens, heads, dim]; cos and sin are [tokens, 1, dim / 2]."""
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        return self._rotate_and_store(qkv, self._rows, self._slots, (cos, sin), norm, keys, values)
 
 
 def _by_place(heads: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gated feed-forward blocks and experts of transformers, computed by a CPU tier's products.
+"""Gated feed-forward blocks and experts of transformers, computed by a tier's products.
 
 A module is taken for the kind that its members' names suggest only if a trial over random rows,
 with torch's own operators, has the same result.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from worker.engines.transformers.products import agree, replace_module, rows_of, tried_rows
 from worker.model.base import Activation, Multiply
-from worker.model.layers.ops import Ops, TorchOps, for_inputs
+from worker.model.layers.ops import ComputeExperts, ExpertWeights, Ops, TorchOps, for_inputs
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
 _SUMMED = 32  # tokens at a time, whose experts' results stay in the cache of a core
@@ -72,6 +72,20 @@ class ExpertsModule(nn.Module):
         )
 
 
+class AllExperts(nn.Module):
+    """Stands where a mixture's experts were, computed by one operation of a tier."""
+
+    def __init__(self, compute: ComputeExperts) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Returns what ExpertsModule does."""
+        x = rows_of(hidden_states)
+        out = self._compute(x, top_k_index.contiguous(), top_k_weights.contiguous())
+        return out.view(hidden_states.shape)
+
+
 def replace_gated(
     model: nn.Module,
     ops: Ops,
@@ -85,7 +99,7 @@ def replace_gated(
     count = 0
     sizes = inputs or {}
     for name, module in list(model.named_modules()):
-        make = _as_gated(module, dtype) or _as_experts(module, dtype)
+        make = _as_gated(module, dtype) or _as_experts(module, dtype, ops)
         if make is not None:
             inner = sizes.get(f"{name}.gate_up_proj", sizes.get(f"{name}.gate_proj"))
             down = sizes.get(f"{name}.down_proj")
@@ -133,40 +147,90 @@ def _as_gated(module: nn.Module, dtype: torch.dtype) -> Make | None:
         bias = None if down.bias is None else down.bias.detach()
         return GatedModule(gated, ops_down.linear(down.weight.detach(), bias))
 
-    x = tried_rows(down.out_features, dtype)
+    x = tried_rows(down.out_features, dtype, down.weight.device)
     return make if agree(lambda: module(x), lambda: make(TorchOps(), TorchOps())(x)) else None
 
 
-def _as_experts(module: nn.Module, dtype: torch.dtype) -> Make | None:
+def _as_experts(module: nn.Module, dtype: torch.dtype, ops: Ops) -> Make | None:
     """Returns what makes the module anew; None where it is no module of gated experts."""
-    activation = _activation(module)
-    parameters = dict(module.named_parameters())
-    if activation is None or set(parameters) != {"gate_up_proj", "down_proj"}:
+    weights = experts_weights(module, dtype)
+    if weights is None:
         return None
-    inner, down = parameters["gate_up_proj"].detach(), parameters["down_proj"].detach()
-    if inner.dim() != 3 or down.dim() != 3 or inner.shape[2] != down.shape[1]:
-        return None
-    if not _fits(dtype, inner, down):
+    compute, tried = ops.experts(weights), TorchOps()
+    activation = weights.activation
+    if compute is None and (weights.gate_up_bias is not None or activation == "clamped"):
         return None
 
     def make(ops: Ops, ops_down: Ops) -> nn.Module:
+        if compute is not None:
+            return AllExperts(compute)
+        assert activation != "clamped", "see above"
         return ExpertsModule(
-            [ops.gated_linear(weight, None, activation) for weight in inner],
-            [ops_down.linear(weight, None) for weight in down],
+            [ops.gated_linear(weight, None, activation) for weight in weights.gate_up],
+            [ops_down.linear(weight, None) for weight in weights.down],
         )
 
-    x = tried_rows(inner.shape[2], dtype)
+    num_experts, size, _ = weights.down.shape
+    x = tried_rows(size, dtype, weights.down.device)
     generator = torch.Generator().manual_seed(1)
-    chosen = torch.rand(len(x), len(inner), generator=generator).topk(min(2, len(inner))).indices
-    weights = torch.rand(chosen.shape, generator=generator).to(dtype)
-    is_same = agree(
-        lambda: module(x, chosen, weights), lambda: make(TorchOps(), TorchOps())(x, chosen, weights)
-    )
+    chosen = torch.rand(len(x), num_experts, generator=generator).topk(min(2, num_experts)).indices
+    by = torch.rand(chosen.shape, generator=generator).to(dtype)
+    chosen, by = chosen.to(x.device), by.to(x.device)
+    is_same = agree(lambda: module(x, chosen, by), lambda: make(tried, tried)(x, chosen, by))
     return make if is_same else None
+
+
+def experts_weights(module: nn.Module, dtype: torch.dtype) -> ExpertWeights | None:
+    """Returns the weights that the module's members' names suggest; None for another kind."""
+    parameters = {name: one.detach() for name, one in module.named_parameters()}
+    if not {"gate_up_proj", "down_proj"} <= set(parameters):
+        return None
+    gate_up, down = parameters.pop("gate_up_proj"), parameters.pop("down_proj")
+    if gate_up.dim() != 3 or down.dim() != 3:
+        return None
+    if set(parameters) == {"gate_up_proj_bias", "down_proj_bias"}:
+        return _clamped(module, gate_up, down, parameters, dtype)
+    activation = _activation(module)
+    if parameters or activation is None or gate_up.shape[2] != down.shape[1]:
+        return None
+    if not _fits(dtype, gate_up, down):
+        return None
+    return ExpertWeights(
+        gate_up=gate_up.contiguous(), down=down.contiguous(), activation=activation
+    )
+
+
+def _clamped(
+    module: nn.Module,
+    gate_up: Tensor,
+    down: Tensor,
+    biases: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> ExpertWeights | None:
+    """Returns the weights of experts as gpt-oss has them, copied: it multiplies from the left, and
+    has gates and ups in turns."""
+    limit, alpha = getattr(module, "limit", None), getattr(module, "alpha", None)
+    if not isinstance(limit, float) or not isinstance(alpha, float):
+        return None
+    gate_up, down = gate_up.mT, down.mT
+    gate_up_bias, down_bias = biases["gate_up_proj_bias"], biases["down_proj_bias"]
+    if gate_up.shape[2] != down.shape[1] or not _fits(dtype, gate_up, down):
+        return None
+    if gate_up_bias.dtype != dtype or down_bias.dtype != dtype:
+        return None
+    return ExpertWeights(
+        gate_up=torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), dim=1).contiguous(),
+        gate_up_bias=torch.cat((gate_up_bias[:, ::2], gate_up_bias[:, 1::2]), dim=1),
+        down=down.contiguous(),
+        down_bias=down_bias,
+        activation="clamped",
+        limit=limit,
+        alpha=alpha,
+    )
 
 
 def _fits(dtype: torch.dtype, *weights: Tensor) -> bool:
     return all(
-        weight.dtype == dtype and weight.device.type == "cpu" and not weight.shape[-1] % _WIDTH
+        weight.dtype == dtype and not weight.is_meta and not weight.shape[-1] % _WIDTH
         for weight in weights
     )

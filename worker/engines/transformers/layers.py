@@ -80,10 +80,11 @@ class ShortAttention:
         """Maps [T, hidden] to the same shape; x is contiguous."""
         parts = self.parts
         cos, sin = self.rotations.of(embeddings)
-        q, k, v = self._ops.rotate(
-            parts.qkv.multiply(x), parts.num_heads, parts.num_kv_heads, parts.norm, cos, sin
-        )
-        attended = self._attention.attend_rows(q, k, v)
+        qkv, heads, norm = parts.qkv.multiply(x), parts.num_heads, parts.norm
+        attended = self._attention.attend_unrotated(qkv, heads, norm, cos, sin)
+        if attended is None:
+            q, k, v = self._ops.rotate(qkv, heads, parts.num_kv_heads, norm, cos, sin)
+            attended = self._attention.attend_rows(q, k, v)
         return parts.output.multiply(attended.view(len(x), -1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersCon
 from worker.engines.transformers.sharding import distributed_config
 from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from worker.model.parallel.group import Placement
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[float], None]
 
@@ -32,6 +35,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Returns the checkpoint's model on its device, with the attention of that name.
 
+    Tensors that are not quantized go to the device one by one: the host never has all of them.
+
     Raises CheckpointError for tensors that are missing, unexpected or of another shape;
     UnsupportedModel where transformers cannot load a quantized checkpoint on this machine.
     """
@@ -45,6 +50,7 @@ def load_model(
                 dtype=placement.dtype,
                 attn_implementation=attention,
                 distributed_config=distributed_config(placement.group),
+                device_map=_device_map(config, placement),
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -65,6 +71,26 @@ def load_model(
     model, info = loaded
     _check(directory, info)
     return _placed(model, placement)
+
+
+def _device_map(config: TransformersConfig, placement: Placement) -> dict[str, torch.device] | None:
+    """Returns where `from_pretrained` puts each tensor as it reads it; None: in the host's memory.
+
+    A plan for ranks places the tensors by itself. Quantized formats choose by the device whether
+    they are dequantized: only on the host it is known that they are.
+    """
+    if placement.device.type == "cpu" or placement.group.size > 1:
+        return None
+    if getattr(config.hugging_face, "quantization_config", None) is not None:
+        return None
+    if importlib.util.find_spec("accelerate") is None:
+        log.warning(
+            "the weights are read into the memory of the host and then copied to %s, because the "
+            "package accelerate is missing",
+            placement.device,
+        )
+        return None
+    return {"": placement.device}
 
 
 def random_model(

@@ -63,6 +63,9 @@ class TransformersStack:
         self._network = model.network
         self._attention = model.attention
         self._attention.use(pool, kernels, uses_triton)
+        self.hidden_size = model.config.vocab_size
+        self.dtype = model.placement.dtype
+        self.has_gemv = False
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
@@ -71,19 +74,33 @@ class TransformersStack:
         rows = rows.long()
         logits = logits_of(self._network, token_ids, positions, rows)
         self._attention.end()
-        # Where a model computes the logits of all tokens whatever it is given.
+        self.dtype = logits.dtype  # some models compute them wider
         return logits if len(logits) == len(rows) else logits.index_select(0, rows)
+
+    def run_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Computes the logits [num_tokens, vocab] of all tokens, in `out`."""
+        self._attention.begin(metadata)
+        out.copy_(logits_of(self._network, token_ids, positions))
+        self._attention.end()
+
+    def run_gemv_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        raise NotImplementedError("has_gemv is False")
 
 
 def logits_of(
-    network: PreTrainedModel, token_ids: Tensor, positions: Tensor, rows: Tensor
+    network: PreTrainedModel, token_ids: Tensor, positions: Tensor, rows: Tensor | None = None
 ) -> Tensor:
-    """Returns the logits [N, vocab] of `rows` [N] of a flat batch without a cache of its own."""
+    """Returns the logits [N, vocab] of `rows` [N], or of all tokens, of a flat batch without a
+    cache of its own. Some models compute those of all tokens whatever they are given."""
     output = network(
         input_ids=token_ids[None].long(),
         position_ids=positions[None].long(),
         use_cache=False,
-        logits_to_keep=rows,
+        logits_to_keep=0 if rows is None else rows,
         return_dict=True,
     )
     logits: Tensor = output.logits[0]

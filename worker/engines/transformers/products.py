@@ -1,4 +1,4 @@
-"""Products and norms of transformers' modules, computed by a CPU tier's operations.
+"""Products and norms of transformers' modules, computed by a tier's operations.
 
 Plain `nn.Linear` modules that a forward pass really calls give their weights to the tier. Those
 with one and the same input (queries, keys and values; gate and up) become one product. Norms that
@@ -182,7 +182,7 @@ def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
     for name, module in list(model.named_modules()):
         if norm := _as_norm(module, dtype):
             made = NormModule(norm, ops)
-            x = tried_rows(len(norm.weight), dtype)
+            x = tried_rows(len(norm.weight), dtype, norm.weight.device)
             if agree(lambda: module(x.clone()), lambda: made(x.clone())):  # noqa: B023
                 replace_module(model, name, made)
                 count += 1
@@ -222,7 +222,7 @@ def _as_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
     if weight.dim() != 1 or weight.dtype != dtype or len(weight) % _WIDTH:
         return None
     with torch.inference_mode():
-        ones = torch.ones(1, len(weight), dtype=dtype)
+        ones = torch.ones(1, len(weight), dtype=dtype, device=weight.device)
         try:
             adds_one = bool(((module(ones) - weight).float().mean() > 0.5).item())
         except Exception:  # a module that takes other arguments is no norm
@@ -230,7 +230,7 @@ def _as_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
     return Norm(weight.detach(), eps, adds_one)
 
 
-def tried_rows(size: int, dtype: torch.dtype) -> Tensor:
+def tried_rows(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns random rows [n, size] that distinguish functions that rows around zero do not.
 
     Some have a mean of several standard deviations, which a norm that centres takes away; some a
@@ -245,7 +245,7 @@ def tried_rows(size: int, dtype: torch.dtype) -> Tensor:
         channels = torch.randn(size, generator=generator)
         channels[::_EVERY] *= _LARGE
         rows += [scale * row for row in (plain, plain + _MEAN, plain - _MEAN, channels)]
-    return torch.stack(rows).to(dtype)
+    return torch.stack(rows).to(device, dtype)
 
 
 def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:

@@ -39,16 +39,16 @@ def shorten(
     network: PreTrainedModel,
     attention: PagedAttention,
     ops: Ops,
-    kernels: NativeKernels,
+    kernels: NativeKernels | None,
     context_length: int,
 ) -> None:
     """Gives attention modules and decoder layers shorter forward passes.
 
-    Their products and norms are `ops`' already, which are those of `kernels`.
+    Their products and norms are `ops`' already, which are those of `kernels` where these are given.
     """
     dtype = network.dtype
     size = int(network.config.get_text_config(decoder=True).hidden_size)
-    x = tried_rows(size, dtype)[None]
+    x = tried_rows(size, dtype, network.device)[None]
     calls = _calls(network, attention, len(x[0]), context_length)
     rotations = Rotations()
     for module, call in calls.items():
@@ -57,7 +57,8 @@ def shorten(
     for module, call in calls.items():
         if layer := _as_layer(_Trial(module, call, x, attention), ops):
             module.forward = layer
-    _join(calls, attention, LayerRooms(kernels))
+    if kernels is not None:
+        _join(calls, attention, LayerRooms(kernels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ def _calls(
 
     hooks = [module.register_forward_pre_hook(begin) for module in network.modules()]
     hooks += [module.register_forward_hook(end, with_kwargs=True) for module in network.modules()]
-    tokens = torch.zeros(1, num_tokens, dtype=torch.int64)
-    positions = torch.linspace(0, context_length - 1, num_tokens).long()[None]
+    tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=network.device)
+    positions = torch.linspace(0, context_length - 1, num_tokens).long()[None].to(network.device)
     try:
         with attention.replaced(attend):
             network(input_ids=tokens, position_ids=positions, use_cache=False)
@@ -147,7 +148,7 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _noise(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(2)
-    return torch.randn(*q.shape[:2], v.shape[2], generator=generator).to(q.dtype)
+    return torch.randn(*q.shape[:2], v.shape[2], generator=generator).to(q.device, q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _as_attention(trial: _Trial, ops: Ops, rotations: Rotations) -> ShortAttenti
     if len(products) != 2 or len(children) != sum(len(product.sizes) for product in products):
         return None
     seen, _ = trial.run(module.forward, _nothing)
-    if len(seen) != 3:
+    if len(seen) != 3 or trial.attention.has_sinks(trial.call.first):
         return None
     (_, num_heads, dim), (_, num_kv_heads, _), (_, _, value_dim) = (part.shape for part in seen)
     norms = [child.norm for child in module.children() if isinstance(child, NormModule)]

@@ -30,7 +30,7 @@ from worker.engines.transformers.sharding import check_plan, rank_calls
 from worker.engines.transformers.shortening import shorten
 from worker.model.base import DecoderStack
 from worker.model.cpu.tiers import Products, choose_products
-from worker.model.cuda.tier import uses_kernels
+from worker.model.cuda.tier import uses_kernels, with_graphs
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import TorchOps
@@ -38,6 +38,7 @@ from worker.model.parallel.group import Placement
 from worker.model.served import KERNELS, LAYOUT, WEIGHTS, BuiltStack, Progress
 from worker.model.tier import TierRequest
 
+_TRITON = "triton"  # the tier of CUDA
 _FEW = 256  # rows of a matrix so small that one thread does: routers
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class TransformersSource:
             keeps = replace(keeps, kv_layers=tuple(call.kept for call in calls))
         model = TransformersModel(self.config, network, attention, placement)
 
-        products = _products(options, placement, block_size, partial(report, KERNELS))
+        products = _products(options, placement, block_size, uses_triton, partial(report, KERNELS))
         report(LAYOUT, 0.0)
         # int8 rounds by more than what this comparison allows.
         is_compared = products.name != "reference" and options.quantization == "none"
@@ -104,10 +105,10 @@ class TransformersSource:
             is_off, off = compare(model, logits_alone(model), expected)
             if is_off:
                 log.warning(
-                    "the logits of cpu_tier are off: the weights of the model are read again, and "
+                    "the logits of the tier are off: the weights of the model are read again, and "
                     "torch computes its modules",
                     extra={
-                        "cpu_tier": products.name,
+                        "tier": products.name,
                         "percent": round(100 * off, 1),
                         "model_type": self.config.model_type,
                     },
@@ -117,13 +118,16 @@ class TransformersSource:
                 network = self._network(options, placement, attention, report)
                 model = TransformersModel(self.config, network, attention, placement)
         report(LAYOUT, 1.0)
-        if products.kernels is not None and attention.is_native(block_size, placement.dtype):
+        is_native = attention.is_native(block_size, placement.dtype)
+        if products.name == _TRITON or (products.kernels is not None and is_native):
             shorten(network, attention, products.ops, products.kernels, max_model_len)
 
         def stack(pool: KVCachePool) -> DecoderStack:
             made = TransformersStack(model, pool, products.kernels, uses_triton)
             check_attention(model, made, pool)
-            return made
+            if not uses_triton:
+                return made
+            return with_graphs(made, options, model, max_model_len, block_size, is_foreign=True)
 
         return BuiltStack(
             model=model,
@@ -131,11 +135,7 @@ class TransformersSource:
             kv_dtype=placement.dtype,
             stack=stack,
             tier=products.name,
-            has_own_threads=(
-                products.kernels is not None
-                and attention.is_native(block_size, placement.dtype)
-                and not _matrices(network)
-            ),
+            has_own_threads=(products.kernels is not None and is_native and not _matrices(network)),
         )
 
     def _network(
@@ -172,13 +172,22 @@ class TransformersSource:
             ops = products.ops
             replace_gated(network, ops, placement.dtype, inputs)
             replace_linears(network, self._probe.linear_groups, ops, placement.dtype, inputs)
-        if products.kernels is not None:
+        if products.name == _TRITON or products.kernels is not None:
             replace_norms(network, products.ops, placement.dtype)
 
 
 def _uses_triton(options: EngineOptions, placement: Placement) -> bool:
-    """Returns whether the kernels for CUDA attend. Raises ModelError as `uses_kernels` does."""
-    return placement.device.type == "cuda" and uses_kernels(options, placement.device)
+    """Returns whether the kernels for CUDA attend. Raises ModelError for options of the CPU, and as
+    `uses_kernels` does."""
+    if placement.device.type != "cuda":
+        return False
+    for name, value, neutral in (
+        ("cpu_tier", options.cpu_tier, "auto"),
+        ("quantization", options.quantization, "none"),
+    ):
+        if value != neutral:
+            raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
+    return uses_kernels(options, placement.device)
 
 
 def _matrices(network: PreTrainedModel) -> list[str]:
@@ -195,6 +204,7 @@ def _products(
     options: EngineOptions,
     placement: Placement,
     block_size: int,
+    uses_triton: bool,
     compiling: Callable[[float], None],
 ) -> Products:
     """Returns the products of the device's tier. Raises ModelError for options that it lacks."""
@@ -210,6 +220,11 @@ def _products(
                     f"native model families"
                 )
         return Products("reference", TorchOps())
+    if uses_triton:
+        # Here and not above: it needs Triton.
+        from worker.model.cuda.stack import CudaOps
+
+        return Products(_TRITON, CudaOps())
     if placement.device.type == "cpu":
         request = TierRequest(
             config=None,
@@ -222,10 +237,4 @@ def _products(
             compiling=compiling,
         )
         return choose_products(options.cpu_tier, request)
-    for name, value, neutral in (
-        ("cpu_tier", options.cpu_tier, "auto"),
-        ("quantization", options.quantization, "none"),
-    ):
-        if value != neutral:
-            raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
     return Products("reference", TorchOps())

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import logging
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
@@ -100,7 +101,13 @@ def build_vllm_engine(
         num_parameters=_num_parameters(llm),
         dtype=str(model.dtype).removeprefix("torch."),
         version=vllm.__version__,
-        exact_resume=exact,
+        exact_resume=exact
+        and (
+            # On GPUs a row's bits depend on its batch otherwise.
+            current_platform.device_type == "cpu"
+            or os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"
+        ),
+        device=current_platform.device_type,
     )
 
 

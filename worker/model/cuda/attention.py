@@ -11,14 +11,19 @@ import triton
 from torch import Tensor
 
 from worker.model.base import FP8, AttentionMetadata, LayerScores
-from worker.model.cuda.kernels.chunk_attention import chunk_attention
-from worker.model.cuda.kernels.decode_attention import decode_attention, merge_splits
+from worker.model.cuda.kernels.attention import attention, merge_parts
+from worker.model.cuda.kernels.attention_plan import (
+    PROGRAM_FIELDS,
+    UNIT_FIELDS,
+    plan_attention,
+)
 from worker.model.cuda.layers import store_keys_and_values
 from worker.model.kv_cache import KVCachePool
 
 _MIN_ROWS = 16  # of a matrix operand
-_MAX_SPLITS = 32
-_PROGRAMS_A_PROCESSOR = 4  # that keep its memory pipes full
+_PLANNED_AT_ONCE = 1024  # units, or programs
+_INVARIANT_KEYS = 512  # of a step that is computed by itself
+_KEPT_STEPS = 8  # for each program
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,24 @@ class Tiles:
     warps: int
     stages: int
 
+    @property
+    def programs(self) -> int:
+        """Programs that are resident on a multiprocessor: registers bound them."""
+        return max(1, 8 // self.warps)
+
 
 class TritonAttention:
     """Attends over `pool`, whose layers may differ. Nothing here waits for the device."""
 
-    def __init__(self, pool: KVCachePool, layers: Sequence[LayerScores] | None = None) -> None:
-        """Without `layers` every one is LayerScores()."""
+    def __init__(
+        self,
+        pool: KVCachePool,
+        layers: Sequence[LayerScores] | None = None,
+        *,
+        is_invariant: bool = False,
+    ) -> None:
+        """Without `layers` every one is LayerScores(). `is_invariant`: the output of a query has
+        the same bits in every batch, decode or chunk."""
         self._pool = pool
         if layers is None:
             layers = (LayerScores(),) * len(pool.keys)
@@ -44,11 +61,18 @@ class TritonAttention:
             for keys, values, scores in zip(pool.keys, pool.values, layers, strict=True)
         ]
         self._num_processors = _num_processors(pool.storage.device)
-        self._is_narrow = pool.storage.dtype is FP8 and _lacks_wgmma(pool.storage.device)
+        # AMD's compiler spills registers in wide tiles.
+        self._is_narrow = torch.version.hip is not None or (
+            pool.storage.dtype is FP8 and _lacks_wgmma(pool.storage.device)
+        )
+        self._is_invariant = is_invariant
         self._metadata: AttentionMetadata | None = None
+        self._plans: dict[object, _Plan] = {}  # of this step
+        self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
+        self._plans = {}
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         assert self._metadata is not None, "store comes after prepare"
@@ -60,108 +84,168 @@ class TritonAttention:
         [heads]: scores of a key without a value."""
         metadata, this = self._metadata, self._layers[layer]
         assert metadata is not None, "attend comes after prepare"
-        decodes = metadata.num_decodes
+        shape = q.shape[1] // this.kv_heads, this.key_width, q.dtype
+        decodes, chunks = metadata.num_decodes, len(metadata.query_lens) - metadata.num_decodes
+        if self._is_invariant:
+            self._attend(this, invariant_tiles(*shape), _Rows(0, decodes, chunks), q, out, sinks)
+            return
         if decodes:
-            self._decode(this, metadata, q[:decodes], out[:decodes], sinks)
-        if len(metadata.query_lens) > decodes:
-            self._chunks(this, metadata, q, out, sinks)
+            tiles = decode_tiles(*shape, is_narrow=self._is_narrow)
+            self._attend(this, tiles, _Rows(0, decodes, 0), q, out, sinks)
+        if chunks:
+            tiles = chunk_tiles(*shape, is_narrow=self._is_narrow)
+            self._attend(this, tiles, _Rows(decodes, 0, chunks), q, out, sinks)
 
-    def _decode(
+    def _attend(
         self,
         layer: _Layer,
-        metadata: AttentionMetadata,
+        tiles: Tiles,
+        rows: _Rows,
         q: Tensor,
         out: Tensor,
         sinks: Tensor | None,
     ) -> None:
-        """Attends with the sequences of one query each; q and out are their rows."""
-        num_rows, heads, value_dim = out.shape
+        """Attends with the queries of some of the sequences."""
+        assert self._metadata is not None
+        heads, value_dim = out.shape[1:]
         group = heads // layer.kv_heads
-        tiles = decode_tiles(group, layer.key_width, q.dtype, is_narrow=self._is_narrow)
-        splits = num_splits(num_rows * layer.kv_heads, self._num_processors)
-        partial = best = total = out  # not read where there is one split
-        if splits > 1:
-            shape = (num_rows, heads, splits)
-            partial = torch.empty((*shape, value_dim), dtype=torch.float32, device=out.device)
-            best, total = torch.empty((2, *shape), dtype=torch.float32, device=out.device)
-        decode_attention[(num_rows, layer.kv_heads, splits)](
+        num_programs = self._num_processors * tiles.programs
+        num_slots = num_programs * (_KEPT_STEPS if self._is_invariant else 2)
+        plan = self._plan(layer, tiles, group, rows, num_programs, num_slots)
+        scratch = self._scratch_of((num_slots, tiles.rows, value_dim), out.device)
+        table = self._metadata.block_table[rows.first :]
+        common = {
+            "KV_HEADS": layer.kv_heads,
+            "GROUP": group,
+            "BLOCK_M": tiles.rows,
+            "HAS_SINKS": sinks is not None,
+            "enable_fp_fusion": not self._is_invariant,
+        }
+        attention[(num_programs,)](
             q,
             layer.keys,
             layer.values,
             out,
-            partial,
-            best,
-            total,
-            metadata.seq_lens,
-            metadata.block_table,
-            out if sinks is None else sinks,
-            num_splits=splits,
-            q_stride=q.stride(0),
-            q_head_stride=q.stride(1),
-            out_stride=out.stride(0),
-            table_stride=metadata.block_table.stride(0),
-            HEADS=heads,
-            GROUP=group,
-            BLOCK_M=tiles.rows,
-            BLOCK_N=tiles.keys,
-            IS_SPLIT=splits > 1,
-            HAS_SINKS=sinks is not None,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-            **layer.arguments,
-        )
-        if splits > 1:
-            merge_splits[(num_rows, heads)](
-                out,
-                partial,
-                best,
-                total,
-                splits,
-                out.stride(0),
-                HEADS=heads,
-                VALUE_DIM=value_dim,
-                VALUE_WIDTH=layer.value_width,
-                MAX_SPLITS=_MAX_SPLITS,
-                num_warps=4,
-            )
-
-    def _chunks(
-        self,
-        layer: _Layer,
-        metadata: AttentionMetadata,
-        q: Tensor,
-        out: Tensor,
-        sinks: Tensor | None,
-    ) -> None:
-        """Attends with the chunks of prompts, which come after the decodes."""
-        decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
-        tiles = chunk_tiles(group, layer.key_width, q.dtype, is_narrow=self._is_narrow)
-        num_chunks = len(metadata.query_lens) - decodes
-        # In a graph it is not known how many of the tokens are decodes.
-        num_tiles = len(q) // (tiles.rows // group) + num_chunks
-        table = metadata.block_table[decodes:]
-        chunk_attention[(layer.kv_heads, num_tiles)](
-            q,
-            layer.keys,
-            layer.values,
-            out,
-            metadata.cu_q[decodes:],
-            metadata.seq_lens[decodes:],
+            *scratch,
+            plan.units,
+            plan.programs,
             table,
             out if sinks is None else sinks,
-            num_chunks=num_chunks,
+            max_units=plan.max_units,
+            num_programs=num_programs,
             q_stride=q.stride(0),
             q_head_stride=q.stride(1),
             out_stride=out.stride(0),
             table_stride=table.stride(0),
-            GROUP=group,
-            BLOCK_M=tiles.rows,
             BLOCK_N=tiles.keys,
-            HAS_SINKS=sinks is not None,
+            STEP=self._step_keys(tiles),
+            KEEPS_STEPS=self._is_invariant,
+            HAS_UNMASKED=rows.chunks > 0 and not self._is_invariant and not layer.has_reach,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
+            **common,
             **layer.arguments,
         )
+        most_rows = tiles.rows if rows.chunks else group
+        rows_at_once = min(16, triton.next_power_of_2(most_rows))
+        merge_parts[(num_programs, -(-most_rows // rows_at_once))](
+            out,
+            *scratch,
+            plan.units,
+            plan.programs,
+            out if sinks is None else sinks,
+            max_units=plan.max_units,
+            num_programs=num_programs,
+            out_stride=out.stride(0),
+            VALUE_DIM=value_dim,
+            VALUE_WIDTH=layer.value_width,
+            ROWS=rows_at_once,
+            AT_ONCE=min(16, 64 // rows_at_once),
+            num_warps=4,
+            **common,
+        )
+
+    def _plan(
+        self,
+        layer: _Layer,
+        tiles: Tiles,
+        group: int,
+        rows: _Rows,
+        num_programs: int,
+        num_slots: int,
+    ) -> _Plan:
+        """Returns the division of this step's work, which layers of one kind share."""
+        key = layer.kv_heads, layer.window, layer.chunk, tiles, group, rows
+        if key in self._plans:
+            return self._plans[key]
+        metadata = self._metadata
+        assert metadata is not None
+        tile_tokens = tiles.rows // group
+        max_units = rows.decodes
+        if rows.chunks:  # in a graph it is not known how many of the tokens are decodes
+            max_units += metadata.num_tokens // tile_tokens + rows.chunks
+        sizes = UNIT_FIELDS * (max_units + 1), PROGRAM_FIELDS * (num_programs + 1)
+        units, programs = (
+            torch.empty(size, dtype=torch.int32, device=metadata.seq_lens.device) for size in sizes
+        )
+        plan = _Plan(units, programs, max_units)
+        plan_attention[(1,)](
+            plan.units,
+            plan.programs,
+            metadata.cu_q[rows.first :],
+            metadata.seq_lens[rows.first :],
+            num_decodes=rows.decodes,
+            num_chunks=rows.chunks,
+            max_units=max_units,
+            num_programs=num_programs,
+            num_slots=num_slots,
+            window=layer.window or 0,
+            chunk=layer.chunk or 0,
+            KV_HEADS=layer.kv_heads,
+            TILE_TOKENS=tile_tokens,
+            STEP=self._step_keys(tiles),
+            HAS_WINDOW=layer.window is not None,
+            HAS_CHUNK=layer.chunk is not None,
+            KEEPS_STEPS=self._is_invariant,
+            BLOCK=_PLANNED_AT_ONCE,
+            num_warps=8,
+        )
+        self._plans[key] = plan
+        return plan
+
+    def _step_keys(self, tiles: Tiles) -> int:
+        return _INVARIANT_KEYS if self._is_invariant else tiles.keys
+
+    def _scratch_of(
+        self, shape: tuple[int, int, int], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns where parts are kept until they are merged: sums, best scores and totals.
+
+        They stay: CUDA graphs have their addresses.
+        """
+        if shape not in self._scratch:
+            sums = torch.empty(shape, dtype=torch.float32, device=device)
+            best, total = torch.empty((2, *shape[:2]), dtype=torch.float32, device=device)
+            self._scratch[shape] = sums, best, total
+        return self._scratch[shape]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Sequences of a step: from the `first` on some decodes, then some chunks."""
+
+    first: int
+    decodes: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What `plan_attention` writes."""
+
+    units: Tensor  # [UNIT_FIELDS * (max_units + 1)] int32
+    programs: Tensor  # [PROGRAM_FIELDS * (programs + 1)] int32
+    max_units: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +257,13 @@ class _Layer:
     kv_heads: int
     key_width: int  # of a tile
     value_width: int
-    arguments: dict[str, Any]  # of both kernels, by name
+    window: int | None
+    chunk: int | None
+    arguments: dict[str, Any]  # of the kernel, by name
+
+    @property
+    def has_reach(self) -> bool:
+        return self.window is not None or self.chunk is not None
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor, scores: LayerScores) -> _Layer:
@@ -201,7 +291,16 @@ class _Layer:
             "HAS_CHUNK": reach.chunk is not None,
             "PRECISION": precision,
         }
-        return cls(keys, values, keys.shape[2], key_width, value_width, arguments)
+        return cls(
+            keys,
+            values,
+            keys.shape[2],
+            key_width,
+            value_width,
+            reach.window,
+            reach.chunk,
+            arguments,
+        )
 
 
 def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool = False) -> Tiles:
@@ -212,6 +311,8 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool 
     rows = max(_MIN_ROWS, triton.next_power_of_2(group))
     is_wide = width * dtype.itemsize > 256
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
+    if dtype.itemsize == 4:  # the matrix units have no float32: products are in registers
+        return Tiles(rows, keys // 2, 4, 3)
     return Tiles(rows, keys, 2 if rows == _MIN_ROWS else 4, 3)
 
 
@@ -220,14 +321,16 @@ def chunk_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool =
     is_wide = width * dtype.itemsize > 256
     rows = max(64 if is_wide else 128, triton.next_power_of_2(group))
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
-    return Tiles(rows, keys, 4 if is_wide else 8, 2)
+    if dtype.itemsize == 4:
+        rows, keys = max(32, triton.next_power_of_2(group)), keys // 2
+    return Tiles(rows, keys, 8, 2)
 
 
-def num_splits(num_programs: int, num_processors: int) -> int:
-    """Returns into how many parts the keys of each sequence are cut, so that all multiprocessors
-    have work: a function of the batch's size alone, as in a CUDA graph."""
-    wanted = -(-_PROGRAMS_A_PROCESSOR * num_processors // num_programs)
-    return min(_MAX_SPLITS, int(triton.next_power_of_2(wanted)))
+def invariant_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
+    """Returns the tiles of one kernel for all queries, as `decode_tiles` does."""
+    rows = max(64, triton.next_power_of_2(group))
+    is_wide = width * dtype.itemsize > 256
+    return Tiles(rows, 32 if is_wide else 64, 8, 1 if is_wide else 2)
 
 
 def _width(dim: int) -> int:
@@ -238,11 +341,12 @@ def _width(dim: int) -> int:
 def _lacks_wgmma(device: torch.device) -> bool:
     """Returns whether operands of `tl.dot` are in registers, of which FP8 needs twice as many: as
     it is and widened."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
+    # 9 is Hopper, 10 the data centre's Blackwell; the others, of 12, have none.
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10)
 
 
 def _num_processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 8  # in the interpreter
+        return 2  # in the interpreter
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count

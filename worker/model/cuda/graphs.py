@@ -27,7 +27,6 @@ from worker.engine.errors import DeviceLost
 from worker.model.base import AttentionMetadata
 from worker.model.cuda.drawing import BestTokens
 from worker.model.cuda.gemv import MAX_ROWS
-from worker.model.cuda.stack import CudaStack
 from worker.model.cuda.step_buffers import GraphShape, StepBuffers
 from worker.model.device import step_failure
 
@@ -54,6 +53,34 @@ class Capture(Protocol):
         ...
 
 
+class CapturedStack(Protocol):
+    """A DecoderStack whose steps can be captured."""
+
+    hidden_size: int  # of what it returns of a token
+    dtype: torch.dtype
+
+    @property
+    def has_gemv(self) -> bool:
+        """Whether there is another way for steps of up to MAX_ROWS tokens."""
+        ...
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor: ...
+
+    def run_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Computes all rows of a step, [num_tokens, hidden_size], in `out`."""
+        ...
+
+    def run_gemv_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Does the same in the other way, where `has_gemv`."""
+        ...
+
+
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """Returns the padded sizes, ascending; the last is at least `max_num_seqs`."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs + 32, 32)]
@@ -77,29 +104,32 @@ class StepGraphs:
 
     def __init__(
         self,
-        stack: CudaStack,
+        stack: CapturedStack,
         *,
         max_num_seqs: int,
         max_num_tokens: int,
         max_blocks: int,
         device: torch.device,
         logits: Callable[[Tensor], Tensor],
+        is_foreign: bool = False,
     ) -> None:
         """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence.
 
-        `logits` returns [rows, vocab] of hidden states [rows, hidden]. Until `capture` nothing is
-        replayed.
+        `logits` returns [rows, vocab] of hidden states [rows, hidden]. The code of a stack that
+        `is_foreign` is not this project's: its steps of decodes alone are captured, and none where
+        a capture fails. Until `capture` nothing is replayed.
         """
         self._stack = stack
         self._device = device
         self._logits = logits
         self._decodes = [GraphShape(size, size) for size in decode_sizes(max_num_seqs)]
-        self._mixed = mixed_shapes(max_num_seqs, max_num_tokens)
+        self._is_foreign = is_foreign
+        self._mixed = [] if is_foreign else mixed_shapes(max_num_seqs, max_num_tokens)
         self._of_logits = BestTokens(self._decodes[-1].tokens, device)
-        largest = self._mixed[-1]
+        largest = [self._decodes[-1], *self._mixed[-1:]]
         self._buffers = StepBuffers.zeros(
-            max(self._decodes[-1].tokens, largest.tokens),
-            max(self._decodes[-1].sequences, largest.sequences),
+            max(shape.tokens for shape in largest),
+            max(shape.sequences for shape in largest),
             max_blocks,
             stack.hidden_size,
             stack.dtype,
@@ -116,7 +146,8 @@ class StepGraphs:
         gets the share that is done. Raises what a step raises, DeviceLost among it.
         """
         begin_s, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
-        self.capture_by(CudaCapture(self._device), report, largest_only=largest_only)
+        capture = CudaCapture(self._device, looks_for_reads=self._is_foreign)
+        self.capture_by(capture, report, largest_only=largest_only)
         logger.info(
             "captured %d CUDA graphs of decode steps and %d of mixed steps in %.1f s, %.0f MiB",
             len(self._best),
@@ -142,7 +173,10 @@ class StepGraphs:
             except Exception as error:
                 failure = step_failure(error, self._device)
                 if failure is None:
-                    raise
+                    if not self._is_foreign:
+                        raise
+                    self._capture_nothing(error)
+                    return report(1.0)
             if isinstance(failure, DeviceLost):
                 raise failure
             if failure is not None and self._steps:
@@ -194,6 +228,17 @@ class StepGraphs:
                 return shape
         return None
 
+    def _capture_nothing(self, error: Exception) -> None:
+        """Gives all graphs up after a capture that failed."""
+        self._steps, self._best = {}, {}
+        self._decodes, self._mixed = [], []
+        logger.warning(
+            "steps of this model cannot be captured as CUDA graphs, so that each launches its "
+            "kernels one by one, which is slower: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
+
     def _capture_shape(self, shape: GraphShape, capture: Capture) -> None:
         """Captures a step. Few rows have two variants, of which the faster one here is kept."""
         step = capture(partial(self._run, shape))
@@ -210,29 +255,34 @@ class StepGraphs:
 
     def _run(self, shape: GraphShape) -> None:
         """Computes the final hidden states of what lies in the buffers."""
-        buffers, tokens = self._buffers, shape.tokens
-        x, delta = self._stack.layers(
-            buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
-        )
-        self._stack.normed(x, delta, buffers.hidden[:tokens])
+        self._stack.run_into(*self._step(shape))
 
     def _run_best(self, shape: GraphShape) -> tuple[Tensor, Tensor]:
         """Returns the best tokens of the last hidden states, and their logits."""
         return self._of_logits(self._logits(self._buffers.hidden[: shape.tokens]))
 
     def _run_gemv(self, shape: GraphShape) -> None:
+        self._stack.run_gemv_into(*self._step(shape))
+
+    def _step(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+        """Returns the arguments of a step over the buffers."""
         buffers, tokens = self._buffers, shape.tokens
-        x = self._stack.gemv_layers(
-            buffers.token_ids[:tokens], buffers.positions[:tokens], buffers.metadata(shape)
+        return (
+            buffers.token_ids[:tokens],
+            buffers.positions[:tokens],
+            buffers.metadata(shape),
+            buffers.hidden[:tokens],
         )
-        self._stack.normed(x, None, buffers.hidden[:tokens])
 
 
 class CudaCapture:
     """Captures functions as CUDA graphs, whose memory is one pool."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, looks_for_reads: bool = False) -> None:
+        """`looks_for_reads`: raises RuntimeError where the host waits, before a capture, which
+        would be left in a bad state."""
         self._device = device
+        self._looks_for_reads = looks_for_reads
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -240,6 +290,13 @@ class CudaCapture:
         """Runs `run` twice: the first time kernels are compiled, and cuBLAS allocates what it
         keeps."""
         run()
+        if self._looks_for_reads:
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                run()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(), which collects garbage each time.
@@ -248,8 +305,7 @@ class CudaCapture:
             try:
                 result = run()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the stream must not stay in the capture
-                    graph.capture_end()
+                self._end(graph)
                 raise
             graph.capture_end()
 
@@ -258,6 +314,14 @@ class CudaCapture:
             return result
 
         return replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that failed: the stream and the allocator must not stay in it."""
+        try:
+            graph.capture_end()
+        except RuntimeError:  # it was invalid; torch then leaves the allocator in it
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
 
     def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
         """Replays them in turns, and compares the medians."""

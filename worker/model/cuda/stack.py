@@ -7,12 +7,13 @@ from torch import Tensor
 
 from worker.model.base import Activation, AttentionMetadata, Multiply
 from worker.model.cuda.attention import TritonAttention
+from worker.model.cuda.experts import Experts
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
 from worker.model.cuda.layers import add_norm, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
-from worker.model.layers.ops import HeadNorm, Norm, TorchOps
+from worker.model.layers.ops import ComputeExperts, ExpertWeights, HeadNorm, Norm, TorchOps
 
 
 class CudaOps(TorchOps):
@@ -35,19 +36,24 @@ class CudaOps(TorchOps):
     ) -> tuple[Tensor, Tensor]:
         return add_norm(x, delta, norm, delta_norm)
 
+    def experts(self, weights: ExpertWeights) -> ComputeExperts:
+        return Experts(weights)
+
 
 class CudaStack:
     """A DecoderStack over a model that uses CudaOps.
 
-    A layer is four products, the two kernels of attention (one where its keys are not split), and
-    four more: two norms, the rotation that stores keys and values, the gate. For a few tokens the
-    products can have the norms and the gate with them.
+    A layer is four products, the two kernels of attention, and four more: two norms, the rotation
+    that stores keys and values, the gate. For a few tokens the products can have the norms and the
+    gate with them.
     """
 
-    def __init__(self, model: CausalLM, pool: KVCachePool) -> None:
+    def __init__(self, model: CausalLM, pool: KVCachePool, *, is_invariant: bool = False) -> None:
+        """`is_invariant`: as TritonAttention; for a model that uses InvariantOps."""
         self._model = model
         self._pool = pool
-        self._attention = TritonAttention(pool, model.config.layer_scores)
+        scores = model.config.layer_scores
+        self._attention = TritonAttention(pool, scores, is_invariant=is_invariant)
         self._layers = [
             _Layer(layer, model) for layer in model.layers if isinstance(layer, DecoderLayer)
         ]
@@ -61,6 +67,19 @@ class CudaStack:
         x, delta = self.layers(token_ids, positions, metadata)
         # The last norm is of the rows that are wanted alone.
         return self.normed(x.index_select(0, rows), delta.index_select(0, rows))
+
+    def run_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Computes the final hidden states [num_tokens, hidden] of all tokens, in `out`."""
+        x, delta = self.layers(token_ids, positions, metadata)
+        self.normed(x, delta, out)
+
+    def run_gemv_into(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
+    ) -> None:
+        """Does what `run_into` does, by `gemv_layers`."""
+        self.normed(self.gemv_layers(token_ids, positions, metadata), None, out)
 
     def layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata

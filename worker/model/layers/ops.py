@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.base import AttentionBackend, Multiply
+from worker.model.base import Activation, AttentionBackend, Multiply
 from worker.model.layers.linear_method import DenseMethod
 
 
@@ -29,6 +31,27 @@ class HeadNorm:
     query: Norm
     key: Norm
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """A mixture's experts, each down(activation(gate) * up); gates are the first half of gate_up.
+
+    `clamped` is gate * sigmoid(alpha * gate) * (up + 1), of a gate of at most `limit`, and up
+    between -limit and limit.
+    """
+
+    gate_up: Tensor  # [experts, 2 * inner, hidden]
+    down: Tensor  # [experts, hidden, inner]
+    gate_up_bias: Tensor | None = None  # [experts, 2 * inner]
+    down_bias: Tensor | None = None  # [experts, hidden]
+    activation: Activation | Literal["clamped"]
+    limit: float = 0.0
+    alpha: float = 0.0
+
+
+# Of x [tokens, hidden], the experts of each token [tokens, chosen] and their weights, [tokens,
+# hidden]; all contiguous.
+ComputeExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # What torch's private operators raise where they are missing, or have changed. Callers log or
 # return them.
@@ -69,6 +92,10 @@ class Ops(DenseMethod):
         q and k are normalised per head where there is a norm, then rotated; cos and sin are
         [tokens, 1, head_dim / 2]. The results may be strided views.
         """
+
+    def experts(self, weights: ExpertWeights) -> ComputeExperts | None:
+        """Returns what computes all experts at once; None where each is products of its own."""
+        return None
 
 
 def for_inputs(ops: Ops, sizes: Tensor | None) -> Ops:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from shared import cuda_devices
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.checkpoint_text import card_from_checkpoint
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
 from worker.engine_options import CpuTier, EngineOptions
-from worker.model.build import build_model
+from worker.model import build
+from worker.model.build import build_model, resumes_exactly
 from worker.model.config.model_config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
+from worker.model.step.warm_up import warm_up
 
 CPU = torch.device("cpu")
 
@@ -46,6 +50,35 @@ def test_by_itself_it_fits_every_sequence_and_says_how_much(options: EngineOptio
         "warming up",
     ]
     assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
+
+
+@pytest.mark.parametrize(
+    ("device", "batch_invariant", "expected"),
+    [("cpu", False, True), ("cuda", False, False), ("cuda", True, True)],
+)
+def test_a_resume_on_a_gpu_is_exact_if_rows_are_computed_by_themselves(
+    device: str, batch_invariant: bool, expected: bool, options: EngineOptions
+) -> None:
+    given = replace(options, batch_invariant=batch_invariant)
+    assert resumes_exactly(given, torch.device(device)) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("transformers", 1, "this model is computed by transformers"),
+        ("native", 2, "PENSTOCK_TENSOR_PARALLEL_SIZE is 2"),
+    ],
+)
+def test_batch_invariance_is_refused_where_a_gpu_cannot_keep_it(
+    name: str, size: int, reason: str, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SimpleNamespace(name=name)
+    monkeypatch.setattr(build, "choose_device", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(build, "choose_source", lambda *arguments: source)
+    given = replace(options, device="cuda", batch_invariant=True, tensor_parallel_size=size)
+    with pytest.raises(ModelError, match=f"native model families on one GPU, and {reason}"):
+        build_model(given)
 
 
 def test_the_engine_ends_where_the_card_says(tmp_path: Path) -> None:
@@ -166,11 +199,37 @@ def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: EngineOptions) ->
     assert [r.finish_reason for r in results] == ["stop", "stop"]
 
 
+@pytest.mark.parametrize(
+    ("device", "stage", "count"), [("cuda", "compiling kernels", 5), ("cpu", "warming up", 2)]
+)
+def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count: int) -> None:
+    runner: Any = SimpleNamespace(
+        launch=lambda batch: SimpleNamespace(collect=lambda: None), capture=lambda report: None
+    )
+    config: Any = SimpleNamespace(max_num_batched_tokens=128, max_model_len=128, block_size=16)
+    reports: list[tuple[str, float]] = []
+    warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
+    assert {name for name, _ in reports} == {stage}
+    shares = [share for _, share in reports]
+    assert (shares[0], shares[-1], len(shares)) == (0.0, 1.0, count)
+
+
 def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
     assert choose_dtype("auto", "bfloat16", CPU) is torch.bfloat16
     assert choose_dtype("auto", "float16", CPU) is torch.float32
     assert choose_dtype("float16", "float32", CPU) is torch.float16
     assert choose_device("cpu") == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+def test_auto_is_the_cpu_only_where_no_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(cuda_devices, "has_nvidia_driver", lambda: True)
+    with pytest.raises(DeviceUnavailable, match=r"finds no CUDA device.*set PENSTOCK_DEVICE=cpu"):
+        choose_device("auto")
+    assert choose_device("cpu") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert choose_device("auto") == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

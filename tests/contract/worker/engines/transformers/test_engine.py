@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.tiny_models import write_tiny_model
 from worker.engine_options import EngineOptions
+from worker.engines.transformers.config import read_config
+from worker.engines.transformers.loader import load_model
 from worker.model.build import BuiltModel, build_model, choose_source
 from worker.model.kv_cache import block_bytes
+from worker.model.parallel.group import Placement
 
 PROMPTS = [np.random.default_rng(n).integers(3, 300, n).tolist() for n in (3, 21, 40)]
 SEEDED = SamplingParams(
@@ -98,6 +102,34 @@ def test_random_weights_are_the_same_again(gpt_oss: Path) -> None:
         for built in (build(gpt_oss, load_format="dummy"), build(gpt_oss, load_format="dummy"))
     ]
     assert outputs[0] == outputs[1]
+
+
+def test_a_device_gets_each_tensor_as_it_is_read(tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 16}
+    write_tiny_model(tmp_path, "qwen3_moe", **wide)
+    config = read_config(tmp_path)
+    on_host: dict[str, float] = {}
+    for device in ("cpu", "meta"):
+        before, sizes = host_bytes(), []
+        model = load_model(
+            config,
+            tmp_path,
+            Placement(torch.device(device), torch.bfloat16),
+            "eager",
+            lambda share: sizes.append(host_bytes()),  # noqa: B023
+        )
+        assert {parameter.device.type for parameter in model.parameters()} == {device}
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        on_host[device] = (max(sizes) - before) / whole
+        del model
+    assert on_host["cpu"] > 0.9, "what is counted is not what is read"
+    assert on_host["meta"] < 0.1
+
+
+def host_bytes() -> int:
+    """Returns the bytes of the tensors in the host's memory."""
+    tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+    return sum(one.nbytes for one in tensors if one.device.type == "cpu")
 
 
 def test_progress_rises_to_the_whole(gpt_oss: Path) -> None:

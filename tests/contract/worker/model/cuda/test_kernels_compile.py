@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.triton_compile import Variant, compile_variants
+from tests.support.triton_compile import Compiled, Variant, compile_variants
 
 pytest.importorskip("triton")
 
-from worker.model.cuda.attention import chunk_tiles, decode_tiles
+from worker.model.cuda import attention
+from worker.model.cuda.attention import Tiles, chunk_tiles, decode_tiles, invariant_tiles
+from worker.model.cuda.experts import expert_tiles
 from worker.model.cuda.fp8 import block_tiles
+from worker.model.cuda.invariant import COLUMNS, ROWS, inner_size
+from worker.model.cuda.kernels.experts import CLAMPED, SILU
 from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK
 
 pytestmark = [
@@ -139,53 +143,108 @@ def heads(dim: int, group: int) -> dict[str, Any]:
     }
 
 
-def decode(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
-    width = 1 << (dim - 1).bit_length()
-    tiles = decode_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
+def attend(
+    tiles: Tiles, arch: str, dim: int, group: int, is_invariant: bool = False, **changes: Any
+) -> Variant:
     constants = {
         **PLAIN,
         **heads(dim, group),
-        "HEADS": 8 * group,
+        "KV_HEADS": 8,
         "BLOCK_M": tiles.rows,
         "BLOCK_N": tiles.keys,
-        "IS_SPLIT": True,
+        "STEP": 512 if is_invariant else tiles.keys,
+        "KEEPS_STEPS": is_invariant,
         **changes,
     }
-    partial = dict.fromkeys(("partial", "partial_best", "partial_total"), "*fp32")
     signature = {
         **LAYER,
-        **partial,
-        "seq_lens": "*i32",
-        "table": "*i32",
+        **dict.fromkeys(("partial", "partial_best", "partial_total"), "*fp32"),
+        **dict.fromkeys(("units", "programs", "table"), "*i32"),
         **SCORES,
-        "num_splits": "i32",
+        "max_units": "i32",
+        "num_programs": "i32",
         **STRIDES,
     }
-    name = f"{KERNELS}.decode_attention:decode_attention"
-    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+    return Variant(
+        f"{KERNELS}.attention:attention",
+        signature,
+        constants,
+        arch,
+        tiles.warps,
+        tiles.stages,
+        fp_fusion=not is_invariant,
+    )
+
+
+def decode(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
+    width = 1 << (dim - 1).bit_length()
+    tiles = decode_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
+    return attend(tiles, arch, dim, group, HAS_UNMASKED=False, **changes)
 
 
 def chunks(arch: str, dim: int, group: int, *, is_narrow: bool = False, **changes: Any) -> Variant:
     width = 1 << (dim - 1).bit_length()
     tiles = chunk_tiles(group, width, torch.bfloat16, is_narrow=is_narrow)
+    has_unmasked = not changes.get("HAS_WINDOW")
+    return attend(tiles, arch, dim, group, HAS_UNMASKED=has_unmasked, **changes)
+
+
+def invariant(arch: str, dim: int, group: int, **changes: Any) -> Variant:
+    width = 1 << (dim - 1).bit_length()
+    tiles = invariant_tiles(group, width, torch.bfloat16)
+    return attend(tiles, arch, dim, group, is_invariant=True, HAS_UNMASKED=False, **changes)
+
+
+def merge(arch: str, rows_at_once: int) -> Variant:
     constants = {
-        **PLAIN,
-        **heads(dim, group),
-        "BLOCK_M": tiles.rows,
-        "BLOCK_N": tiles.keys,
-        **changes,
+        "KV_HEADS": 8,
+        "GROUP": 4,
+        "VALUE_DIM": 128,
+        "VALUE_WIDTH": 128,
+        "BLOCK_M": 16 if rows_at_once < 16 else 128,
+        "ROWS": rows_at_once,
+        "AT_ONCE": min(16, 64 // rows_at_once),
+        "HAS_SINKS": True,
     }
     signature = {
-        **LAYER,
-        "cu_q": "*i32",
-        "seq_lens": "*i32",
-        "table": "*i32",
-        **SCORES,
-        "num_chunks": "i32",
-        **STRIDES,
+        "out": "*bf16",
+        **dict.fromkeys(("partial", "partial_best", "partial_total"), "*fp32"),
+        "units": "*i32",
+        "programs": "*i32",
+        "sinks": "*bf16",
+        "max_units": "i32",
+        "num_programs": "i32",
+        "out_stride": "i32:16",
     }
-    name = f"{KERNELS}.chunk_attention:chunk_attention"
-    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+    name = f"{KERNELS}.attention:merge_parts"
+    return Variant(name, signature, constants, arch, 4)
+
+
+def plan(arch: str, **changes: Any) -> Variant:
+    numbers = [
+        "num_decodes",
+        "num_chunks",
+        "max_units",
+        "num_programs",
+        "num_slots",
+        "window",
+        "chunk",
+    ]
+    signature = {
+        **dict.fromkeys(("units", "programs", "cu_q", "seq_lens"), "*i32"),
+        **dict.fromkeys(numbers, "i32"),
+    }
+    constants = {
+        "KV_HEADS": 8,
+        "TILE_TOKENS": 32,
+        "STEP": 64,
+        "HAS_WINDOW": False,
+        "HAS_CHUNK": False,
+        "KEEPS_STEPS": False,
+        "BLOCK": 1024,
+        **changes,
+    }
+    return Variant(f"{KERNELS}.attention_plan:plan_attention", signature, constants, arch, 8)
 
 
 def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
@@ -193,15 +252,64 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         decode("sm_90", 128, 4),
         decode("sm_80", 128, 2),
         decode("sm_90", 64, 7, HAS_WINDOW=True),
-        decode("gfx942", 128, 4),
+        decode("gfx942", 128, 4, is_narrow=True),
+        invariant("sm_90", 128, 4),
+        invariant("sm_90", 256, 4),
+        invariant("sm_80", 128, 2, HAS_WINDOW=True, HAS_SINKS=True),
+        merge("sm_90", 4),
+        merge("sm_90", 16),
+        merge("sm_80", 16),
+        plan("sm_90"),
+        plan("sm_80", HAS_WINDOW=True, KEEPS_STEPS=True),
         chunks("sm_90", 128, 4),
         chunks("sm_80", 128, 4),
         chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True),
-        chunks("gfx942", 128, 4),
+        chunks("gfx942", 128, 4, is_narrow=True),
     ]
     for variant, compiled in zip(variants, compile_variants(variants), strict=True):
         assert compiled.spills == 0, variant
-        if variant.arch == "sm_90" and "chunk" in variant.kernel:
+        check_attention(variant, compiled)
+
+
+def check_attention(variant: Variant, compiled: Compiled) -> None:
+    """Asserts that as many programs fit on a multiprocessor as are launched for it, and that
+    wide tiles are multiplied by Hopper's own instruction."""
+    rows = variant.constexprs.get("BLOCK_N") and variant.constexprs["BLOCK_M"]
+    if not rows or variant.arch.startswith("gfx"):
+        return
+    programs = max(1, 8 // variant.num_warps)
+    assert compiled.registers * variant.num_warps * 32 * programs <= 1 << 16, variant
+    if variant.arch == "sm_90":
+        assert compiled.shared * programs <= 227 << 10, variant
+        assert ("wgmma.mma_async" in compiled.ptx) == (rows >= 64), variant
+
+
+def in_float32(variant: Variant, tiles: Tiles) -> Variant:
+    changes = {"BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys, "PRECISION": "ieee"}
+    if "STEP" in variant.constexprs:
+        changes["STEP"] = tiles.keys
+    signature = {k: v.replace("bf16", "fp32") for k, v in variant.signature.items()}
+    constants = {**variant.constexprs, **changes}
+    return replace(
+        variant,
+        signature=signature,
+        constexprs=constants,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def test_wide_heads_and_float32_spill_no_register() -> None:
+    variants = [
+        *(chunks(arch, 256, 4) for arch in ("sm_80", "sm_90", "sm_120")),
+        in_float32(chunks("sm_90", 128, 4), chunk_tiles(4, 128, torch.float32)),
+        in_float32(chunks("sm_90", 256, 4), chunk_tiles(4, 256, torch.float32)),
+        in_float32(decode("sm_90", 128, 4), decode_tiles(4, 128, torch.float32)),
+        in_float32(decode("sm_80", 64, 4), decode_tiles(4, 64, torch.float32)),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if variant.arch == "sm_90" and "tf32" in variant.constexprs.values():
             assert "wgmma.mma_async" in compiled.ptx, variant
 
 
@@ -239,6 +347,80 @@ def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
         # Threads meet only where they sum up, behind the last read of weights.
         last_read = compiled.ptx.rindex("ld.global.v4")
         assert "bar.sync" not in compiled.ptx[:last_read], variant
+
+
+def sort_pairs() -> Variant:
+    signature = {"experts": "*i64", "order": "*i32", "starts": "*i32", "num_pairs": "i32"}
+    constants = {"EXPERTS": 128, "BLOCK": 1024}
+    return Variant(f"{KERNELS}.experts:sort_pairs", signature, constants)
+
+
+def sum_pairs() -> Variant:
+    signature = dict.fromkeys(("results", "weights", "out"), "*bf16") | {"chosen": "i32"}
+    constants = {"SIZE": 2048, "BLOCK": 1024}
+    return Variant(f"{KERNELS}.experts:sum_pairs", signature, constants)
+
+
+def experts(
+    arch: str, num_pairs: int, num_experts: int, size_in: int, size_out: int, activation: int
+) -> Variant:
+    tiles = expert_tiles(num_pairs, num_experts, size_in, 2)
+    numbers = {"limit": "fp32", "alpha": "fp32", "divisor": "i32"}
+    signature = {
+        **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
+        **dict.fromkeys(("order", "starts"), "*i32"),
+        **numbers,
+    }
+    constants = {
+        "EXPERTS": num_experts,
+        "EXPERTS_WIDTH": num_experts,
+        "IN": size_in,
+        "OUT": size_out,
+        "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.columns,
+        "BLOCK_K": tiles.inner,
+        "ACTIVATION": activation,
+        "HAS_BIAS": activation == int(CLAMPED),
+        "PRECISION": "tf32",
+    }
+    name = f"{KERNELS}.experts:experts_product"
+    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+
+
+def test_experts_spill_no_register_and_use_the_matrix_units() -> None:
+    silu, clamped, plain = int(SILU), int(CLAMPED), 0
+    variants = [
+        sort_pairs(),
+        sum_pairs(),
+        *(experts("sm_90", pairs, 128, 2048, 768, silu) for pairs in (8, 2560, 8192, 65536)),
+        *(experts("sm_90", pairs, 128, 768, 2048, plain) for pairs in (8, 65536)),
+        *(experts("sm_90", pairs, 32, 2880, 2880, clamped) for pairs in (4, 16384)),
+        *(experts("sm_90", pairs, 8, 4096, 14336, silu) for pairs in (2, 4096)),
+        *(experts("sm_80", pairs, 128, 2048, 768, silu) for pairs in (8, 65536)),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if "product" in variant.kernel:
+            is_wgmma = variant.arch == "sm_90" and variant.constexprs["BLOCK_M"] >= 64
+            assert ("wgmma.mma_async" if is_wgmma else "mma.sync") in compiled.ptx, variant
+            assert compiled.shared <= (227 if variant.arch == "sm_90" else 164) << 10, variant
+
+
+def test_invariant_products_spill_no_register_and_use_the_matrix_units() -> None:
+    constants: dict[str, Any] = {"IN": 4096, "OUT": 12288, "BLOCK_M": ROWS, "BLOCK_N": COLUMNS}
+    constants |= {"BLOCK_K": inner_size(torch.bfloat16), "HAS_BIAS": True, "PRECISION": "tf32"}
+    signature = {
+        **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
+        "num_rows": "i32",
+        "x_stride": "i32:16",
+    }
+    name = f"{KERNELS}.invariant_product:invariant_product_kernel"
+    variants = [Variant(name, signature, constants, arch, 4, 3) for arch in ("sm_90", "sm_80")]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        assert compiled.shared <= 99 << 10, variant
+        if variant.arch == "sm_90":
+            assert "wgmma.mma_async" in compiled.ptx, variant
 
 
 def quantize(arch: str, size: int, group: int, num_warps: int, has_scale: bool = False) -> Variant:
@@ -302,16 +484,25 @@ def test_a_cache_in_fp8_spills_no_register() -> None:
         in_fp8(decode("sm_89", 64, 7, is_narrow=True, HAS_WINDOW=True)),
         in_fp8(chunks("sm_90", 128, 4)),
         in_fp8(chunks("sm_89", 128, 4, is_narrow=True)),
+        in_fp8(chunks("sm_120", 128, 4, is_narrow=True)),
+        in_fp8(chunks("sm_100", 128, 4)),
         in_fp8(chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True)),
         rotate_and_store("sm_90"),
         rotate_and_store("sm_89"),
     ]
     for variant, compiled in zip(variants, compile_variants(variants), strict=True):
         assert compiled.spills == 0, variant
-        if variant.arch == "sm_90" and "chunk" in variant.kernel:
-            assert "wgmma.mma_async" in compiled.ptx, variant
+        check_attention(variant, compiled)
         if "rotate" in variant.kernel:
             assert "e4m3x2" in compiled.ptx, variant
+
+
+@pytest.mark.parametrize(("major", "is_narrow"), [(8, True), (9, False), (10, False), (12, True)])
+def test_tiles_in_fp8_are_narrow_where_operands_are_in_registers(
+    major: int, is_narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    assert attention._lacks_wgmma(torch.device("cuda", 0)) is is_narrow
 
 
 def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:
