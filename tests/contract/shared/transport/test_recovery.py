@@ -263,8 +263,15 @@ async def test_a_stale_workers_crash_blames_no_job(steps: Steps) -> None:
     assert (found["state"], found["owner"], found["crashes"]) == ("running", "w2", "1")
 
 
-async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_finish(
-    steps: Steps,
+@pytest.mark.parametrize(
+    ("before", "after", "most"),  # what it does before and after its neighbours have shown to run
+    [
+        (CrashCause.ENGINE, CrashCause.ENGINE, 4),
+        (CrashCause.DEVICE, CrashCause.PROVEN_DEVICE, 5),
+    ],
+)
+async def test_a_job_that_kills_engines_or_devices_is_a_dead_letter_and_its_neighbours_finish(
+    steps: Steps, before: CrashCause, after: CrashCause, most: int
 ) -> None:
     await steps.worker("w1")
     poison = (await steps.submit()).job_id
@@ -275,8 +282,9 @@ async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_fini
     while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
         if poison in held:  # it kills the engine before anybody gets a token
             num_deaths += 1
-            assert num_deaths <= 4
-            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()])
+            assert num_deaths <= most
+            cause = after if finished else before
+            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()], cause)
         else:
             for job_id, delivery in held.items():
                 word = await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
@@ -332,32 +340,6 @@ async def test_what_was_there_when_devices_failed_waits_until_one_is_known_to_wo
     assert not await steps.redis.exists(steps.keys.probe("w1"))
 
 
-async def test_a_job_that_makes_devices_fail_is_found_and_its_neighbours_finish(
-    steps: Steps,
-) -> None:
-    await steps.worker("w1")
-    poison = (await steps.submit()).job_id
-    innocents = {(await steps.submit()).job_id for _ in range(7)}
-    held = {delivery.job.job_id: delivery for delivery in await steps.pull("w1")}
-    finished: set[str] = set()
-    num_failures = 0
-    while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
-        if poison in held:
-            num_failures += 1
-            assert num_failures <= 5
-            cause = CrashCause.PROVEN_DEVICE if finished else CrashCause.DEVICE
-            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()], cause)
-        else:
-            for job_id, delivery in held.items():
-                await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
-                finished.add(job_id)
-        held = {d.job.job_id: d for d in await steps.queue.recover("w1", 8)}
-    (end,) = await whole_log(steps, poison)
-    assert isinstance(end, Failed)
-    assert end.code == "poison"
-    await steps.assert_counters_true()
-
-
 async def test_devices_that_fail_ten_times_under_one_job_end_it(steps: Steps) -> None:
     """Nothing else waited that could have shown whether they work."""
     delivery = await steps.running("w1")
@@ -369,22 +351,29 @@ async def test_devices_that_fail_ten_times_under_one_job_end_it(steps: Steps) ->
     await steps.assert_counters_true()
 
 
-async def test_a_job_that_kills_engine_after_engine_ends_in_spite_of_progress(
-    steps: Steps,
+@pytest.mark.parametrize("reason", ["engine_died", "worker_lost"])
+async def test_a_job_that_kills_one_after_another_ends_in_spite_of_progress(
+    steps: Steps, reason: str
 ) -> None:
-    delivery: Delivery = await steps.running("w1")
+    delivery: Delivery = await steps.running("w0")
     job_id = delivery.job.job_id
+    owner = "w0"
     for number in range(1, 40):
-        await steps.say("w1", Stream(delivery), [number], "a")
-        await steps.queue.crashed("w1", [(job_id, delivery.attempt)])
-        taken = await steps.queue.recover("w1", 8)
+        await steps.say(owner, Stream(delivery), [number], "a")
+        if reason == "engine_died":
+            await steps.queue.crashed(owner, [(job_id, delivery.attempt)])
+        else:
+            await steps.die(owner)
+            owner = f"w{number}"
+            await steps.worker(owner)
+        taken = await steps.queue.recover(owner, 8)
         if not taken:
             break
         (delivery,) = taken
     else:
         pytest.fail("the job was tried without end")
     found = await steps.hash(job_id)
-    assert (found["state"], found["reason"], found["deaths"]) == ("failed", "engine_died", "10")
+    assert (found["state"], found["reason"], found["deaths"]) == ("failed", reason, "10")
 
 
 async def test_a_suspect_that_gives_a_token_is_cleared(steps: Steps) -> None:
@@ -413,25 +402,6 @@ async def test_a_token_between_two_deaths_makes_no_suspect(steps: Steps) -> None
         assert not await steps.redis.exists(steps.keys.probe(f"w{number}"))
         await steps.say(f"w{number}", Stream(delivery), [number], "a")
         assert (await steps.hash(delivery.job.job_id))["crashes"] == "0"
-
-
-async def test_a_job_that_kills_worker_after_worker_ends_in_spite_of_progress(
-    steps: Steps,
-) -> None:
-    delivery: Delivery = await steps.running("w0")
-    job_id = delivery.job.job_id
-    for number in range(1, 40):
-        await steps.say(f"w{number - 1}", Stream(delivery), [number], "a")
-        await steps.die(f"w{number - 1}")
-        await steps.worker(f"w{number}")
-        taken = await steps.queue.recover(f"w{number}", 8)
-        if not taken:
-            break
-        (delivery,) = taken
-    else:
-        pytest.fail("the job was tried without end")
-    found = await steps.hash(job_id)
-    assert (found["state"], found["reason"], found["deaths"]) == ("failed", "worker_lost", "10")
 
 
 async def test_a_job_whose_log_was_lost_is_failed_not_restarted(steps: Steps) -> None:
