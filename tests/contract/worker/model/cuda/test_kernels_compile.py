@@ -189,6 +189,20 @@ def chunks(arch: str, dim: int, group: int, *, is_narrow: bool = False, **change
     return attend(tiles, arch, dim, group, HAS_UNMASKED=has_unmasked, **changes)
 
 
+def whole_prompts(arch: str, dim: int, group: int) -> Variant:
+    tiles = chunk_tiles(group, dim, torch.bfloat16)
+    constants = {**PLAIN, **heads(dim, group), "BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys}
+    signature = {
+        **LAYER,
+        **dict.fromkeys(("cu_q", "seq_lens", "table"), "*i32"),
+        **SCORES,
+        "num_chunks": "i32",
+        **STRIDES,
+    }
+    name = f"{KERNELS}.chunk_attention:chunk_attention"
+    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+
+
 def invariant(arch: str, dim: int, group: int, **changes: Any) -> Variant:
     width = 1 << (dim - 1).bit_length()
     tiles = invariant_tiles(group, width, torch.bfloat16)
@@ -261,6 +275,7 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         merge("sm_80", 16),
         plan("sm_90"),
         plan("sm_80", HAS_WINDOW=True, KEEPS_STEPS=True),
+        whole_prompts("sm_90", 128, 4),
         chunks("sm_90", 128, 4),
         chunks("sm_80", 128, 4),
         chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True),
