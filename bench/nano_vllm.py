@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -32,8 +33,8 @@ MAX_MODEL_LEN = 4096
 def main() -> int:
     args = _arguments()
     if args.peer_of is not None:
-        print(json.dumps(_peer(args)))
-        return 0
+        print(json.dumps(_peer(args)), flush=True)
+        os._exit(0)  # what nano-vllm does at exit, it may wait for without end
     args.out.mkdir(parents=True, exist_ok=True)
     if importlib.util.find_spec("nanovllm") is None:
         print(f"nano-vllm: not there: {sys.executable} cannot import it; nothing measured")
@@ -120,9 +121,9 @@ def _peer(args: argparse.Namespace) -> dict[str, Any]:
         SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=num_output)
         for _, num_output in found
     ]
-    llm.generate(prompts[:8], params[:8])  # the last kernels are compiled
+    llm.generate(prompts[:8], params[:8], use_tqdm=False)  # the last kernels are compiled
     begin_s = time.perf_counter()
-    outputs = llm.generate(prompts, params)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begin_s
     wanted = sum(num_output for _, num_output in found)
     seen = sum(len(output["token_ids"]) for output in outputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 DEVICE_WORDS = "auto, cpu, cuda, or cuda:N with the number of one CUDA device"
 
@@ -42,6 +43,22 @@ def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
 def has_nvidia_driver() -> bool:
     """Returns whether the library that the driver brings can be loaded."""
     return loads("libcuda.so.1")
+
+
+def has_nvidia_gpu(environ: Mapping[str, str]) -> bool:
+    """Returns whether this machine has an NVIDIA GPU, or a driver for one, that
+    CUDA_VISIBLE_DEVICES does not hide."""
+    is_there = any(Path("/dev").glob("nvidia[0-9]*")) or has_nvidia_driver()
+    return is_there and visible_devices(environ) != []
+
+
+def auto_refused(torch_version: str) -> str:
+    """Returns why DEVICE=auto has no device: there is a GPU, and PyTorch does not find it."""
+    return (
+        "PENSTOCK_DEVICE=auto: this machine has an NVIDIA GPU or its driver, but PyTorch "
+        f"{torch_version} finds no CUDA device. See what nvidia-smi reports, install a build of "
+        "PyTorch for this driver, or set PENSTOCK_DEVICE=cpu"
+    )
 
 
 def num_cuda_devices() -> int:

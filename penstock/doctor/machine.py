@@ -19,14 +19,26 @@ from pathlib import Path
 from penstock.doctor.finding import Finding, fine, warning, wrong
 from penstock.launcher.redis_server import find_server_binary
 from penstock.launcher.vllm_environment import build_for, is_made
-from shared.cuda_devices import device_number, device_type, has_nvidia_driver, no_such_device
+from shared.cuda_devices import (
+    auto_refused,
+    device_number,
+    device_type,
+    has_nvidia_driver,
+    has_nvidia_gpu,
+    no_such_device,
+)
+from worker.runtime.compilers import kernel_cache
 
 NEEDED_BYTES = 100 * 10**6
 LITTLE_BYTES = 2 * 10**9
 TORCH_TIMEOUT_S = 120
 _TORCH = """
 import json, torch
-print(json.dumps([torch.__version__, torch.cuda.is_available(), torch.cuda.device_count()]))
+fault, has_cuda = None, torch.cuda.is_available()
+if has_cuda:
+    from worker.model.cuda.tier import unavailable_reason
+    fault = unavailable_reason(torch.device("cuda"))
+print(json.dumps([torch.__version__, has_cuda, torch.cuda.device_count(), fault]))
 """
 
 
@@ -172,8 +184,9 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
             text=True,
             timeout=TORCH_TIMEOUT_S,
             check=False,
+            env={**os.environ, **kernel_cache(os.environ)},
         )
-        version, has_cuda, num_devices = json.loads(ended.stdout)
+        version, has_cuda, num_devices, fault = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         yield wrong("engine", f"PyTorch could not be imported within {TORCH_TIMEOUT_S} s.")
         return
@@ -186,16 +199,18 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
         yield wrong("engine", f"{no_such_device(device, num_devices)}.")
     elif has_cuda:
         yield fine("engine", f"PyTorch {version}, CUDA devices: {num_devices}.")
+        if fault is not None and kind != "cpu":
+            yield warning(
+                "kernels",
+                "PyTorch's operators compute instead of the kernels for CUDA, several times "
+                f"slower: {fault}.",
+            )
     elif kind == "cuda":
         yield wrong(
             "engine", f"PENSTOCK_DEVICE={device}, and PyTorch {version} finds no CUDA device."
         )
-    elif has_nvidia_driver() and device != "cpu":
-        yield warning(
-            "engine",
-            f"There is an NVIDIA driver, but PyTorch {version} finds no CUDA device: the CPU "
-            "computes. Install a build of PyTorch for this driver, or set PENSTOCK_DEVICE=cpu.",
-        )
+    elif device != "cpu" and has_nvidia_gpu(os.environ):
+        yield wrong("engine", f"{auto_refused(version)}.")
     else:
         yield fine("engine", f"PyTorch {version}; the CPU computes.")
 

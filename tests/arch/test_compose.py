@@ -61,6 +61,19 @@ VALUES = {
 }
 
 
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "Dockerfile.vllm"])
+def test_compiled_kernels_are_kept_in_a_volume(dockerfile: str) -> None:
+    """The root is read-only, and what is in a container's own files ends with it."""
+    text = (REPOSITORY / "worker" / dockerfile).read_text()
+    (cache,) = re.findall(r"^ENV .*\bTRITON_CACHE_DIR=(\S+)", text, re.M)
+    chart = (REPOSITORY / "deploy/helm/penstock/templates/workers.yaml").read_text()
+    (mounted,) = re.findall(r"name: cache, mountPath: ([^,}]+)", chart)
+    assert Path(cache).is_relative_to(mounted)
+    for name in WORKERS:
+        volumes = dict(entry.split(":")[:2] for entry in SERVICES[name]["volumes"])
+        assert Path(cache).is_relative_to(volumes["worker-cache"]), name
+
+
 def test_the_compose_file_follows_the_compose_specification() -> None:
     ended = subprocess.run(
         [

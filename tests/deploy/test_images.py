@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -187,6 +188,34 @@ def test_what_services_keep_is_their_users_and_survives_them(project: Project) -
     made = worker.execute("mkdir", "-p", "/home/penstock/.cache/huggingface/hub")
     assert made.returncode == 0, made.stderr
     assert str(project.volume("files").stat().st_uid) == USER
+
+
+def test_kernels_compile_in_a_read_only_container(
+    images: ImageStore, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The worker for GPUs, but for torch's build and the GPU: Triton is put into its image here."""
+    (tmp_path / "Dockerfile").write_text(
+        "FROM penstock-worker\nUSER root\n"
+        "RUN pip install --no-cache-dir -c /srv/constraints.txt triton\n"
+        f"USER {USER}:{USER}\n"
+    )
+    images.build("penstock-worker-triton", "Dockerfile", {}, tmp_path)
+    compose = ComposeFile(REPOSITORY / "docker-compose.yml", SHELL)
+    service = compose.services["worker-gpu"]
+    command = ["python", "-m", "worker.model.cuda.toolchain"]
+    changes = {"image": "penstock-worker-triton", "command": command, "depends_on": {}}
+    compiling = replace(service, raw={**service.raw, **changes})
+    project = Project(compose, images, tmp_path_factory.mktemp("kernels"))
+    try:
+        container = project.start(compiling)
+        assert container.process.wait(120) == 0, container.log.read_text()
+        kept = {path.suffix for path in project.volume("worker-cache").glob("triton/*/*")}
+        assert {".cubin", ".so"} <= kept
+        refused = project.start(compiling, {"TRITON_CACHE_DIR": "/home/penstock/.triton/cache"})
+        assert refused.process.wait(120) == 1
+        assert "/home/penstock/.triton/cache, cannot be written to" in refused.log.read_text()
+    finally:
+        project.close()
 
 
 def test_redis_is_bounded_and_persists_its_data(project: Project) -> None:

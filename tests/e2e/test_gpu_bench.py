@@ -99,7 +99,7 @@ class LLM:
         with safe_open(model + "/model.safetensors", "pt") as file:
             assert "model.embed_tokens.weight" in file.keys()
 
-    def generate(self, prompts, params):
+    def generate(self, prompts, params, use_tqdm):
         return [{"token_ids": [0] * one.max_tokens} for one in params]
 """
 

@@ -1,91 +1,112 @@
-"""Runs the model, sampler and engine tests on this machine's CUDA device and prints one table.
+"""Runs the model, sampler and engine tests on this machine's CUDA device, short suites first.
 
-    python3 tests/gpu/check.py
+    python3 tests/gpu/check.py [--minutes 9] [--out DIRECTORY]
 
 Works from a bare copy of the tree: it needs torch, pytest, transformers, safetensors, tokenizers,
-numpy and xxhash, no installation, no network and no Redis. Exits 0 when every check passed, and
-where there is no CUDA device, after saying so.
+numpy and xxhash, no installation, no network and no Redis; structured rows also llguidance and
+msgspec. A line is printed as each suite ends, with what failed in it; `--out` has all that they
+printed, and the lines as JSON. With `--minutes`, suites whose bound is longer
+than what is left are left out. Exits 0 when every suite that ran has passed, and where there is no
+CUDA device, after saying so.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 240
-# What runs on a device, with no package that a bare machine lacks.
+MODEL = "tests/contract/worker/model"
+CUDA = f"{MODEL}/cuda"
 UNIT = "tests/unit/worker/model"
-SUITES = {
-    "greedy tokens = transformers, float32": [
-        "tests/contract/worker/model/test_greedy_equality.py"
-    ],
-    "attention = formula": ["tests/contract/worker/model/test_attention_backend.py"],
-    "kernels = torch's operators": [
-        f"tests/contract/worker/model/cuda/test_{name}.py"
-        for name in (
-            "stack",
-            "graphs",
-            "gemv",
-            "sampling",
-            "transformers",
-            "experts",
-            "fp8_kernels",
-        )
-    ],
-    "logits, bfloat16, batch of n": ["tests/contract/worker/model/test_forward.py"],
-    "sampler, loader, runner": [
-        f"{UNIT}/test_{name}.py"
-        for name in (
-            "forward_batch",
-            "kept_batch",
-            "loader",
-            "noise",
-            "penalties",
-            "runner",
-            "sampler",
-        )
-    ],
-}
-QWEN3_0_6B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 4096,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
+END_S = 5.0  # in which pytest says what failed until it was interrupted
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests that can run on a device, or a program of the bench; `needs` are packages that a bare
+    machine may lack."""
+
+    name: str
+    bound_s: float
+    paths: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+def suite_of(name: str, bound_s: float, *paths: str, needs: tuple[str, ...] = ()) -> Suite:
+    return Suite(name, bound_s, tuple(f"{path}.py" for path in paths), needs=needs)
+
+
+# On an H100 with 14 processes the first two took 20 s each.
+SUITES = (
+    suite_of(
+        "tokens: engine, graphs, stack = torch's operators",
+        90,
+        *(f"{CUDA}/test_{name}" for name in ("engine_equality", "attention_plan", "gemv")),
+        *(f"{CUDA}/test_{name}" for name in ("stack", "graphs")),
+    ),
+    suite_of(
+        "sampling = torch's operators; runner, loader",
+        90,
+        f"{CUDA}/test_sampling",
+        *(f"{UNIT}/test_{name}" for name in ("runner", "loader", "sampler", "noise", "penalties")),
+        *(f"{UNIT}/test_{name}" for name in ("forward_batch", "kept_batch")),
+    ),
+    Suite(
+        "32 requests, Qwen3-0.6B shape, random weights",
+        90,
+        program=("bench.engine_throughput", "--requests", "32", "--temperature", "0.7"),
+    ),
+    suite_of(
+        "attention = formula; transformers, FP8, batch invariance",
+        120,
+        f"{MODEL}/test_attention_backend",
+        *(
+            f"{CUDA}/test_{name}"
+            for name in ("transformers", "experts", "fp8_kernels", "invariant")
+        ),
+    ),
+    suite_of(
+        "structured rows = without kernels",
+        120,
+        f"{CUDA}/test_structured_steps",
+        needs=("llguidance", "msgspec"),
+    ),
+    suite_of("logits, bfloat16, batch of n", 120, f"{MODEL}/test_forward"),
+    suite_of("greedy tokens = transformers, float32", 240, f"{MODEL}/test_greedy_equality"),
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the table; `details` are printed below it when the check failed."""
+    """One line of the table."""
 
     name: str
-    passed: bool
+    status: str  # "ok", "FAIL" or "left out"
     result: str
-    seconds: float
-    details: str = ""
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        return f"{self.status:8}  {self.seconds:6.1f} s  {self.name}: {self.result}"
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT))
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="of all suites")
+    parser.add_argument("--out", type=Path, default=ROOT / ".penstock" / "gpu-check")
+    args = parser.parse_args()
     try:
         import torch
     except ImportError as error:
@@ -97,153 +118,83 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu-check: torch sees no CUDA device on this machine; nothing was checked.")
         return 0
-    outcomes = [run_suite(name, paths) for name, paths in SUITES.items()]
-    outcomes += [
-        measure("sampler: distance from the exact distribution", sampler_distance),
-        measure("Qwen3-0.6B shape, bf16, random weights", throughput),
-    ]
-    print_table(outcomes, torch.cuda.get_device_name(), torch.__version__)
-    for outcome in outcomes:
-        if not outcome.passed:
-            print(f"\n--- {outcome.name}\n{outcome.details}")
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+    device = torch.cuda.get_device_name()
+    print(f"gpu-check: {device}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+    return check(SUITES, args.out, time.monotonic() + 60 * args.minutes)
 
 
-def run_suite(name: str, paths: list[str]) -> Outcome:
-    """Runs pytest on CUDA without the project's pytest settings, whose plugins may be absent."""
+def check(suites: tuple[Suite, ...], out: Path, end_s: float) -> int:
+    """Runs the suites that end before `end_s` by their bounds; returns the exit status."""
+    out.mkdir(parents=True, exist_ok=True)
+    has_failed = False
+    for suite in suites:
+        outcome = outcome_of(suite, out / "check.log", end_s)
+        print(outcome.line, flush=True)
+        with (out / "check.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
+        has_failed |= outcome.status == "FAIL"
+    return int(has_failed)
+
+
+def outcome_of(suite: Suite, log: Path, end_s: float) -> Outcome:
+    missing = [name for name in suite.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        return Outcome(suite.name, "left out", f"{', '.join(missing)} is not there")
+    if time.monotonic() + suite.bound_s > end_s:
+        return Outcome(suite.name, "left out", f"it may take {suite.bound_s:.0f} s")
+    begin_s = time.monotonic()
+    status, lines = run(suite, log)
+    seconds = time.monotonic() - begin_s
+    if status == 0:
+        return Outcome(suite.name, "ok", lines[-1].strip("= "), seconds)
+    failures = [line for line in lines if line.startswith(("FAILED", "ERROR", "E  "))]
+    why = f"not done in {suite.bound_s:.0f} s" if status is None else f"status {status}"
+    return Outcome(suite.name, "FAIL", "\n".join([why, *failures[:20], *lines[-5:]]), seconds)
+
+
+def run(suite: Suite, log: Path) -> tuple[int | None, list[str]]:
+    """Runs a suite; returns its exit status, None where it met its bound, and what it printed,
+    which is added to the log."""
     environment = os.environ | {
-        "PENSTOCK_TEST_DEVICE": "cuda",
+        "HF_HUB_OFFLINE": "1",
+        "PENSTOCK_TEST_DEVICE": os.environ.get("PENSTOCK_TEST_DEVICE", "cuda"),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    options = ["-q", "-x", "--noconftest", "--import-mode=importlib", f"--rootdir={ROOT}"]
-    options += [
-        "-c",
-        os.devnull,
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not models",
-        "-W",
-        "ignore::pytest.PytestUnknownMarkWarning",
-    ]
-    if importlib.util.find_spec("xdist") is not None:  # compiling kernels takes most of the time
-        options += ["-p", "xdist", "-n", str(min(8, os.cpu_count() or 1))]
-    started = time.monotonic()
-    try:
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *paths],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+    command = [sys.executable, "-m", *(suite.program or pytest_words(suite))]
+    with log.open("a+", encoding="utf-8") as file:
+        begin = file.tell()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
         )
+        status = ended(process, suite.bound_s, END_S)
+        file.seek(begin)
+        return status, file.read().splitlines() or [""]
+
+
+def ended(process: subprocess.Popen[bytes], bound_s: float, end_s: float) -> int | None:
+    """Returns the exit status, None where the process had to be interrupted."""
+    try:
+        return process.wait(bound_s)
     except subprocess.TimeoutExpired:
-        return Outcome(name, False, f"not done in {TIMEOUT_S} s", time.monotonic() - started)
-    lines = run.stdout.strip().splitlines() or [""]
-    summary = lines[-1].strip("= ").rsplit(" in ", 1)[0]
-    details = "\n".join(lines[-60:]) + "\n" + run.stderr[-3000:]
-    return Outcome(name, run.returncode == 0, summary, time.monotonic() - started, details)
-
-
-def measure(name: str, check: Callable[[], tuple[bool, str]]) -> Outcome:
-    started = time.monotonic()
+        process.send_signal(signal.SIGINT)
     try:
-        passed, result = check()
-    except Exception as error:  # the table tells, and the other checks go on
-        return Outcome(name, False, type(error).__name__, time.monotonic() - started, str(error))
-    return Outcome(name, passed, result, time.monotonic() - started, result)
+        process.wait(end_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None
 
 
-def sampler_distance() -> tuple[bool, str]:
-    """Total variation of 50 000 draws over 500 tokens, and what honest draws would have."""
-    import numpy as np
-    import torch
-
-    from shared.messages import SamplingParams
-    from tests.support.sampling_exact import exact_distribution, noise_floor, total_variation
-    from worker.model.sampling.row import SamplingRow
-    from worker.model.sampling.sampler import Sampler
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    vocab, num_draws = 500, 50_000
-    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2
-    results, passed = [], True
-    base = SamplingParams(temperature=0.9, seed=1)
-    for params in (base, replace(base, top_k=40, top_p=0.9, min_p=0.01)):
-        sampler = Sampler(vocab, max_num_seqs=1, eos_token_ids=frozenset(), device=device)
-        rows = [SamplingRow(i, params, (0,), (), i + 1) for i in range(num_draws)]
-        nothing = torch.empty(0, dtype=torch.int64, device=device)
-        sampled = sampler.sample(logits.to(device).expand(num_draws, -1), rows, nothing)
-        counts = np.bincount(sampled.token_ids.cpu().numpy(), minlength=vocab)
-        exact = exact_distribution(logits.numpy(), params)
-        distance, floor = total_variation(counts, exact), noise_floor(exact, num_draws)
-        results.append(f"{distance:.4f} (noise {floor:.4f})")
-        passed &= distance < 1.5 * floor and not counts[exact == 0].any()
-    return passed, ", ".join(results)
-
-
-def throughput() -> tuple[bool, str]:
-    """Tokens per second through the Engine, 32 sequences at once."""
-    from shared.messages import SamplingParams
-    from worker.engine.engine import Engine
-    from worker.engine.request import EngineRequest
-    from worker.engine_options import EngineOptions
-    from worker.model.build import build_model
-
-    num_seqs, num_prompt, num_output = 32, 256, 128
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(QWEN3_0_6B), encoding="utf-8")
-        built = build_model(
-            EngineOptions(
-                checkpoint=directory,
-                device="cuda",
-                dtype="bfloat16",
-                load_format="dummy",
-                kv_cache_memory_gb=2.0,
-                max_num_seqs=num_seqs,
-                max_num_batched_tokens=2048,
-            )
-        )
-    engine = Engine(built.engine_config, built.runner)
-    params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
-    for i in range(num_seqs):
-        prompt = tuple((7919 * i + 31 * t) % 151_000 for t in range(num_prompt))
-        engine.add(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params))
-    started, first_decode_s, errors, num_tokens = time.monotonic(), None, [], 0
-    while engine.has_unfinished():
-        for output in engine.step():
-            num_tokens += len(output.token_ids)
-            errors += [output.message] if output.error else []
-        if first_decode_s is None and engine.stats().active == num_seqs:
-            first_decode_s, decoded_before = time.monotonic(), num_tokens
-    if errors or first_decode_s is None:
-        return False, f"{len(errors)} sequences failed: {errors[:1]}"
-    engine.check_integrity()
-    prefill = num_seqs * num_prompt / (first_decode_s - started)
-    decode = (num_tokens - decoded_before) / (time.monotonic() - first_decode_s)
-    passed = num_tokens == num_seqs * num_output
-    return passed, f"prefill {prefill:,.0f} tok/s, decode {decode:,.0f} tok/s"
-
-
-def print_table(outcomes: list[Outcome], device: str, torch_version: str) -> None:
-    width = max(len(outcome.name) for outcome in outcomes)
-    result_width = max(len(outcome.result) for outcome in outcomes)
-    rule = "-" * (width + result_width + 18)
-    print(f"\ngpu-check: {device}, torch {torch_version}, Python {sys.version.split()[0]}")
-    print(rule)
-    print(f"{'check':<{width}}  {'':4}  {'result':<{result_width}}  seconds")
-    print(rule)
-    for outcome in outcomes:
-        mark = "ok" if outcome.passed else "FAIL"
-        print(
-            f"{outcome.name:<{width}}  {mark:<4}  {outcome.result:<{result_width}}  "
-            f"{outcome.seconds:7.1f}"
-        )
-    print(rule)
+def pytest_words(suite: Suite) -> list[str]:
+    """Returns pytest's arguments: without the project's settings, whose plugins may be absent."""
+    words = ["pytest", "-v", "--noconftest", "--import-mode=importlib", f"--rootdir={ROOT}"]
+    words += ["-c", os.devnull, "-p", "no:cacheprovider", "-W", "ignore", "--maxfail=8"]
+    words += ["--tb=short", "-rf"]
+    if importlib.util.find_spec("xdist") is not None:  # compiling kernels takes most of the time
+        words += ["-p", "xdist", "-n", str(os.cpu_count() or 1), "--dist", "worksteal"]
+    return [*words, *suite.paths]
 
 
 if __name__ == "__main__":

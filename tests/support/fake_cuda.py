@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 from tests.support.graph_double import READ_BY_THE_HOST
+from worker.model.cuda import toolchain
 
 CUDA = torch.device("cuda", 0)
 RING = 3  # launches after which an event has surely happened
@@ -252,6 +253,7 @@ def set_up(
     stream = types.SimpleNamespace(synchronize=synchronize, cuda_stream=0)
     card = types.SimpleNamespace(multi_processor_count=132, name="a double")
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(toolchain, "unavailable_reason", lambda device: None)  # it would be read
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)

@@ -7,7 +7,6 @@ own compiles.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import json
 import os
@@ -139,7 +138,7 @@ def _assembler_report(ptx: str) -> str:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
         run = subprocess.run(
-            [_assembler(), "-v", f"-arch={target[1]}", str(source), "-o", os.devnull],
+            [_assembler(target[1]), "-v", f"-arch={target[1]}", str(source), "-o", os.devnull],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -148,11 +147,12 @@ def _assembler_report(ptx: str) -> str:
     return run.stderr
 
 
-@functools.cache
-def _assembler() -> str:
+def _assembler(arch: str) -> str:
     import triton.backends.nvidia
 
-    return str(Path(triton.backends.nvidia.__file__).parent / "bin" / "ptxas")
+    # Triton brings a newer one for Blackwell (sm_100 and up).
+    name = "ptxas-blackwell" if _number(r"sm_(\d+)", arch) >= 100 else "ptxas"
+    return str(Path(triton.backends.nvidia.__file__).parent / "bin" / name)
 
 
 def _number(pattern: str, text: str) -> int:

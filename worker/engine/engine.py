@@ -9,11 +9,11 @@ Sequences with a grammar are sampled after the others: their mask depends on the
 they are sampled when the previous step is committed and before the next one is launched. One whose
 mask is not ready in time is held: it skips steps until it is, and the others continue.
 
-A fault of one sequence ends that sequence. A step that raises is computed again: with fewer tokens
-when it was out of memory, else one sequence at a time. A sequence whose step raises alone is ended
-if the self-test passes. `step` raises EngineFailed when no further step can succeed in this
-process, and IntegrityError when the books are wrong; no sequence is ended then, and another engine
-can resume each of them.
+A fault of one sequence ends that sequence. A step that raises is computed again: when it was out of
+memory with fewer prompt tokens, then with fewer sequences, which take turns; else one sequence at a
+time. A sequence whose step raises alone is ended if the self-test passes. `step` raises
+EngineFailed when no further step can succeed in this process, and IntegrityError when the books are
+wrong; no sequence is ended then, and another engine can resume each of them.
 
 Not thread-safe: the thread that made the engine calls it.
 """
@@ -387,8 +387,9 @@ class Engine:
         self.check_integrity()
         sequences = [item.sequence for item in planned if not item.sequence.is_finished]
         if isinstance(error, OutOfMemory):
+            num_decodes = sum(item.num_tokens == 1 for item in planned)
             num_tokens = sum(item.num_tokens for item in planned)
-            if recovery.shrink(num_tokens):
+            if recovery.shrink(num_decodes, num_tokens - num_decodes):
                 return []
         else:
             recovery.raised()

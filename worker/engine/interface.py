@@ -69,3 +69,4 @@ class BuiltEngine:
     dtype: str  # of weights and KV cache, e.g. "bfloat16"
     version: str = ""  # of another's engine
     exact_resume: bool = True  # whether a resumed output continues as if it had not been cut
+    device: str = "auto"  # cpu or cuda, as chosen; auto: the engine has none

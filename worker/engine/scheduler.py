@@ -28,6 +28,7 @@ a sequence gives up with a step in flight may be reused at once: steps execute i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Set
 from collections.abc import Sequence as View
 
@@ -56,6 +57,7 @@ class Scheduler:
         self._rank = policy.rank
         self._decoding: Decoding | None = None  # the decodes of the last schedule
         self._num_departed = 0  # sequences that stopped running, and steps that were undone
+        self._last_in_turn = -1  # seq_id, where a step had not all decodes
         self.num_preemptions = 0
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
@@ -100,6 +102,8 @@ class Scheduler:
         draft = Draft(self._budget if most_tokens is None else min(self._budget, most_tokens))
         going_on = self._going_on(draft.left) if only is None else None
         decodes, prefills = going_on or self._candidates(only)
+        if len(decodes) > draft.left:
+            decodes = self._in_turn(decodes, draft.left)
         if decodes and prompt_tokens is not None:
             draft.left = min(draft.left, len(decodes) + prompt_tokens(len(decodes)))
         step = None
@@ -138,6 +142,15 @@ class Scheduler:
                 continue
             (decodes if num_missing == 1 else prefills).append(sequence)
         return decodes, prefills
+
+    def _in_turn(self, decodes: View[Sequence], most: int) -> list[Sequence]:
+        """Returns `most` of more decodes, in their order: those whose turn it is, so that no stream
+        stops while steps are bounded to less than a token for each."""
+        round_ = sorted(decodes, key=lambda sequence: sequence.seq_id)
+        begin = bisect_right(round_, self._last_in_turn, key=lambda sequence: sequence.seq_id)
+        chosen = [*round_[begin:], *round_[:begin]][:most]
+        self._last_in_turn, members = chosen[-1].seq_id, set(chosen)
+        return [sequence for sequence in decodes if sequence in members]
 
     def _going_on(self, left: int) -> tuple[View[Sequence], View[Sequence]] | None:
         """Returns what `_candidates` would, where the decodes are those of the last schedule again,

@@ -24,7 +24,8 @@ def build_own_engine(
     """
     if options.runner == "echo":
         config, runner = echo_runner(options)
-        num_parameters, dtype, mask_times, exact_resume = 0, "echo", None, True
+        num_parameters, dtype, mask_times = 0, "echo", None
+        device, exact_resume = "auto", True
     else:
         check_checkpoint(options)
         processes = None
@@ -39,7 +40,8 @@ def build_own_engine(
         built = build_model(options, report, on_rank_end, processes)
         config, runner = built.engine_config, built.runner
         num_parameters, dtype = built.num_parameters, built.dtype
-        mask_times, exact_resume = built.mask_times, built.exact_resume
+        mask_times = built.mask_times
+        device, exact_resume = built.device, built.exact_resume
     engine = Engine(config, runner, clock=time.perf_counter)
     engine.measures = StepMeasures(mask_times.drain if mask_times is not None else dict)
     return BuiltEngine(
@@ -48,5 +50,6 @@ def build_own_engine(
         vocab_size=runner.vocab_size,
         num_parameters=num_parameters,
         dtype=dtype,
+        device=device,
         exact_resume=exact_resume,
     )

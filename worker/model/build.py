@@ -54,6 +54,7 @@ class BuiltModel:
     runner: ModelRunner
     engine_config: EngineConfig
     model_config: ServedConfig
+    device: str  # cpu or cuda
     dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
     close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
@@ -78,6 +79,11 @@ def build_model(
     device = choose_device(options.device)
     directory = Path(options.checkpoint)
     source = choose_source(options.model_impl, directory)
+    if options.quantization == "fp8" and (source.name != "native" or device.type != "cuda"):
+        raise ModelError(
+            f"quantization 'fp8' is for native model families on CUDA: this model is served by the "
+            f"{source.name} implementation on {device}"
+        )
     if options.batch_invariant and device.type == "cuda":
         _check_invariant(options, source)
     text = _text(directory)
@@ -178,6 +184,7 @@ def complete(
         runner=runner,
         engine_config=engine_config,
         model_config=config,
+        device=device.type,
         dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
         close=ranks.close if ranks is not None else lambda: None,

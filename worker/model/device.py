@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.cuda_devices import device_number, no_such_device
+from shared.cuda_devices import auto_refused, device_number, has_nvidia_gpu, no_such_device
 from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.engine_options import Dtype, KVCacheDtype
 from worker.model.base import FP8
@@ -22,13 +22,19 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device of that name; "auto" is CUDA where present. Raises DeviceUnavailable.
+    """Returns the device of that name. Raises DeviceUnavailable.
 
-    `cuda:1` becomes the device of the calling thread: kernels, streams and graphs are on it.
+    "auto" is CUDA where present, and the CPU where this machine has no NVIDIA GPU: one that is lost
+    or without its driver must not make a slow worker that takes jobs from fast ones. `cuda:1`
+    becomes the device of the calling thread: kernels, streams and graphs are on it.
     """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
+        if name == "auto" and not has_nvidia_gpu(os.environ):
+            return torch.device("cpu")
+        if name == "auto":
+            raise DeviceUnavailable(auto_refused(torch.__version__))
         raise DeviceUnavailable(f"device {name!r} was requested, but torch sees no CUDA device")
     if (number := device_number(name)) is not None:
         if number >= torch.cuda.device_count():

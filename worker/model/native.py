@@ -49,6 +49,13 @@ class NativeSource:
         """Loads the weights and gives them to the tier's products. Raises ModelError."""
         config = rank_config(self.config, placement.group)
         weights = open_weights(self._directory, self.config, options.load_format)
+        if options.quantization == "fp8" and not weights.fp8_layouts:
+            raise ModelError(
+                "quantization 'fp8': the checkpoint has no weights that are multiplied in FP8, per "
+                "tensor, per row or in blocks of 128"
+            )
+        if options.kv_cache_dtype != "auto" and isinstance(weights, Checkpoint):
+            weights.check_kv_scales()
         tier = choose_tier(
             options, config, placement, max_model_len, block_size, partial(report, KERNELS)
         )

@@ -38,6 +38,15 @@ def compiler_caches(vllm_version: str, env: Mapping[str, str]) -> dict[str, str]
     return {name: str(base / folder) for name, folder in _CACHES.items() if name not in env}
 
 
+def kernel_cache(env: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variable that keeps our own engine's Triton kernels for the next start, as
+    `compiler_caches` does: Triton's default is a directory of the home, which may be read-only."""
+    directory = cache_directory()
+    if directory is None or "TRITON_CACHE_DIR" in env:
+        return {}
+    return {"TRITON_CACHE_DIR": str(directory / _CACHES["TRITON_CACHE_DIR"])}
+
+
 def is_compiling(session_id: int) -> bool:
     """Returns whether a compiler runs in a session. False without /proc."""
     for path in _PROC.glob("[0-9]*/stat"):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shared.logs import PROCESS_NAME
 from worker.engine_options import EngineOptions
-from worker.runtime.compilers import compiler_caches
+from worker.runtime.compilers import compiler_caches, kernel_cache
 
 LEAST_PYTHON = (3, 11)
 # What the engine process of ENGINE=vllm imports and vLLM brings along.
@@ -69,7 +69,7 @@ def environment_of(options: EngineOptions, vllm_version: str = "") -> dict[str, 
     """
     env = passed_on(os.environ)
     if options.engine != "vllm":
-        return env
+        return env | kernel_cache(env)
     # Children of the engine process inherit both: they find the two packages, and no directory
     # that happens to be the current one.
     return env | {

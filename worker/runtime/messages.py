@@ -107,6 +107,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     engine_name: str = "penstock"
     engine_version: str = ""  # of another's engine
     exact_resume: bool = True  # whether a resumed output continues as if it had not been cut
+    device: str = "auto"  # cpu or cuda, as chosen; auto: the engine has none
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):

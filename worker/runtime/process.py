@@ -117,6 +117,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
             engine_name=options.engine,
             engine_version=built.version,
             exact_resume=built.exact_resume,
+            device=built.device,
             load_s=time.monotonic() - begin_s,
             stats=dataclasses.asdict(built.engine.stats()),
         )

@@ -7,6 +7,9 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import msgspec
 
 from shared.backoff import Backoff
 from shared.transport.ports.queue import CrashCause
@@ -258,6 +261,15 @@ class EngineSupervisor:
         self._link = await EngineLink.start(self._configure)
         return self._link
 
+    def _keep_device(self, chosen: str) -> None:
+        """Gives the device that `auto` has chosen to every successor: where a GPU is lost, it must
+        not become a CPU's worker that takes jobs."""
+        options = self._configure.options
+        if options.device == "auto":
+            self._configure = msgspec.structs.replace(
+                self._configure, options=replace(options, device=chosen)
+            )
+
     async def _load(self, link: EngineLink) -> EngineReady:
         logged_s = 0.0
         logged = ("", 0)
@@ -280,4 +292,5 @@ class EngineSupervisor:
                 None, f"the model was not loaded within {self._load_timeout_s:g} seconds"
             ) from None
         self.stats = self.ready.stats  # a heartbeat before the first step has them all
+        self._keep_device(self.ready.device)
         return self.ready

@@ -118,6 +118,17 @@ def test_compiled_code_is_kept_by_release_for_the_next_engine(
     assert compiler_caches("1.2.4", {})["VLLM_CACHE_ROOT"] != env["VLLM_CACHE_ROOT"]
 
 
+def test_kernels_are_kept_where_the_user_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = environment_of(EngineOptions(checkpoint="/m"))
+    assert env["TRITON_CACHE_DIR"] == str(tmp_path / "penstock" / "triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/shared/triton")
+    assert environment_of(EngineOptions(checkpoint="/m"))["TRITON_CACHE_DIR"] == "/shared/triton"
+
+
 def test_a_cache_that_the_operator_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/shared/vllm")
     env = environment_of(EngineOptions(checkpoint="/m", engine="vllm"), "1.2.3")

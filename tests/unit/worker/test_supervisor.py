@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.logs import LogFormat, LogLevel
@@ -54,10 +55,12 @@ class Starts:
     def __init__(self, failures: dict[int, Exception]) -> None:
         self.failures = failures
         self.links: list[ScriptedLink] = []
+        self.devices: list[str] = []  # that each was configured with
         self.num_calls = 0
 
     async def start(self, configure: Configure) -> ScriptedLink:
         self.num_calls += 1
+        self.devices.append(configure.options.device)
         if self.num_calls in self.failures:
             raise self.failures[self.num_calls]
         self.links.append(ScriptedLink())
@@ -114,6 +117,27 @@ async def test_processes_that_can_never_be_spawned_end_the_worker_with_the_reaso
     with pytest.raises(EngineGaveUp, match="Cannot allocate memory"):
         await asyncio.wait_for(serve(engine, causes), 10)
     assert starts.num_calls == 3
+
+
+@pytest.mark.parametrize("chosen", ["cuda", "cpu"])
+async def test_a_successor_has_the_device_that_the_first_engine_chose(
+    chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the GPU is lost, `auto` would now be the CPU."""
+    starts = Starts({})
+    loaded = msgspec.structs.replace(ready(10), device=chosen)
+    monkeypatch.setattr(ScriptedLink, "ready", lambda *_: asyncio.sleep(0, loaded))
+    monkeypatch.setattr(supervisor_module, "EngineLink", starts)
+    engine = supervisor(max_restarts=5)
+    await engine.start()
+    serving = asyncio.create_task(serve(engine, []))
+    try:
+        starts.links[0].dies.set()
+        await until(lambda: len(starts.devices) == 2 or serving.done())
+        assert starts.devices == ["auto", chosen]
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
 
 
 JOBS = {"0-a": b"abc", "0-b": b"d", "0-c": b"efgh"}

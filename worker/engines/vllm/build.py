@@ -107,6 +107,7 @@ def build_vllm_engine(
             current_platform.device_type == "cpu"
             or os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"
         ),
+        device=current_platform.device_type,
     )
 
 

@@ -311,6 +311,8 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool 
     rows = max(_MIN_ROWS, triton.next_power_of_2(group))
     is_wide = width * dtype.itemsize > 256
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
+    if dtype.itemsize == 4:  # the matrix units have no float32: products are in registers
+        return Tiles(rows, keys // 2, 4, 3)
     return Tiles(rows, keys, 2 if rows == _MIN_ROWS else 4, 3)
 
 
@@ -319,7 +321,9 @@ def chunk_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool =
     is_wide = width * dtype.itemsize > 256
     rows = max(64 if is_wide else 128, triton.next_power_of_2(group))
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
-    return Tiles(rows, keys, 4 if is_wide else 8, 2)
+    if dtype.itemsize == 4:
+        rows, keys = max(32, triton.next_power_of_2(group)), keys // 2
+    return Tiles(rows, keys, 8, 2)
 
 
 def invariant_tiles(group: int, width: int, dtype: torch.dtype) -> Tiles:
@@ -337,7 +341,8 @@ def _width(dim: int) -> int:
 def _lacks_wgmma(device: torch.device) -> bool:
     """Returns whether operands of `tl.dot` are in registers, of which FP8 needs twice as many: as
     it is and widened."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
+    # 9 is Hopper, 10 the data centre's Blackwell; the others, of 12, have none.
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10)
 
 
 def _num_processors(device: torch.device) -> int:

@@ -121,6 +121,7 @@ def fp8_linear(weight: Fp8Weight, bias: Tensor | None) -> Multiply:
             kind,
             bias=bias,
             output_dtype=x.dtype,
+            use_fast_accum=True,  # the units' own sums: their numbers were rounded to e4m3
         )
 
     return multiply

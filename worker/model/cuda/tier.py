@@ -13,6 +13,7 @@ import torch
 
 from worker.engine_options import CUDA_BATCHED_TOKENS, EngineOptions
 from worker.model.base import DecoderStack
+from worker.model.cuda import toolchain
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM
@@ -35,12 +36,14 @@ def tier_of(
 ) -> Tier:
     """Returns the tier that `options` request, or the fastest. Raises ModelError where the
     requested one cannot run here."""
-    for name, value, neutral in (
-        ("cpu_tier", options.cpu_tier, "auto"),
-        ("quantization", options.quantization, "none"),
+    for name, value, known in (
+        ("cpu_tier", options.cpu_tier, ("auto",)),
+        ("quantization", options.quantization, ("none", "fp8")),
     ):
-        if value != neutral:
+        if value not in known:
             raise ModelError(f"{name} {value!r} is for the CPU, the device is {placement.device}")
+    stored = request.config.fp8 if request.config is not None else None
+    in_fp8 = stored is not None and keeps_fp8(options, placement)
     if not uses_kernels(options, placement.device):
         if options.batch_invariant:
             raise ModelError(
@@ -65,8 +68,7 @@ def tier_of(
         whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
         return with_graphs(whole, options, model, max_model_len, pool.block_size)
 
-    stored = request.config.fp8 if request.config is not None else None
-    if stored is None or not keeps_fp8(options, placement):
+    if not in_fp8:
         return Tier("triton", ops, stack)
     from worker.model.cuda.fp8 import CudaFp8Method
 
@@ -105,7 +107,7 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
     are wanted and cannot run."""
     if options.attention_backend in ATTENTION_BACKENDS:
         return False
-    reason = _unavailable_reason(device)
+    reason = unavailable_reason(device)
     if reason is None:
         return True
     if options.attention_backend == "triton":
@@ -115,34 +117,39 @@ def uses_kernels(options: EngineOptions, device: torch.device) -> bool:
 
 
 def keeps_fp8(options: EngineOptions, placement: Placement) -> bool:
-    """Returns whether the tier multiplies by weights in FP8. Tries it; logs why it does not."""
+    """Returns whether the tier multiplies by weights in FP8. Tries it; logs why it does not. Raises
+    ModelError where `options` demand it: as bfloat16 the weights take twice the memory."""
+    reason = _fp8_fault(options, placement)
+    if reason is None:
+        return True
+    if options.quantization == "fp8":
+        raise ModelError(f"quantization 'fp8' is unavailable: {reason}")
+    logger.warning(
+        "FP8 weights are loaded as %s and take twice the memory: %s", placement.dtype, reason
+    )
+    return False
+
+
+def _fp8_fault(options: EngineOptions, placement: Placement) -> str | None:
+    """Returns why products over FP8 are unavailable, None where they are not."""
     device = placement.device
-    if options.attention_backend == "sdpa" or _unavailable_reason(device):
-        return False  # torch's operators compute the model
-    reason: str | None = None
+    if options.attention_backend == "sdpa":
+        return "with attention_backend 'sdpa' torch's operators compute the model"
+    if reason := unavailable_reason(device):
+        return reason
     if options.batch_invariant:
-        reason = "products of FP8 depend on the number of rows, and PENSTOCK_BATCH_INVARIANT is on"
-    elif torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        reason = f"{torch.cuda.get_device_name(device)} has less than compute capability 8.9"
-    elif placement.dtype is not torch.bfloat16:
-        reason = f"products of FP8 give bfloat16, the model is {placement.dtype}"
-    else:
-        from worker.model.cuda import fp8
+        return "products of FP8 depend on the number of rows, and PENSTOCK_BATCH_INVARIANT is on"
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} has less than compute capability 8.9"
+    if placement.dtype is not torch.bfloat16:
+        return f"products of FP8 give bfloat16, the model is {placement.dtype}"
+    from worker.model.cuda import fp8
 
-        reason = fp8.unavailable_reason(device)
-    if reason:
-        logger.warning(
-            "FP8 weights are loaded as %s and take twice the memory: %s", placement.dtype, reason
-        )
-    return reason is None
+    return fp8.unavailable_reason(device)
 
 
-def _unavailable_reason(device: torch.device) -> str | None:
+def unavailable_reason(device: torch.device) -> str | None:
     """Returns why the kernels cannot run on the device, None where they can."""
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return f"{torch.cuda.get_device_name(device)} has less than compute capability 8.0"
-    try:
-        import triton  # noqa: F401
-    except ImportError as error:
-        return f"Triton cannot be imported: {error}"
-    return None
+    return toolchain.unavailable_reason(device)

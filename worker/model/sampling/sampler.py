@@ -379,14 +379,15 @@ def find_kernels(
     penalties: PenaltyTable,
     grammar_masks: GrammarMasks | None,
 ) -> DrawKernels | None:
-    """Returns kernels for the device; None, after saying so, where Triton cannot be imported."""
-    try:
-        from worker.model.sampling.cuda_kernels import SamplingKernels
-    except ImportError as error:
+    """Returns kernels for the device; None, after saying why, where none can run."""
+    # Here and not above, both: they need Triton, which a CPU's build of PyTorch lacks.
+    from worker.model.cuda import toolchain
+
+    if reason := toolchain.unavailable_reason(device):
         log.warning(
-            "sampling falls back to torch's operators, which cost milliseconds per step, because "
-            "Triton cannot be imported: %s",
-            error,
+            "sampling falls back to torch's operators, which cost milliseconds per step: %s", reason
         )
         return None
+    from worker.model.sampling.cuda_kernels import SamplingKernels
+
     return SamplingKernels(vocab_size, eos_token_ids, device, penalties, grammar_masks)

@@ -9,7 +9,7 @@ import torch
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
-from worker.model.served import Progress
+from worker.model.served import KERNELS, Progress
 from worker.model.step.runner import TorchModelRunner
 
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
@@ -41,16 +41,17 @@ def warm_up(
 ) -> None:
     """Runs the first steps, and captures CUDA graphs where the stack has them, so that no job waits
     for a compiler."""
-    report("warming up", 0.0)
     num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
     if device.type != "cuda":
         num_tokens = min(num_tokens, _CPU_TOKENS)
-    run_prefill(runner, config.block_size, num_tokens)
-    if device.type == "cuda":
-        run_prefill(runner, config.block_size, min(num_tokens, _CUDA_TOKENS))
-        for params in _CUDA_PARAMS:
-            run_prefill(runner, config.block_size, 1, params)
-    report("warming up", 1.0)
+    stage, runs = "warming up", [(num_tokens, _FILTERED)]
+    if device.type == "cuda":  # some 40 seconds at a first start: Triton keeps them
+        stage = KERNELS
+        runs += [(min(num_tokens, _CUDA_TOKENS), _FILTERED), *((1, each) for each in _CUDA_PARAMS)]
+    for number, (tokens, params) in enumerate(runs):
+        report(stage, number / len(runs))
+        run_prefill(runner, config.block_size, tokens, params)
+    report(stage, 1.0)
     runner.capture(partial(report, "capturing CUDA graphs"))
 
 

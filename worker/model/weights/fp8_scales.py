@@ -19,8 +19,10 @@ _WEIGHT = ".weight"
 # Whatever its name, a weight is its values times these.
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _INPUT_SCALES = (".input_scale", ".activation_scale")
-# Scales of keys, values and outputs in FP8, which are kept as they are.
-_OTHERS = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
+# Scales of keys and values in FP8, which are rounded with a scale of 1: a larger one tells that
+# some are beyond what e4m3 has.
+_KV_SCALES = (".k_scale", ".v_scale", ".kv_scale")
+_OTHERS = (".q_scale", ".output_scale")
 _TYPES = frozenset({"F32", "BF16", "F16"})
 
 
@@ -59,6 +61,7 @@ class StoredWeights:
     weights: Mapping[str, StoredTensor]
     scales: Mapping[str, StoredTensor]
     input_scales: Mapping[str, StoredTensor]
+    kv_scales: Mapping[str, StoredTensor]  # by their own names
 
     @classmethod
     def of(cls, tensors: Mapping[str, StoredTensor], format: Fp8Format | None) -> StoredWeights:
@@ -67,15 +70,19 @@ class StoredWeights:
         weights: dict[str, StoredTensor] = {}
         scales: dict[str, StoredTensor] = {}
         input_scales: dict[str, StoredTensor] = {}
+        kv_scales: dict[str, StoredTensor] = {}
+        known = _SCALES + _INPUT_SCALES + _KV_SCALES + _OTHERS
         for name, tensor in tensors.items():
             stem, dot, last = name.rpartition(".")
-            if format is None or dot + last not in _SCALES + _INPUT_SCALES + _OTHERS:
+            if format is None or dot + last not in known:
                 weights[name] = tensor
             elif dot + last in _SCALES:
                 scales[stem + _WEIGHT] = tensor
             elif dot + last in _INPUT_SCALES:
                 input_scales[stem + _WEIGHT] = tensor
-        found = cls(weights, scales, input_scales)
+            elif dot + last in _KV_SCALES:
+                kv_scales[name] = tensor
+        found = cls(weights, scales, input_scales, kv_scales)
         found._check(format)
         return found
 
@@ -119,6 +126,12 @@ class StoredWeights:
         values = values if format.block is not None else values.reshape(-1, 1)
         given = self.input_scales.get(name)
         return StoredScales(values, each, None if given is None else given.read().float().max())
+
+    def largest_kv_scale(self) -> tuple[float, str]:
+        """Returns the largest scale that keys or values were measured to need in FP8, and its name;
+        0.0 where the checkpoint has none."""
+        found = [(t.read().float().max().item(), name) for name, t in self.kv_scales.items()]
+        return max(found, default=(0.0, ""))
 
     def _each(self, name: str, format: Fp8Format) -> tuple[int, int]:
         """Returns the rows and columns of a weight that share a scale. Raises CheckpointError."""

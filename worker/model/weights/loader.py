@@ -53,6 +53,19 @@ class Checkpoint:
         # The weights that may stay in FP8, by name.
         self.fp8_layouts = self._stored.layouts(config.fp8) if config.fp8 is not None else {}
 
+    def check_kv_scales(self) -> None:
+        """Warns of keys or values that a cache in FP8 cannot hold: it rounds with a scale of 1."""
+        scale, name = self._stored.largest_kv_scale()
+        if scale > 1.0:
+            logger.warning(
+                "kv_cache_dtype fp8 rounds keys and values with a scale of 1, but %s is %.3g: "
+                "those beyond %.0f saturate, and answers may be worse; set "
+                "PENSTOCK_KV_CACHE_DTYPE=auto, or compare answers",
+                name,
+                scale,
+                LARGEST,
+            )
+
     def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
         """Fills every parameter of the model.
 

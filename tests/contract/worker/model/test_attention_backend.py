@@ -191,8 +191,8 @@ def test_equals_the_formula(
 @pytest.mark.triton
 @of_kernels
 @table("shape", KERNEL_SHAPES.values())
-@table(("heads", "kv_heads", "head_dim"), HEADS)
-@table("block_size", KERNEL_BLOCK_SIZES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)  # each is compiled anew
+@pytest.mark.parametrize("block_size", KERNEL_BLOCK_SIZES)
 def test_kernels_equal_the_formula(
     shape: Shape, heads: int, kv_heads: int, head_dim: int, block_size: int
 ) -> None:

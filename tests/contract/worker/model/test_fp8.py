@@ -7,6 +7,7 @@ dequantized by hand in float32. Where they stay in FP8, inputs are rounded to e4
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -247,11 +248,24 @@ def test_a_config_and_files_that_disagree_are_refused(tmp_path: Path) -> None:
         outputs(quantised)
 
 
-def test_scales_of_keys_and_values_change_nothing(tmp_path: Path) -> None:
+def test_scales_of_keys_and_values_change_nothing_and_large_ones_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A KV cache in FP8 has a scale of 1."""
     quantised, twin = make_quantised(tmp_path, FP8_FORMATS["fp8-rows"])
     file = quantised / "model.safetensors"
-    stored = load_file(file)
-    stored |= {f"model.layers.0.self_attn.{one}_scale": torch.tensor([0.3]) for one in "kv"}
-    save_file(stored, file, {"format": "pt"})
-    assert outputs(quantised) == outputs(twin)
+    plain = load_file(file)
+
+    def warnings(largest: float, **options: str) -> list[str]:
+        names = {one: f"model.layers.0.self_attn.{one}_scale" for one in "kv"}
+        added = {names["k"]: torch.tensor([largest]), names["v"]: torch.tensor([0.3])}
+        save_file(plain | added, file, {"format": "pt"})
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert outputs(quantised, **options) == outputs(twin, **options)
+        return [one.getMessage() for one in caplog.records if "kv_cache_dtype" in one.message]
+
+    assert warnings(2.5) == []
+    assert warnings(1.0, kv_cache_dtype="fp8") == []
+    (told,) = warnings(2.5, kv_cache_dtype="fp8")
+    assert "model.layers.0.self_attn.k_scale is 2.5: those beyond 448 saturate" in told

@@ -151,6 +151,41 @@ def test_out_of_memory_computes_the_step_again_with_fewer_tokens(lookahead: int)
     assert 0 < engine.stats().failed_steps <= 4
 
 
+@LOOKAHEADS
+def test_where_not_all_decodes_fit_they_take_turns(lookahead: int) -> None:
+    runner = ScriptedRunner(judge=does_not_fit_above(4))
+    engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=8, lookahead=lookahead)
+    names = [str(number) for number in range(8)]
+    for number, name in enumerate(names):
+        engine.add(make_request(name, [number], max_tokens=12))
+    stories: dict[str, Story] = {}
+    while engine.has_unfinished():
+        tell(stories, engine.step())
+        ahead = [len(stories[name].token_ids) if name in stories else 0 for name in names]
+        assert max(ahead) - min(ahead) <= 1 + lookahead, ahead
+    assert all(stories[name].token_ids == say(12) for name in names)
+    assert engine.stats().failed_steps == 1
+    assert engine.stats().preemptions == 0
+
+
+@LOOKAHEADS
+def test_a_prompt_that_does_not_fit_beside_decodes_is_cut_and_they_go_on(lookahead: int) -> None:
+    runner = ScriptedRunner(judge=does_not_fit_above(7))
+    engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=32, lookahead=lookahead)
+    for number in range(4):
+        engine.add(make_request(str(number), [number], max_tokens=20))
+    stories: dict[str, Story] = {}
+    for _ in range(3):
+        tell(stories, engine.step())
+    engine.add(make_request("long", range(24), max_tokens=1))
+    run_to_end(engine, stories=stories)
+    assert stories["long"].token_ids == say(1)
+    assert engine.stats().failed_steps == 3  # of 24, 12 and 6 prompt tokens
+    while_long = [step for step in runner.steps if max(step.counts.values()) > 1]
+    assert len(while_long) > 4
+    assert all(step.num_decodes == 4 for step in while_long)
+
+
 def test_what_does_not_fit_is_tried_again_after_a_while() -> None:
     sizes: list[int] = []
 

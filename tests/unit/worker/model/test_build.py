@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from shared import cuda_devices
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.checkpoint_text import card_from_checkpoint
 from tests.support.checkpoints import make_checkpoint
@@ -22,6 +23,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtype
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
+from worker.model.step.warm_up import warm_up
 
 CPU = torch.device("cpu")
 
@@ -197,11 +199,37 @@ def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: EngineOptions) ->
     assert [r.finish_reason for r in results] == ["stop", "stop"]
 
 
+@pytest.mark.parametrize(
+    ("device", "stage", "count"), [("cuda", "compiling kernels", 5), ("cpu", "warming up", 2)]
+)
+def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count: int) -> None:
+    runner: Any = SimpleNamespace(
+        launch=lambda batch: SimpleNamespace(collect=lambda: None), capture=lambda report: None
+    )
+    config: Any = SimpleNamespace(max_num_batched_tokens=128, max_model_len=128, block_size=16)
+    reports: list[tuple[str, float]] = []
+    warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
+    assert {name for name, _ in reports} == {stage}
+    shares = [share for _, share in reports]
+    assert (shares[0], shares[-1], len(shares)) == (0.0, 1.0, count)
+
+
 def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
     assert choose_dtype("auto", "bfloat16", CPU) is torch.bfloat16
     assert choose_dtype("auto", "float16", CPU) is torch.float32
     assert choose_dtype("float16", "float32", CPU) is torch.float16
     assert choose_device("cpu") == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+def test_auto_is_the_cpu_only_where_no_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(cuda_devices, "has_nvidia_driver", lambda: True)
+    with pytest.raises(DeviceUnavailable, match=r"finds no CUDA device.*set PENSTOCK_DEVICE=cpu"):
+        choose_device("auto")
+    assert choose_device("cpu") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert choose_device("auto") == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

@@ -343,7 +343,7 @@ def merge_parts(
             part_total = tl.load(partial_total + at, mask=is_row & is_part, other=0.0)
             part_at = at[:, None] * VALUE_DIM + dims[None, :]
             part_acc = tl.load(partial + part_at, mask=inside & is_part, other=0.0)
-            loaded += ((part_best, part_total, part_acc),)
+            loaded += ((part_best, part_total, part_acc),)  # type: ignore[assignment]
         for number in tl.static_range(AT_ONCE):
             part_best, part_total, part_acc = loaded[number]
             best, total, acc = merged(best, total, acc, part_best, part_total, part_acc)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.support.native_models import model_in_fp8, new_pool, run_step
 from tests.support.quantised_checkpoints import FP8_FORMATS, make_quantised
@@ -110,6 +112,19 @@ def test_linear_layers_equal_the_twins(kind: str, activation: Activation) -> Non
         assert seen.dtype == torch.bfloat16
         error = (seen.float() - expected.float()).norm() / expected.float().norm()
         assert error < 0.02, "a few roundings to bfloat16"
+
+
+def test_products_of_rows_let_the_matrix_units_sum_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    product = functional.scaled_mm
+
+    def scaled_mm(*args: Any, **options: Any) -> torch.Tensor:
+        given.append(options)
+        return product(*args, **options)
+
+    monkeypatch.setattr(functional, "scaled_mm", scaled_mm)
+    kernels.fp8_linear(weight_of(32, 32, "rows"), None)(numbers(3, 32).bfloat16())
+    assert [options["use_fast_accum"] for options in given] == [True]
 
 
 @pytest.mark.parametrize("name", ["fp8-static", "fp8-rows", "fp8-blocks"])

@@ -9,7 +9,7 @@ from torch.nn import functional
 from tests.support import native_models
 from tests.support.native_models import NUM_BLOCKS, QWEN3, new_model
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import NO_TRITON, has_triton, multiply_in_order
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton, multiply_in_order
 
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
@@ -20,6 +20,8 @@ from worker.model.cuda.invariant import InvariantOps, InvariantProduct
 from worker.model.cuda.stack import CudaStack
 
 pytestmark = pytest.mark.triton
+# The interpreter's bits are not to be rounded away; a device is to use its matrix units.
+DTYPE = torch.float32 if IS_INTERPRETED else torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -45,17 +47,15 @@ def test_a_product_has_the_same_bits_for_every_number_of_rows(dtype: torch.dtype
 def test_a_prompt_has_the_bits_of_its_decodes_and_neighbours_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_INVARIANT_KEYS", 32)
+    monkeypatch.setattr(attention, "_INVARIANT_KEYS", 16)
     device = torch_device()
-    model = new_model(
-        QWEN3 | {"num_hidden_layers": 2}, InvariantOps(), device=device, dtype=torch.float32
-    )
-    decodes = range(36, 40)
-    alone: list[list[tuple[int, int]]] = [[(0, 36)], *([(past, 1)] for past in decodes)]
-    among = [[(0, 36), (0, 9)], *([(past, 1), (5, 1), (0, 9)] for past in decodes)]
+    model = new_model(QWEN3 | {"num_hidden_layers": 2}, InvariantOps(), device=device, dtype=DTYPE)
+    decodes = range(37, 40)
+    alone: list[list[tuple[int, int]]] = [[(0, 37)], *([(past, 1)] for past in decodes)]
+    among = [[(0, 37), (0, 9)], *([(past, 1), (5, 1), (0, 9)] for past in decodes)]
     found = []
     for steps in ([[(0, 40)]], alone, among):
-        pool = native_models.new_pool(model.config, device=device, dtype=torch.float32)
+        pool = native_models.new_pool(model.config, device=device, dtype=DTYPE)
         stack = CudaStack(model, pool, is_invariant=True)
         assert not stack.has_gemv, "products of few rows sum in another order"
         for step in steps:
@@ -70,12 +70,8 @@ def test_a_prompt_has_the_bits_of_its_decodes_and_neighbours_change_nothing(
 
 def test_replayed_steps_have_the_bits_of_prompts() -> None:
     device = torch_device()
-    model = new_model(
-        QWEN3 | {"num_hidden_layers": 1}, InvariantOps(), device=device, dtype=torch.float32
-    )
-    pools = [
-        native_models.new_pool(model.config, device=device, dtype=torch.float32) for _ in range(2)
-    ]
+    model = new_model(QWEN3 | {"num_hidden_layers": 1}, InvariantOps(), device=device, dtype=DTYPE)
+    pools = [native_models.new_pool(model.config, device=device, dtype=DTYPE) for _ in range(2)]
     stack = CudaStack(model, pools[0], is_invariant=True)
     graphs = new_graphs(
         model,

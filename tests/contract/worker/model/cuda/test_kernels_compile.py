@@ -15,6 +15,7 @@ from tests.support.triton_compile import Compiled, Variant, compile_variants
 
 pytest.importorskip("triton")
 
+from worker.model.cuda import attention
 from worker.model.cuda.attention import Tiles, chunk_tiles, decode_tiles, invariant_tiles
 from worker.model.cuda.fp8 import block_tiles
 from worker.model.cuda.invariant import COLUMNS, ROWS, inner_size
@@ -281,6 +282,35 @@ def check_attention(variant: Variant, compiled: Compiled) -> None:
         assert ("wgmma.mma_async" in compiled.ptx) == (rows >= 64), variant
 
 
+def in_float32(variant: Variant, tiles: Tiles) -> Variant:
+    changes = {"BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys, "PRECISION": "ieee"}
+    if "STEP" in variant.constexprs:
+        changes["STEP"] = tiles.keys
+    signature = {k: v.replace("bf16", "fp32") for k, v in variant.signature.items()}
+    constants = {**variant.constexprs, **changes}
+    return replace(
+        variant,
+        signature=signature,
+        constexprs=constants,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def test_wide_heads_and_float32_spill_no_register() -> None:
+    variants = [
+        *(chunks(arch, 256, 4) for arch in ("sm_80", "sm_90", "sm_120")),
+        in_float32(chunks("sm_90", 128, 4), chunk_tiles(4, 128, torch.float32)),
+        in_float32(chunks("sm_90", 256, 4), chunk_tiles(4, 256, torch.float32)),
+        in_float32(decode("sm_90", 128, 4), decode_tiles(4, 128, torch.float32)),
+        in_float32(decode("sm_80", 64, 4), decode_tiles(4, 64, torch.float32)),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if variant.arch == "sm_90" and "tf32" in variant.constexprs.values():
+            assert "wgmma.mma_async" in compiled.ptx, variant
+
+
 def gemv(arch: str, rows: int, size: int, out: int, columns: int, activation: int) -> Variant:
     names = ("x", "weight", "bias", "norm_weight", "residual", "out")
     signature = {**dict.fromkeys(names, "*bf16"), "eps": "fp32"}
@@ -395,6 +425,8 @@ def test_a_cache_in_fp8_spills_no_register() -> None:
         in_fp8(decode("sm_89", 64, 7, is_narrow=True, HAS_WINDOW=True)),
         in_fp8(chunks("sm_90", 128, 4)),
         in_fp8(chunks("sm_89", 128, 4, is_narrow=True)),
+        in_fp8(chunks("sm_120", 128, 4, is_narrow=True)),
+        in_fp8(chunks("sm_100", 128, 4)),
         in_fp8(chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True)),
         rotate_and_store("sm_90"),
         rotate_and_store("sm_89"),
@@ -404,6 +436,14 @@ def test_a_cache_in_fp8_spills_no_register() -> None:
         check_attention(variant, compiled)
         if "rotate" in variant.kernel:
             assert "e4m3x2" in compiled.ptx, variant
+
+
+@pytest.mark.parametrize(("major", "is_narrow"), [(8, True), (9, False), (10, False), (12, True)])
+def test_tiles_in_fp8_are_narrow_where_operands_are_in_registers(
+    major: int, is_narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    assert attention._lacks_wgmma(torch.device("cuda", 0)) is is_narrow
 
 
 def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:

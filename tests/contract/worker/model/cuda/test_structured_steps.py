@@ -15,11 +15,11 @@ from shared.text.grammar import json_object_grammar, regex_grammar
 from shared.text.grammar_compiler import GrammarCompiler
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import Generated, generate
-from tests.support.native_models import CPU
-from tests.support.triton_device import IS_INTERPRETED, NOT_INTERPRETED, has_triton
+from tests.support.torch_device import torch_device
+from tests.support.triton_device import NO_TRITON, has_triton
 
-if not (has_triton() and IS_INTERPRETED):
-    pytest.skip(NOT_INTERPRETED, allow_module_level=True)
+if not has_triton():
+    pytest.skip(NO_TRITON, allow_module_level=True)
 
 from tests.support.step_graphs import new_capture, new_graphs
 from worker.engine.config import EngineConfig
@@ -70,23 +70,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine_over(path: Path, stack: str, *, lookahead: int, kernels: bool) -> Engine:
     """An engine that has to preempt. `stack` is "torch", "triton" or "graphs"."""
-    config = ModelConfig.from_directory(path)
+    config, device = ModelConfig.from_directory(path), torch_device()
     ops = TorchOps() if stack == "torch" else CudaOps()
-    model = CausalLM(config, 128, Placement(CPU, torch.float32), ops)
+    model = CausalLM(config, 128, Placement(device, torch.float32), ops)
     Checkpoint(path, model.config).load(model)
     model.finish()
-    pool = KVCachePool(config, NUM_BLOCKS, BLOCK_SIZE, device=CPU, dtype=torch.float32)
+    pool = KVCachePool(config, NUM_BLOCKS, BLOCK_SIZE, device=device, dtype=torch.float32)
     layers: Any = LayerByLayer(model, SdpaAttention(pool, config.layer_scores))
     if stack != "torch":
         layers = CudaStack(model, pool)
     if stack == "graphs":
-        layers = new_graphs(
-            model, layers, max_num_seqs=NUM_SEATS, max_num_tokens=32, max_blocks=8, device=CPU
-        )
+        layers = new_graphs(model, layers, max_num_seqs=NUM_SEATS, max_num_tokens=32, max_blocks=8)
         layers.capture_by(new_capture(), lambda share: None)
     ends = config.eos_token_ids
     compiler = GrammarCompiler(load_tokenizer(path), config.vocab_size, sorted(ends))
-    masks = GrammarMasks(compiler, ends, CPU)
+    masks = GrammarMasks(compiler, ends, device)
     runner = TorchModelRunner(
         model, layers, block_size=BLOCK_SIZE, max_num_seqs=NUM_SEATS, grammar_masks=masks
     )
@@ -94,7 +92,7 @@ def engine_over(path: Path, stack: str, *, lookahead: int, kernels: bool) -> Eng
         config.vocab_size,
         max_num_seqs=NUM_SEATS,
         eos_token_ids=ends,
-        device=CPU,
+        device=device,
         grammar_masks=masks,
         uses_kernels=kernels,
     )
