@@ -66,7 +66,7 @@ PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "step_trace": ([*SHAPE, "--batch", "2", "--context", "9"], {"STEPS": 2}),
     "host_time": (["--device", "cuda", "--seqs", "2", "--steps", "3"], {}),
     "transformers_steps": (
-        [*SHAPE, *STEPS, "--device", "cuda", "--ways", "native", "engine", "launched"],
+        [*SHAPE, *STEPS, "--device", "cuda", "--ways", "native", "engine"],
         {},
     ),
 }

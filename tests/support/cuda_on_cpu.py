@@ -73,7 +73,7 @@ class _Graph:
 class _Capture:
     """A `Capture` of worker.model.cuda.graphs: what is captured runs at each replay."""
 
-    def __init__(self, device: torch.device, *, looks_for_reads: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         """Takes any."""
 
     def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
