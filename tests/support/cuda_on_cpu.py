@@ -108,6 +108,8 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> None:
         "max_memory_allocated": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
         "empty_cache": lambda: None,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "synchronize": lambda *_: None,
         "current_stream": lambda *_: SimpleNamespace(synchronize=lambda: None),
         "Event": _Event,
