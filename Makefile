@@ -96,10 +96,14 @@ test-vllm: $(VENV)/.dev ## the tests with vLLM; makes .venv-vllm for the CPU fir
 test-models: $(VENV)/.dev ## every model type of the list against Transformers; make test has some of them
 	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu"'
 
+# Six of 188 files of tests/unit take a third of its time: they compute products of many cases.
+SLOW_UNITS := api/dialects/test_resumed_choices api/generation/test_call_grammars api/generation/test_turn_grammar \
+	api/output_parsers/test_call_formats shared/text/test_special_text worker/model/test_step_failures
+
 .PHONY: test-fast
-test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit) and of the documents; a minute
+test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit, but for a few files) and of the documents; a minute
 	@$(BIN)/python -m tests.suite run \
-		'-n 2 $(FILES_AT_A_TIME) tests/unit tests/arch/test_docs.py'
+		'-n 2 $(FILES_AT_A_TIME) tests/unit tests/arch/test_docs.py $(SLOW_UNITS:%=--ignore=tests/unit/%.py)'
 
 .PHONY: test-packages
 test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages

@@ -1,7 +1,7 @@
 """The errors of the API: one class with one JSON shape.
 
     ApiError
-    ├── ClientError      client error: 4xx
+    ├── ClientError      client error: 4xx (api.request_errors)
     ├── UnavailableError unavailable, a later request may succeed: 429, 502, 503, 504
     └── ServerError      server error: 500
 
@@ -66,30 +66,6 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
-
-
-class ClientError(ApiError):
-    """4xx: the same request will fail again."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        code: str | None = None,
-        param: str | None = None,
-        should_retry: bool | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(
-            status,
-            message,
-            kind="invalid_request_error",
-            code=code,
-            param=param,
-            should_retry=should_retry,
-            headers=headers,
-        )
 
 
 class UnavailableError(ApiError):

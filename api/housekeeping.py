@@ -15,7 +15,8 @@ from api.jobs.service import ATTACH_ROUNDS, DisconnectTracker
 from api.system.health import HealthMonitor
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
-from shared.transport.ports.jobs import JobStore, TransportError
+from shared.transport.ports.admission import SubmittingStore
+from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Housekeeping:
 
     def __init__(
         self,
-        store: JobStore,
+        store: SubmittingStore,
         disconnects: DisconnectTracker,
         accepted: AcceptedJobs,
         health: HealthMonitor,

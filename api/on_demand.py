@@ -31,11 +31,14 @@ PARTS: Mapping[str, str] = {
     "validation_errors": "api.generation.validation_errors",
     # log probabilities of the output and the prompt; where each token's text is, to count reasoning
     "logprobs": "api.generation.logprobs",
+    "aligned_choices": "api.generation.aligned_choices",
     # compressed bodies; idempotency keys; several prompts in one request; events of several steps
     "idempotency": "api.jobs.idempotency",
     "body_coding": "api.http.body_coding",
     "merged_stream": "api.jobs.merged_stream",
     "batched_deltas": "api.jobs.batched_deltas",
+    # the offset of streams with several choices, or with text that is held back
+    "sent_choices": "api.jobs.sent_choices",
 }
 
 

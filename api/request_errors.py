@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-from api.errors import MAX_ECHO_CHARS, ApiError, ClientError, UnavailableError, overloaded
+from api.errors import MAX_ECHO_CHARS, ApiError, UnavailableError, overloaded
 from shared.messages import InvalidParameter
 from shared.transport.ports.admission import QueueFull
+
+
+class ClientError(ApiError):
+    """4xx: the same request will fail again."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        should_retry: bool | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            status,
+            message,
+            kind="invalid_request_error",
+            code=code,
+            param=param,
+            should_retry=should_retry,
+            headers=headers,
+        )
+
 
 MISSING = "missing_required_parameter"
 

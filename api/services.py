@@ -32,7 +32,7 @@ from api.jobs.service import DisconnectTracker, EventRelay, JobService
 from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health import HealthMonitor
-from api.system.metrics import DeploymentCollector, FrontendCollector
+from api.system.metrics import DeploymentCollector, FrontendCollector, pot_report
 from shared.logs import host_name
 from shared.text.chat_template import RenderingProcesses
 from shared.text.served_text import load_served_text
@@ -233,7 +233,7 @@ class Services:
             "started_at": self._started_at,
             "streams": len(self.open_requests),
             "dashboards": self.feed.num_watchers,
-            "pots": json_bytes([pot.report() for pot in self.pots]).decode(),
+            "pots": json_bytes([pot_report(pot) for pot in self.pots]).decode(),
         }
         accounts = self.metrics.accounts
         spent = accounts.drain()

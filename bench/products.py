@@ -25,7 +25,7 @@ from worker.model.base import Multiply
 from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
-from worker.model.cpu.tiers import cpu_features
+from worker.model.cpu.processor import cpu_features
 
 TURNS = 4
 SPIN_S = 0.005

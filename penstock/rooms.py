@@ -20,15 +20,21 @@ def rooms_directory() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent
 
 
+def import_rooms() -> None:
+    """Puts the packages first on the path of this process."""
+    directory = str(rooms_directory())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+
+
 def reach_rooms() -> None:
     """Puts the packages on the path of this process and, by the environment, of its children.
 
     They come first, and the current directory is on no child's path: a folder `api` or `shared` of
     the user's terminal is not ours.
     """
+    import_rooms()
     directory = str(rooms_directory())
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if directory not in others:
         os.environ["PYTHONPATH"] = os.pathsep.join([directory, *others])

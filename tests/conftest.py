@@ -135,6 +135,18 @@ def _certificates_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _templates_render_in_forks() -> Iterator[None]:
+    """Each service of a test starts a rendering process, whose imports are 0.1 s of a processor."""
+    if "shared.text.chat_template" not in sys.modules:
+        yield
+        return
+    from tests.support.forked import rendering_in_forks
+
+    with rendering_in_forks():
+        yield
+
+
 @pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For tests that call the command in this process: it changes the variables and the path, which

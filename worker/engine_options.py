@@ -90,6 +90,11 @@ class EngineOptions:
         if self.tensor_parallel_size > 1 and device_number(self.device) is not None:
             raise InvalidParameter("device", one_device(self.device, self.tensor_parallel_size))
 
+    def batched_tokens(self, *, is_cuda: bool) -> int:
+        """Returns the token budget of a step: the option, or the device's default."""
+        default = CUDA_BATCHED_TOKENS if is_cuda else CPU_BATCHED_TOKENS
+        return self.max_num_batched_tokens or default
+
     def engine_config(
         self,
         *,
@@ -98,7 +103,7 @@ class EngineOptions:
         max_model_len: int,
         default_lookahead: int = 0,
         default_step_target_ms: int = 0,
-        default_num_batched_tokens: int = CPU_BATCHED_TOKENS,
+        is_cuda: bool = False,
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
     ) -> EngineConfig:
@@ -111,7 +116,7 @@ class EngineOptions:
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens or default_num_batched_tokens,
+            max_num_batched_tokens=self.batched_tokens(is_cuda=is_cuda),
             max_model_len=max_model_len,
             max_waiting=self.max_waiting,
             prefix_caching=self.prefix_caching,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
 from shared.environment import variable_of
 from shared.settings import SharedSettings, symptom
 from shared.text.model_card import MAX_OVERRIDE_CHARS, parse_override
+from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from worker.engine_options import (
     AttentionChoice,
     CpuTier,
@@ -29,47 +30,13 @@ from worker.engine_options import (
 )
 from worker.engines.vllm.options import parse_vllm_args
 
-# How the model writes calls of tools, and marks its reasoning; auto: as its chat template does.
-ToolFormatChoice = Literal[
-    "auto",
-    "none",
-    "hermes",
-    "llama3_json",
-    "mistral",
-    "deepseek_v3",
-    "deepseek_v31",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v41",
-    "kimi_k2",
-    "granite",
-    "phi4_mini_json",
-    "hunyuan_a13b",
-    "nemotron_json",
-    "cohere_command3",
-    "glm45",
-    "qwen3_coder",
-    "seed_oss",
-    "minimax_m2",
-    "pythonic",
-    "functiongemma",
-    "gemma4",
-    "openai",
-    "text",
-]
-ReasoningFormatChoice = Literal[
-    "auto",
-    "none",
-    "think",
-    "mistral",
-    "openai",
-    "granite",
-    "granite33",
-    "hunyuan_a13b",
-    "gemma4",
-    "cohere_command3",
-    "seed_oss",
-]
+# How the model writes tool calls, and marks its reasoning; auto: as its chat template does.
+if TYPE_CHECKING:
+    ToolFormatChoice = str
+    ReasoningFormatChoice = str
+else:
+    ToolFormatChoice = Literal[("auto", "none", *map(str, ToolFormat))]
+    ReasoningFormatChoice = Literal[("auto", "none", *map(str, ReasoningFormat))]
 
 MAX_VLLM_ARGS_CHARS = 65_536
 

@@ -18,7 +18,7 @@ from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine.stop import find_stop
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox, Settled
-from worker.output import OutputProcessor, Piece, ReplayMismatch
+from worker.output import OutputChunk, OutputProcessor, ReplayMismatch
 from worker.publisher import Publisher
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 from worker.runtime.messages import (
@@ -125,7 +125,7 @@ class JobRunner:
 
     def _take_up(
         self, job: Job, logged: LoggedChoice
-    ) -> tuple[OutputProcessor | None, Piece | None]:
+    ) -> tuple[OutputProcessor | None, OutputChunk | None]:
         """Returns a choice's processor where its log ends, and its last piece if it ended there.
 
         Raises ReplayMismatch.
@@ -145,7 +145,7 @@ class JobRunner:
         if replayed.finish_reason is not None:
             return processor, replayed
         if ended is not None:
-            return processor, Piece((), processor.abort(), None, ended.reason, ended.token_id)
+            return processor, OutputChunk((), processor.abort(), None, ended.reason, ended.token_id)
         return processor, None
 
     def _start_others(self, running: RunningJob) -> None:
@@ -269,7 +269,7 @@ class JobRunner:
             self._traces.ended(running, ENGINE_DIED)
         return jobs
 
-    def _apply(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
+    def _apply(self, running: RunningJob, choice: RunningChoice, piece: OutputChunk) -> None:
         choice.num_tokens += len(piece.token_ids)
         self._publish(running, choice, piece)
         if piece.finish_reason is not None:
@@ -277,7 +277,7 @@ class JobRunner:
             # A stop string is found here; the engine cannot see it.
             self._leave_engine(choice)
 
-    def _publish(self, running: RunningJob, choice: RunningChoice, piece: Piece) -> None:
+    def _publish(self, running: RunningJob, choice: RunningChoice, piece: OutputChunk) -> None:
         segment = None
         if running.job.num_choices > 1:
             segment = Segment(
@@ -312,7 +312,7 @@ class JobRunner:
         for choice in running.choices:
             self._leave_engine(choice)
             if choice.processor is not None and choice.finish_reason is None:
-                self._publish(running, choice, Piece((), choice.processor.abort()))
+                self._publish(running, choice, OutputChunk((), choice.processor.abort()))
         self._finish(
             running,
             JobEnd(state=JobState.FAILED, reason=code.value, usage=running.usage, message=message),

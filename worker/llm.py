@@ -44,7 +44,7 @@ from worker.engine.request import EngineOutput, EngineRequest, EngineStats
 from worker.engine_options import EngineOptions
 from worker.job_runner import choice_seed
 from worker.model.errors import ModelError
-from worker.output import OutputProcessor, Piece
+from worker.output import OutputChunk, OutputProcessor
 
 Prompt = str | Sequence[int]
 
@@ -226,7 +226,7 @@ class _Generation:
 
     request: EngineRequest
     processor: OutputProcessor
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[OutputChunk] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list)
     last: EngineOutput | None = None
 
@@ -241,7 +241,7 @@ class _Generation:
             return
         self.last = output
         if output.error is not None:
-            piece = Piece((), self.processor.abort(), finish_reason=FinishReason.ERROR)
+            piece = OutputChunk((), self.processor.abort(), finish_reason=FinishReason.ERROR)
         else:
             piece = self.processor.push(
                 output.token_ids, output.logprobs, output.finish_reason, output.stop_reason

@@ -16,7 +16,7 @@ class ReplayMismatch(Exception):
     code = ErrorCode.DETOKENIZER_MISMATCH
 
 
-class Piece(NamedTuple):
+class OutputChunk(NamedTuple):
     """The addition of a step to a job: tokens, the text that they released, and an end.
 
     `finish_reason` is STOP, LENGTH or None; `stop_reason` the stop string or token id that matched.
@@ -46,7 +46,7 @@ class OutputProcessor:
 
     def replay(
         self, token_ids: Sequence[int], logged: Cursor, *, ends_by_token: bool = False
-    ) -> Piece:
+    ) -> OutputChunk:
         """Replays a logged history. Returns a piece without tokens: a stop, if the text completes
         one.
 
@@ -73,8 +73,8 @@ class OutputProcessor:
         except UnicodeDecodeError:
             raise ReplayMismatch("the logged text ends within a character") from None
         if stop is None:
-            return Piece((), "")
-        return Piece((), self._take_owed(), None, FinishReason.STOP, stop)
+            return OutputChunk((), "")
+        return OutputChunk((), self._take_owed(), None, FinishReason.STOP, stop)
 
     def push(
         self,
@@ -82,17 +82,17 @@ class OutputProcessor:
         logprobs: tuple[TokenLogprob, ...] | None = None,
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
-    ) -> Piece:
+    ) -> OutputChunk:
         """Returns the piece of a step's tokens. The one with a finish reason is the last."""
         if finish_reason is None and self._matcher is None and not self._owed:
             self.num_tokens += len(token_ids)
-            return Piece(token_ids, self._detokenizer.push(token_ids), logprobs)
+            return OutputChunk(token_ids, self._detokenizer.push(token_ids), logprobs)
         ends_by_token = finish_reason is FinishReason.STOP
         shown = token_ids[:-1] if ends_by_token else token_ids
         text, stop, num_used = self._feed(shown)
         text = self._take_owed() + text
         if stop is not None:
-            return Piece(
+            return OutputChunk(
                 token_ids[:num_used],
                 text,
                 logprobs[:num_used] if logprobs is not None else None,
@@ -100,13 +100,13 @@ class OutputProcessor:
                 stop,
             )
         if finish_reason is None:
-            return Piece(token_ids, text, logprobs)
+            return OutputChunk(token_ids, text, logprobs)
         if ends_by_token:
             self.num_tokens += 1
         tail, stop = self._flush()
         if stop is not None:
-            return Piece(token_ids, text + tail, logprobs, FinishReason.STOP, stop)
-        return Piece(token_ids, text + tail, logprobs, finish_reason, stop_reason)
+            return OutputChunk(token_ids, text + tail, logprobs, FinishReason.STOP, stop)
+        return OutputChunk(token_ids, text + tail, logprobs, finish_reason, stop_reason)
 
     def abort(self) -> str:
         """Returns the text that is still held back, for a job that ends without a finish."""

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from api.dependencies import provided
 from api.request_errors import invalid_api_key
-from shared.transport.ports.jobs import JobStore
+from shared.transport.ports.admission import SubmittingStore
 
 PURPOSE = "stream-tokens"
 MAX_TOKEN_CHARS = 256
@@ -25,7 +25,7 @@ TOKEN_LIFE_S = 600
 class StreamTokens:
     """Signs and checks tokens. Times are Unix seconds of the frontends' clocks."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: SubmittingStore) -> None:
         self._store = store
 
     async def new(self, job_id: str, tenant: str, key_id: str) -> tuple[str, int]:

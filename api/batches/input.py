@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS
 from api.generation.protocol import RequestModel
 from api.generation.validation import parse_json, parse_request
-from api.request_errors import invalid_parameter
+from api.request_errors import ClientError, invalid_parameter
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError
 

@@ -21,14 +21,7 @@ from api.batches.protocol import (
     window_s,
 )
 from api.dependencies import provided
-from api.errors import (
-    MAX_ECHO_CHARS,
-    ApiError,
-    ClientError,
-    UnavailableError,
-    overloaded,
-    unavailable,
-)
+from api.errors import MAX_ECHO_CHARS, ApiError, UnavailableError, overloaded, unavailable
 from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.files.storage import FileStorage
 from api.http.caller import CallerDep
@@ -39,6 +32,7 @@ from api.http.pagination import NO_QUERY
 from api.http.response_headers import set_durability_header
 from api.jobs.admission import DurableAccept, NotConfirmed
 from api.jobs.request_reader import JsonRoute
+from api.request_errors import ClientError
 from shared.messages import Durability, InvalidParameter
 from shared.transport.ports.batches import (
     OVER,

@@ -15,9 +15,9 @@ from api.deployment.history import HistoryRing
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
-from api.http.shares import MAX_HOLDERS, PotReport
 from api.jobs.protocol import DeadLetterObject, JobObject
 from api.system.health import HealthMonitor, worker_object
+from api.system.metrics import MAX_HOLDERS, PotReport
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
 from shared.transport.ports.admission import AdmissionLimits

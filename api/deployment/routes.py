@@ -11,8 +11,8 @@ from starlette.responses import Response
 from api.deployment.feed import FeedDep, FeedResponse
 from api.deployment.view import ViewKey
 from api.http.caller import MAX_PUBLIC_ID_CHARS, CallerDep
-from api.http.openapi import NAMED, streamed
-from api.http.pagination import Absent, QueryModel
+from api.http.openapi import NAMED, Absent, streamed
+from api.http.pagination import QueryModel
 from api.jobs.protocol import from_earlier
 from api.jobs.routes import find_job
 from api.jobs.service import JobsDep

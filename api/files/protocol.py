@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from api.generation.response_schemas import ResponseModel
-from api.http.pagination import Absent, ListPage, PageQuery
+from api.http.openapi import Absent
+from api.http.pagination import ListPage, PageQuery
 from shared.transport.ports.files import FileRecord
 
 MAX_LIMIT = 10_000

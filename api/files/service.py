@@ -11,16 +11,12 @@ from typing import Annotated
 from starlette.requests import Request
 
 from api.dependencies import provided
-from api.errors import (
-    MAX_ECHO_CHARS,
-    ApiError,
-    ClientError,
-    UnavailableError,
-)
+from api.errors import MAX_ECHO_CHARS, ApiError, UnavailableError
 from api.files.storage import BlobsUnavailable, BlobWriter, FileStorage
 from api.files.upload import Upload, UploadLimits, receive_upload, too_large
 from api.http.open_requests import OpenRequests
 from api.http.shares import SHARE, Pot
+from api.request_errors import ClientError
 from shared.messages import InvalidParameter
 from shared.transport.ports.admission import QueueFull
 from shared.transport.ports.files import (

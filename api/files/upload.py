@@ -15,11 +15,11 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from api.errors import MAX_ECHO_CHARS, ClientError, going_down
+from api.errors import MAX_ECHO_CHARS, going_down
 from api.files.storage import BlobWriter
 from api.generation.ignored_parameters import HEADER, IgnoredMembers
 from api.http.caller import set_headers
-from api.request_errors import unknown_parameter
+from api.request_errors import ClientError, unknown_parameter
 from shared.messages import InvalidParameter
 
 FLUSH_BYTES = 1024 * 1024

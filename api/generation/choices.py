@@ -7,9 +7,9 @@ these events and from nothing else, whether it is streamed or whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -17,7 +17,6 @@ from api.on_demand import load_part
 from api.output_parsers.events import NewParser, OutputEvent, OutputParser, PlainParser, Text
 from shared.choice_deltas import ChoiceDelta, choice_deltas
 from shared.messages import Delta, Failed, Finished, FinishReason, TokenLogprob
-from shared.text.base import Tokenizer
 
 EntryT = TypeVar("EntryT")
 EntryT_co = TypeVar("EntryT_co", covariant=True)
@@ -38,14 +37,12 @@ class EntryForm(Protocol[EntryT_co]):
     def __call__(self, entry: TokenLogprob, /) -> EntryT_co: ...
 
 
-class Aligner(Protocol[EntryT]):
-    """Finds where in the text each token is: see `api.generation.logprobs.TokenAligner`."""
+class TokenTexts(Protocol):
+    """What the texts of tokens are known from: a `shared.text.base.Tokenizer`."""
 
-    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None: ...
-    def ends_up_to(self, num_bytes: int) -> Iterator[int]: ...
-    def release(self, num_bytes: int) -> list[PlacedLogprob[EntryT]]: ...
-    def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob[EntryT]]: ...
-    def num_tokens_before(self, num_bytes: int) -> int: ...
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Any: ...
+    def token_text(self, token_id: int) -> str: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +71,25 @@ class ReaderOptions(Generic[EntryT]):
 
     num_choices: int = 1
     new_parser: NewParser = PlainParser  # called once per choice, in order
-    tokenizer: Tokenizer | None = None
+    tokenizer: TokenTexts | None = None
     form: EntryForm[EntryT] | None = None  # of log probabilities; None: not shown
     has_token_ids: bool = False
     counts_reasoning: bool = False
     ranks_choices: bool = False  # by their mean log probabilities
     splits_by_token: bool = False  # events do not depend on how the log was cut into deltas
-    prompt_chars: Sequence[int] | None = None  # shown before each choice; see `_Choice`
+    prompt_chars: Sequence[int] | None = None  # shown before each choice; see AlignedChoice
 
 
 class ChoiceReader(Generic[EntryT]):
     """Reads the deltas of one job, or of several that are numbered as one."""
 
     def __init__(self, options: ReaderOptions[EntryT]) -> None:
-        self._choices = [_Choice(index, options) for index in range(options.num_choices)]
+        new_choice: Any = Choice
+        if options.form or options.counts_reasoning or options.splits_by_token:
+            new_choice = load_part("aligned_choices").AlignedChoice
+        self._choices: list[Choice[EntryT]] = [
+            new_choice(index, options) for index in range(options.num_choices)
+        ]
         self._counts_reasoning = options.counts_reasoning
 
     def read(self, delta: Delta) -> list[ChoiceEvent[EntryT]]:
@@ -140,38 +142,27 @@ class ChoiceReader(Generic[EntryT]):
         return self._choices[choice].mean_logprob
 
 
-class _Choice(Generic[EntryT]):
-    """One choice: its text that was read and is in no event yet."""
+class Choice(Generic[EntryT]):
+    """One choice, whose tokens' places in its text do not matter.
+
+    `api.generation.aligned_choices.AlignedChoice` is one whose log probabilities are shown.
+    """
 
     def __init__(self, index: int, options: ReaderOptions[EntryT]) -> None:
-        """With `prompt_chars` log probabilities follow those of a prompt of that many
-        characters. They then have an entry for the token that ended it too: readers of such lists
-        count from both ends."""
         self.has_ended = False
         self._index = index
         self._parser: OutputParser = options.new_parser()
-        self._has_stop_entries = options.prompt_chars is not None
-        self._splits_by_token = options.splits_by_token
         self._ranks = options.ranks_choices
-        self._aligner: Aligner[EntryT] | None = None
-        if options.form or options.counts_reasoning or options.splits_by_token:
-            assert options.tokenizer is not None
-            num_chars = options.prompt_chars[index] if options.prompt_chars is not None else 0
-            new_aligner = load_part("logprobs").TokenAligner
-            self._aligner = new_aligner(options.tokenizer, options.form, num_chars)
-        self._is_plain = self._aligner is None and isinstance(self._parser, PlainParser)
+        self._is_text = isinstance(self._parser, PlainParser)
         self._token_ids: list[int] | None = [] if options.has_token_ids else None
-        self._placed: list[PlacedLogprob[EntryT]] = []  # whose text may become anything
-        self._of_text: list[PlacedLogprob[EntryT]] = []  # whose text is text, for its next event
         self._num_bytes = 0  # of its text so far
         self._num_parsed = 0  # of these, given to the parser
-        self._pending = b""  # text that ends within a token
         self._num_tokens = 0
         self._logprob_sum = 0.0
 
     @property
     def is_plain(self) -> bool:
-        return self._is_plain and not self._ranks
+        return self._is_text and not self._ranks
 
     @property
     def has_token_ids(self) -> bool:
@@ -184,70 +175,39 @@ class _Choice(Generic[EntryT]):
 
     @property
     def reasoning_tokens(self) -> int:
-        assert self._aligner is not None
-        return self._aligner.num_tokens_before(self._parser.reasoning_bytes)
+        return 0
 
     @property
     def mean_logprob(self) -> float:
         return self._logprob_sum / max(1, self._num_tokens)
 
     def read(self, part: Delta | ChoiceDelta) -> list[ChoiceEvent[EntryT]]:
+        """Returns the events that a part of the log completes."""
         text = part.text
         if self._token_ids is not None:
             self._token_ids.extend(part.token_ids)
         if self._ranks:
             self._num_tokens += len(part.token_ids)
             self._logprob_sum += sum(entry.logprob for entry in part.logprobs or ())
-        if self._is_plain:  # the common stream, once per token
+        if self._is_text:  # the common stream, once per token
             return [ChoiceEvent(self._index, Text(text), (), self._take_ids())] if text else []
         self._num_bytes += len(text.encode())
-        if self._aligner is not None:
-            self._aligner.push(part.token_ids, part.logprobs)
-        if self._splits_by_token:
-            pieces = self._split(text)
-            events = [event for piece in pieces for event in self._events(self._parser.push(piece))]
-            self._decide()
-            return events
-        self._num_parsed = self._num_bytes
-        if self._aligner is not None:
-            self._placed += self._aligner.release(self._num_bytes)
-        events = self._events(self._parser.push(text)) if text else []
-        self._decide()
-        return events
+        return self._parse(part)
 
     def finish(
         self, reason: FinishReason | None, stop_reason: str | int | None
     ) -> list[ChoiceEvent[EntryT]]:
         """Returns its last events, the end among them."""
         self.has_ended = True
-        if self._aligner is not None:
-            stopped = reason is FinishReason.STOP and not self._has_stop_entries
-            self._placed += self._aligner.rest(self._num_bytes, stopped=stopped)
-        rest, self._pending = self._pending.decode(errors="replace"), b""
         self._num_parsed = self._num_bytes
-        events = self._events(self._parser.push(rest)) if rest else []
-        events += self._events(self._parser.finish())
+        events = self._events(self._parser.finish())
         end = ChoiceEnd(reason, stop_reason, self._parser.has_calls)
         last = ChoiceEvent(self._index, None, self._take_placed(), self._take_ids(), end)
         return [*events, last]
 
-    def _split(self, text: str) -> Iterator[str]:
-        """Yields the text cut anew, at the ends of its tokens, never within a character.
-
-        How tokens were gathered into log entries, and how a relay delivered these, is chance. Only
-        the lengths are the tokenizer's: one that is not the writer's moves cuts and loses nothing.
-        """
-        assert self._aligner is not None
-        self._pending += text.encode()
-        for end in self._aligner.ends_up_to(self._num_bytes):
-            size = end - self._num_parsed
-            while 0 < size < len(self._pending) and self._pending[size] & 0xC0 == 0x80:
-                size -= 1
-            if size > 0:
-                piece, self._pending = self._pending[:size].decode(), self._pending[size:]
-                self._num_parsed += size
-                self._placed += self._aligner.release(end)
-                yield piece
+    def _parse(self, part: Delta | ChoiceDelta) -> list[ChoiceEvent[EntryT]]:
+        self._num_parsed = self._num_bytes
+        return self._events(self._parser.push(part.text)) if part.text else []
 
     def _events(self, pieces: Sequence[OutputEvent]) -> list[ChoiceEvent[EntryT]]:
         """Returns the events of pieces. Log probabilities go with text alone."""
@@ -267,22 +227,6 @@ class _Choice(Generic[EntryT]):
             self._token_ids = []
         return token_ids
 
-    def _decide(self) -> None:
-        """Keeps the log probabilities of text, drops those of reasoning and tool calls, and leaves
-        those of held back text."""
-        placed, spans = self._placed, self._parser.spans
-        if not placed:
-            return
-        decided = placed
-        if spans is not None and (not self.has_ended or self.held_bytes):
-            decided = [one for one in placed if one.end_bytes <= spans.num_bytes]
-        self._placed = placed[len(decided) :]
-        if spans is not None:
-            decided = [one for one in decided if spans.holds(one.start_bytes, one.end_bytes)]
-        self._of_text += decided
-
-    def _take_placed(self) -> list[PlacedLogprob[EntryT]]:
-        """Returns those of the text up to here."""
-        self._decide()
-        taken, self._of_text = self._of_text, []
-        return taken
+    def _take_placed(self) -> Sequence[PlacedLogprob[EntryT]]:
+        """Returns the log probabilities of the text up to here."""
+        return ()

@@ -1,24 +1,19 @@
 """Log probabilities, of the output and of the prompt, in the shapes that OpenAI and vLLM show.
 
-Those of the output keep step with the text. Text may be held back (a possible stop string, an open
-character) after its tokens are known. An entry is released when the text of its token is, and never
-when that text was cut off.
+Those of the output keep step with the text: see `api.generation.aligned_choices`.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Generic, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
-from api.generation.choices import EntryForm, EntryT, PlacedLogprob
+from api.generation.choices import PlacedLogprob, TokenTexts
 from shared.messages import (
     PROMPT_SLICE_TOKENS,
     Job,
@@ -28,7 +23,6 @@ from shared.messages import (
     num_slices_of,
 )
 from shared.prompt_logprobs import decode_prompt_logprobs
-from shared.text.base import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
 
@@ -55,7 +49,7 @@ class ChatEntryForm:
     and costs no more memory than its JSON. How a token id is spelled is looked up once per answer.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TokenTexts) -> None:
         self._tokenizer = tokenizer
         self._spelled: dict[int, tuple[str, msgspec.Raw]] = {}  # its text, its bytes as JSON
 
@@ -84,7 +78,7 @@ class CompletionEntry(msgspec.Struct, frozen=True, gc=False):
 class CompletionEntryForm:
     """Encodes entries as the members of the completion dialect's lists, as they come."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(self, tokenizer: TokenTexts, num_top: int) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._spelled: dict[int, str] = {}
@@ -112,74 +106,6 @@ class CompletionEntryForm:
                 spelled = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
             self._spelled[token_id] = spelled
         return spelled
-
-
-class TokenAligner(Generic[EntryT]):
-    """Finds where in the text each token is, and holds entries until the text of theirs is there.
-
-    Nothing is encoded again: a token's length is that of its own text. A token that has none by
-    itself (a part of a character) stands where the next one begins.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, form: EntryForm[EntryT] | None, num_chars: int = 0
-    ) -> None:
-        """`form` encodes entries; None: no log probabilities. `num_chars`: shown before this."""
-        self._form = form
-        self._detokenizer = tokenizer.detokenizer()
-        self._held: deque[PlacedLogprob[EntryT]] = deque()
-        self._ends = array("q", (0,))  # of each token, in bytes, after the start of the first
-        self._next = 1  # index into `_ends` of the next that `ends_up_to` yields
-        self._num_chars = num_chars
-
-    def push(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        """Places the next tokens; `logprobs` has an entry for each of them, or is empty."""
-        for index, token_id in enumerate(token_ids):
-            text = self._detokenizer.push((token_id,))
-            start = self._ends[-1]
-            end = start + len(text.encode())
-            self._ends.append(end)
-            if logprobs and self._form is not None:
-                entry = self._form(logprobs[index])
-                self._held.append(PlacedLogprob(entry, start, end, self._num_chars))
-            self._num_chars += len(text)
-
-    def ends_up_to(self, num_bytes: int) -> Iterator[int]:
-        """Yields the end of each next token whose text is in the first `num_bytes`."""
-        while self._next < len(self._ends) and self._ends[self._next] <= num_bytes:
-            self._next += 1
-            yield self._ends[self._next - 1]
-
-    def release(self, num_bytes: int) -> list[PlacedLogprob[EntryT]]:
-        """Returns the entries whose text is in the first `num_bytes`."""
-        held, released = self._held, []
-        # `<` for tokens without text: one at the end may be the token that stops, see `rest`.
-        while held and held[0].end_bytes <= num_bytes and held[0].start_bytes < num_bytes:
-            released.append(held.popleft())
-        return released
-
-    def rest(self, num_bytes: int, *, stopped: bool) -> list[PlacedLogprob[EntryT]]:
-        """Returns the entries left at the end of a text of `num_bytes`, none of them beyond it.
-
-        After a stop, tokens that begin where the text ends stand for nothing that was shown (the
-        stop string, the end token) and are dropped.
-        """
-        left = [
-            PlacedLogprob(
-                held.entry,
-                min(held.start_bytes, num_bytes),
-                min(held.end_bytes, num_bytes),
-                held.start_chars,
-            )
-            for held in self._held
-            if not stopped or held.start_bytes < num_bytes
-        ]
-        self._held.clear()
-        return left
-
-    def num_tokens_before(self, num_bytes: int) -> int:
-        """Returns how many tokens begin in the first `num_bytes`."""
-        return bisect_left(self._ends, num_bytes, hi=len(self._ends) - 1)
 
 
 class CompletionLogprobs(TypedDict):
@@ -222,7 +148,7 @@ class PromptLogprobs:
 
     prompt: ScoredPrompt
     num_top: int
-    tokenizer: Tokenizer
+    tokenizer: TokenTexts
 
     def payload(self) -> Iterator[dict[str, Any] | None]:
         """Yields an item for each token of the prompt, made as it is taken."""
@@ -251,7 +177,9 @@ class EchoedLogprobs:
     """One prompt's part of the lists in `choices[].logprobs`, of completions with `echo` and
     `logprobs`. Lists are made as they are read."""
 
-    def __init__(self, prompt: ScoredPrompt, text: str, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(
+        self, prompt: ScoredPrompt, text: str, tokenizer: TokenTexts, num_top: int
+    ) -> None:
         """`text`: the part of the prompt that the answer repeats."""
         self._prompt = prompt
         self._text = text

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from api.http.pagination import Absent
+from api.http.openapi import Absent
 
 
 class ResponseModel(BaseModel):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from api.errors import MAX_ECHO_CHARS
 from api.generation.ignored_parameters import request_ignored
 from api.generation.protocol import SamplingFields
+from api.generation.response_size import CHAT_ENTRY_BYTES, TOKEN_BYTES, TOKEN_ID_BYTES
 from api.request_errors import unsupported
 from shared.messages import (
     MAX_TOP_LOGPROBS,
@@ -191,3 +192,66 @@ def renamed_parameters(names: Mapping[str, str]) -> Iterator[None]:
             raise
         message = error.message.replace(f"'{error.param}'", f"'{name}'")
         raise InvalidParameter(name, message, error.code) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseSize:
+    """The parameters that determine a response's size, by their names in the dialect."""
+
+    choices: tuple[tuple[str, int], ...] = ()  # members that multiply to the number of choices
+    max_tokens: tuple[str, int | None]  # None: left to the default
+    logprobs: tuple[str, int | None] = ("logprobs", None)  # alternatives of each token
+    entry_bytes: int = CHAT_ENTRY_BYTES
+    has_token_ids: bool = False
+    prompts: tuple[str, int] = ("echo", 0)  # bytes of the prompts that the answer repeats
+
+    @property
+    def num_choices(self) -> int:
+        num_choices = 1
+        for _, factor in self.choices:
+            num_choices *= factor
+        return num_choices
+
+    @property
+    def token_bytes(self) -> int:
+        """Returns the bytes of each token of each choice."""
+        num_bytes = TOKEN_BYTES + (TOKEN_ID_BYTES if self.has_token_ids else 0)
+        num_alternatives = self.logprobs[1]
+        if num_alternatives is not None:
+            num_bytes += (1 + num_alternatives) * self.entry_bytes
+        return num_bytes
+
+    def fitted(self, sampling: SamplingParams, max_bytes: int) -> SamplingParams:
+        """Returns `sampling`, with a default of max_tokens that keeps the answer in `max_bytes`.
+
+        Raises InvalidParameter, on max_tokens or on the prompts, if the caller requests more.
+        """
+        prompts_param, prompt_bytes = self.prompts
+        step_bytes = self.num_choices * self.token_bytes
+        num_bytes = prompt_bytes + sampling.max_tokens * step_bytes
+        if num_bytes <= max_bytes:
+            return sampling
+        param, requested = self.max_tokens
+        num_tokens = max(0, max_bytes - prompt_bytes) // step_bytes
+        if requested is None and num_tokens:
+            return replace(sampling, max_tokens=num_tokens)
+        members = [(name, factor) for name, factor in self.choices if factor > 1]
+        members.append((param, sampling.max_tokens))
+        if self.logprobs[1] is not None:
+            members.append((self.logprobs[0], self.logprobs[1]))
+        named = ", ".join(f"{name} {value}" for name, value in members)
+        if prompt_bytes:
+            named += f" and {prompt_bytes} bytes of prompts ({prompts_param})"
+        if prompt_bytes and not num_tokens:
+            raise InvalidParameter(
+                prompts_param,
+                f"an answer with {named} can have about {num_bytes} bytes, and {max_bytes} are "
+                f"allowed: the prompts that it repeats leave no room for a token.",
+                "answer_too_large",
+            )
+        raise InvalidParameter(
+            param,
+            f"an answer with {named} can have about {num_bytes} bytes, and {max_bytes} are "
+            f"allowed. Please ask for less: {param} can be {num_tokens} here.",
+            "answer_too_large",
+        )

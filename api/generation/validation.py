@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import ValidationError
 
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS
 from api.generation.ignored_parameters import IgnoredMembers, without_unused
 from api.generation.protocol import RequestModel
 from api.on_demand import load_part
+from api.request_errors import ClientError
 from shared.messages import InvalidParameter
 
 RequestT = TypeVar("RequestT", bound=RequestModel)

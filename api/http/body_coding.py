@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import zstandard
 
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS
+from api.request_errors import ClientError
 
 MAX_RATIO = 128  # of decoded bytes to sent ones
 FREE_BYTES = 2**20  # decoded at any ratio

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import MAX_ECHO_CHARS, ApiError, ClientError, internal_error, store_unreachable
+from api.errors import MAX_ECHO_CHARS, ApiError, internal_error, store_unreachable
 from api.http.json_response import error_response
 from api.http.response_headers import set_rate_limit_headers
 from api.ids import parse_job_id
-from api.request_errors import invalid_parameter, queue_full, unknown_parameter
+from api.request_errors import ClientError, invalid_parameter, queue_full, unknown_parameter
 from shared.keys import is_id
 from shared.messages import InvalidParameter
 from shared.transport.ports.admission import QueueFull

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -32,6 +33,7 @@ JOB = BODY | {409, 502, 504}  # submits a job and waits for its end
 Described = dict[int | str, dict[str, Any]]  # the `responses` of a route
 
 _PHRASES = {529: "Overloaded"}
+Absent = SkipJsonSchema[None]  # the type of a member that is left out, and never null
 EVENTS = "text/event-stream"
 EVENT_SCHEMA = "x-event-schema"  # OpenAPI 3.1 describes no events
 _SCHEMAS = "#/components/schemas/"

@@ -15,9 +15,10 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS
 from api.http.json_response import error_response
 from api.http.response_headers import RATE_LIMIT_HEADERS
+from api.request_errors import ClientError
 
 EXPOSED_HEADERS = (
     "x-request-id",

@@ -15,16 +15,15 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
+
+from api.http.openapi import Absent
 
 MAX_ID_CHARS = 200
 MAX_DIGITS = 16
 MAX_LIMIT_DIGITS = 6
 
 Item = TypeVar("Item")
-
-Absent = SkipJsonSchema[None]  # left out, and never null
 
 
 class QueryModel(BaseModel):

@@ -11,16 +11,12 @@ from __future__ import annotations
 import math
 from contextvars import ContextVar
 from dataclasses import dataclass
-from heapq import nlargest
 from typing import Any
-
-import msgspec
 
 from api.errors import UnavailableError, overloaded, share_exceeded
 
 SHARE = 0.75
 RESERVED, LITTLE, FOR_OPERATORS = 1 / 10, 1 / 200, 1 / 50  # of the limit
-MAX_HOLDERS = 16  # of a pot that are shown
 RETRY_AFTER_S = 2.0
 
 
@@ -40,16 +36,6 @@ def paying_tenant() -> str:
     """Returns the tenant of the running request; "" without one."""
     of = payer.get()
     return "" if of is None else of.tenant
-
-
-class PotReport(msgspec.Struct):
-    """A pot as operators see it."""
-
-    pot: str
-    used: int
-    limit: int | None  # None: it is counted, and has no limit
-    refused: int | None  # None: not counted
-    holders: list[tuple[str, int]]  # tenants with what they have, those with the most first
 
 
 class Pot:
@@ -80,7 +66,7 @@ class Pot:
         self._full = full
         self._retry_after_s = retry_after_s
         self._always = always
-        self._held: dict[Payer | None, int] = {}
+        self.held: dict[Payer | None, int] = {}  # what each has
 
     def check(self, amount: int, of: Payer | None) -> None:
         """Raises UnavailableError where `amount` more may not be taken: 429 for the payer's own
@@ -106,29 +92,17 @@ class Pot:
         charge.add(amount)
         return charge
 
-    def holders(self) -> list[tuple[str, int]]:
-        """Returns the tenants that have the most, with what they have. Without keys there is no
-        tenant to name."""
-        by_tenant: dict[str, int] = {}
-        for of, amount in self._held.items():
-            name = "" if of is None else of.tenant
-            by_tenant[name] = by_tenant.get(name, 0) + amount
-        return nlargest(MAX_HOLDERS, by_tenant.items(), key=lambda item: item[1])
-
-    def report(self) -> PotReport:
-        return PotReport(self.name, self.used, self.limit, self.num_refused, self.holders())
-
     def add(self, of: Payer | None, amount: int) -> None:
         """Counts `amount`, negative to give back. For Charge."""
         self.used += amount
-        held = self._held.get(of, 0) + amount
+        held = self.held.get(of, 0) + amount
         if held:
-            self._held[of] = held
+            self.held[of] = held
         else:
-            self._held.pop(of, None)  # a tenant that has nothing leaves nothing
+            self.held.pop(of, None)  # a tenant that has nothing leaves nothing
 
     def _is_over_share(self, amount: int, of: Payer | None) -> bool:
-        own = self._held.get(of, 0)
+        own = self.held.get(of, 0)
         if of is None or self._share >= 1 or own <= 0 or own + amount <= self.limit * LITTLE:
             return False
         left = self.limit - self.used - amount

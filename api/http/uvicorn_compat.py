@@ -22,8 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from api.errors import ClientError
 from api.http.sse import json_bytes
+from api.request_errors import ClientError
 from shared.compat import check_library
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api.errors import ClientError
 from api.http import sse
 from api.http.caller import CallerDep
-from api.http.openapi import NAMED, errors, statuses
-from api.http.pagination import Absent
+from api.http.openapi import NAMED, Absent, errors, statuses
 from api.jobs.attached_job import AttachedJob
 from api.jobs.durable_stream import (
     Chunk,
@@ -28,7 +26,7 @@ from api.jobs.durable_stream import (
 from api.jobs.routes import find_job
 from api.jobs.service import JobsDep, JobService
 from api.jobs.stream_response import EventStreamBody, StreamResponse
-from api.request_errors import job_not_found
+from api.request_errors import ClientError, job_not_found
 from shared.messages import TERMINAL_STATES
 from shared.transport.ports.jobs import JobRecord
 

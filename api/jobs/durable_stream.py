@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Scope
 
-from api.errors import ApiError, ClientError, unavailable
+from api.errors import ApiError, unavailable
 from api.http import sse
 from api.jobs.attached_job import AttachedJob
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.service import JobService
+from api.request_errors import ClientError
 from shared.messages import (
     START,
     Cursor,

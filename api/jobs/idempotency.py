@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-from api.errors import ClientError
 from api.http.caller import Caller
-from api.request_errors import idempotency_key_reuse
+from api.request_errors import ClientError, idempotency_key_reuse
 from shared.messages import Idempotency
 from shared.transport.ports.admission import SubmittingStore
 

@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field
 from api.generation.formatter import usage_payload
 from api.generation.models import ServedModel
 from api.generation.response_schemas import ResponseModel, UsageObject
-from api.http.pagination import Absent, Flag, ListQuery, QueryModel
+from api.http.openapi import Absent
+from api.http.pagination import Flag, ListQuery, QueryModel
 from api.ids import public_id
 from api.jobs.prefix import JobPrefix
 from shared.messages import (

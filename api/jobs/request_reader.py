@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.dependencies import part_in
-from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
+from api.errors import MAX_ECHO_CHARS, ApiError
 from api.generation.formatter import Formatter, PromptScores, Timing
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
@@ -29,6 +29,7 @@ from api.generation.validation import RequestT, parse_json, parse_request
 from api.http.caller import Caller, caller_in, disconnect, set_caller, set_headers
 from api.http.shares import Charge, Pot, payer
 from api.on_demand import load_part
+from api.request_errors import ClientError
 from shared.keys import new_job_id
 from shared.messages import Durability, Job, OnDisconnect, SamplingParams
 from shared.transport.ports.admission import SubmittingStore

@@ -10,13 +10,12 @@ from starlette.responses import Response
 
 from api.auth.stream_tokens import StreamTokensDep
 from api.dependencies import provided
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS
 from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
 from api.http.open_requests import SlicesDep
-from api.http.openapi import NAMED, STORE, errors, parameter, streamed
-from api.http.pagination import Absent
+from api.http.openapi import NAMED, STORE, Absent, errors, parameter, streamed
 from api.ids import parse_job_id, public_id
 from api.jobs.log_page import read_log_page
 from api.jobs.prefix import explain_prefix
@@ -36,7 +35,7 @@ from api.jobs.protocol import (
 from api.jobs.reader_position import ResumePoint
 from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
-from api.request_errors import dead_letter_not_found, job_not_found
+from api.request_errors import ClientError, dead_letter_not_found, job_not_found
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued

@@ -6,15 +6,14 @@ resumes after the events that were sent, not after those that were encoded or re
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 from api.errors import ApiError
 from api.generation.formatter import Formatter, PlainEvent
 from api.http.sse import whole_events
-from api.jobs.reader_position import NOTHING, Extent, ResumePoint, resume_hint
+from api.jobs.reader_position import Extent, ResumePoint, resume_hint
 from api.on_demand import load_part
 from shared.choice_deltas import ChoiceDelta, choice_deltas, sums_of
 from shared.messages import START, Cursor, Delta, Failed, Finished, Segment
@@ -45,8 +44,8 @@ class SentEvents:
         self._batched: Any = None
         if stream_interval is not None:
             self._batched = load_part("batched_deltas").BatchedDeltas(stream_interval)
-        self._choices = SentChoices()
-        self._counts_by_cursor = False  # choice 0 has started, and nothing is batched
+        self._place = SentPlace()
+        self._has_begun = False  # choice 0 has started, and nothing is batched
         self._plain_event: PlainEvent | None = None  # of such a stream
         self._has_delta = False
         self._last_encoded: Any = None
@@ -55,7 +54,7 @@ class SentEvents:
     @property
     def resume_point(self) -> ResumePoint:
         """Returns the offset from which a reader of the sent events misses and repeats nothing."""
-        return self._choices.resume_point
+        return self._place.resume_point
 
     def resume_hint(self, job_id: str) -> str:
         hint = self._formatter.resume_hint(self._last_sent)
@@ -70,18 +69,22 @@ class SentEvents:
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
         self._has_delta = True
-        plain_event = self._plain_event if self._choices.in_order else None
+        plain_event = self._plain_event if self._place.in_order else None
         if plain_event is not None and (pieces := plain_pieces(delta, num_waiting)):
-            self._choices.include_in_order(delta.end)
+            self._place.include_in_order(delta.end)
             yield b"".join(starmap(plain_event, pieces))
             return
         for piece in split_by_step(delta, num_waiting):
-            if self._counts_by_cursor and piece.segments is None and self._choices.in_order:
-                if payloads := self._payloads_of(piece):
+            if self._is_in_order(piece):
+                if not self._has_begun:
+                    yield from self._events(self._formatter.before_choice(0))
+                payloads = self._payloads_of(piece)
+                self._begin()
+                if payloads:
                     yield self._event_of(payloads)
                 continue
             if self._counts:
-                self._choices.log(piece)
+                self._place.by_choice.log(piece)
             for part in self._parts(piece):
                 yield from self._events_of_part(part)
 
@@ -95,7 +98,7 @@ class SentEvents:
         if is_finished:
             yield from self._events(self._formatter.before_choice(0))
         # What the formatter holds back is in one of the last events: no cut between them.
-        is_one, events = is_finished and self._choices.has_pending, []
+        is_one, events = is_finished and self._place.has_pending, []
         for payload in self._last_payloads(end):
             for event in self._encoded(payload, is_small=is_small):
                 if event:
@@ -104,7 +107,7 @@ class SentEvents:
                     events.append(event)
                 yield b"" if is_one else event
         if is_one:
-            self._choices.include_all()
+            self._place.by_choice.include_all()
             yield b"".join(events)
 
     def _encoded(self, payload: Any, *, is_small: bool) -> Iterable[bytes]:
@@ -114,13 +117,24 @@ class SentEvents:
         return self.framing.event(self._formatter.failed(error, self._last_sent))
 
     def mark_sent(self) -> None:
-        self._choices.mark_sent()
+        self._place.mark_sent()
         self._last_sent = self._last_encoded
 
     def _last_payloads(self, end: Finished | Failed) -> Sequence[Any]:
         if isinstance(end, Finished):
             return self._formatter.finished(end)
         return self._formatter.job_failed(end, delivered=self._has_delta)
+
+    def _is_in_order(self, piece: Delta) -> bool:
+        """Returns whether a piece is choice 0's, and events include everything before it."""
+        is_plain = self._counts and self._batched is None and piece.segments is None
+        return is_plain and self._place.in_order
+
+    def _begin(self) -> None:
+        """Records that choice 0 has started."""
+        if not self._has_begun and self._batched is None:
+            self._has_begun = True
+            self._plain_event = self._formatter.plain_event()
 
     def _parts(self, piece: Delta) -> Iterator[Delta]:
         """Yields deltas of one choice each."""
@@ -136,12 +150,12 @@ class SentEvents:
         payloads = self._formatter.delta(piece)
         held_bytes = self._formatter.held_bytes(0)
         if payloads and not held_bytes:
-            self._choices.include_in_order(piece.end)
+            self._place.include_in_order(piece.end)
             return payloads
-        self._choices.log(piece)
-        self._choices.take(0, extent_of(piece))
+        self._place.by_choice.log(piece)
+        self._place.by_choice.take(0, extent_of(piece))
         if payloads:
-            self._choices.include(0, held_bytes)
+            self._place.by_choice.include(0, held_bytes)
         return payloads
 
     def _events_of_part(self, part: Delta) -> Iterator[bytes]:
@@ -153,14 +167,13 @@ class SentEvents:
                 yield self._event_of(payloads)
             return
         extent = extent_of(part)
-        self._choices.take(choice, extent)
+        self._place.by_choice.take(choice, extent)
         payloads = self._formatter.delta(part)
-        if choice == 0 and self._batched is None and not self._counts_by_cursor:
-            self._counts_by_cursor = True
-            self._plain_event = self._formatter.plain_event()
+        if choice == 0:
+            self._begin()
         if payloads:
             held_bytes = 0 if extent.has_end else self._formatter.held_bytes(choice)
-            self._choices.include(choice, held_bytes)
+            self._place.by_choice.include(choice, held_bytes)
             yield self._event_of(payloads)
 
     def _event_of(self, payloads: Sequence[Any]) -> bytes:
@@ -176,55 +189,40 @@ class SentEvents:
             yield event
 
 
-class _Part(NamedTuple):
-    """A segment of the log."""
+class SentPlace:
+    """How far a stream was sent, of which everything before is in its events.
 
-    choice: int
-    upto: Extent  # of its choice, from the start of the log
-    end: Cursor
-
-
-class SentChoices:
-    """Counts, for each choice, the tokens and bytes that were logged, taken from the log, included
-    in events, and sent. The stream may be cut between any two of these steps.
-
-    Most streams have one choice, and hold nothing back. While events include everything that was
-    taken, in the log's order (`in_order`), one cursor replaces these counts: cheaper per token.
+    While events include everything that was taken, in the log's order (`in_order`), that is a
+    cursor. Text that is held back, and several choices, are counted by choice.
     """
 
     def __init__(self) -> None:
         self._cursor = START  # everything before it was sent
-        self._ordered_end: Cursor | None = START  # of what events include; None: count by choice
-        self._passed: dict[int, Extent] = {}  # of each choice, before the cursor
-        self._log: deque[_Part] = deque()  # from the cursor on
-        self._logged: dict[int, Extent] = {}  # to the end of `_log`
-        self._taken: dict[int, Extent] = {}
-        self._included: dict[int, Extent] = {}
-        self._sent: dict[int, Extent] = {}
+        self._ordered_end = START  # of what events include
+        self._counts: Any = None  # a SentChoices; None: in order
 
     @property
     def in_order(self) -> bool:
         """Returns whether events include everything that was taken, in the log's order."""
-        return self._ordered_end is not None
+        return self._counts is None
 
     @property
     def has_pending(self) -> bool:
         """Returns whether tokens or text were taken that no event includes."""
-        return self._taken != self._included
+        return self._counts is not None and self._counts.has_pending
 
     @property
     def resume_point(self) -> ResumePoint:
         """Returns the offset from which a reader of the sent events resumes."""
-        ahead = {
-            choice: Extent(
-                sent.num_tokens - passed.num_tokens,
-                sent.num_bytes - passed.num_bytes,
-                sent.has_end and not passed.has_end,
-            )
-            for choice, sent in self._sent.items()
-            if (passed := self._passed.get(choice, NOTHING)) != sent
-        }
-        return ResumePoint(self._cursor, ahead)
+        return ResumePoint(self._cursor) if self._counts is None else self._counts.resume_point
+
+    @property
+    def by_choice(self) -> Any:
+        """Returns the counts of each choice, from here on until all of them was sent."""
+        if self._counts is None:
+            new_counts = load_part("sent_choices").SentChoices
+            self._counts = new_counts(self._cursor, self._ordered_end)
+        return self._counts
 
     def include_in_order(self, end: Cursor) -> None:
         """Records that an event includes everything up to `end`, all of it choice 0's.
@@ -233,77 +231,15 @@ class SentChoices:
         """
         self._ordered_end = end
 
-    def log(self, delta: Delta) -> None:
-        """Adds the next part of the log."""
-        self._count_choices()
-        if delta.segments is None:
-            self._log.append(_Part(0, self._add(self._logged, 0, extent_of(delta)), delta.end))
-            return
-        num_tokens, num_bytes = delta.start
-        for segment in delta.segments:
-            num_tokens += segment.num_tokens
-            num_bytes += segment.num_bytes
-            has_end = segment.finish_reason is not None
-            extent = Extent(segment.num_tokens, segment.num_bytes, has_end)
-            upto = self._add(self._logged, segment.choice, extent)
-            self._log.append(_Part(segment.choice, upto, Cursor(num_tokens, num_bytes)))
-
-    def take(self, choice: int, extent: Extent) -> None:
-        """Counts the part of a choice that the formatter gets."""
-        self._add(self._taken, choice, extent)
-
-    def include(self, choice: int, held_bytes: int = 0) -> None:
-        """Records that an event includes all taken text of `choice`, except the last bytes."""
-        taken = self._taken[choice]
-        self._included[choice] = taken._replace(num_bytes=taken.num_bytes - held_bytes)
-
-    def include_all(self) -> None:
-        """Records that an event includes everything that was taken."""
-        self._included = dict(self._taken)
-
     def mark_sent(self) -> None:
         """Records that every event was sent."""
-        if self._ordered_end is not None:
+        if self._counts is None:
             self._cursor = self._ordered_end
             return
-        self._sent.update(self._included)
-        while self._log and self._has(self._log[0]):
-            part = self._log.popleft()
-            self._passed[part.choice] = part.upto
-            self._cursor = part.end
-        if not self._log and self._taken == self._included:
-            for sums in (self._passed, self._logged, self._taken, self._included, self._sent):
-                sums.clear()
-            self._ordered_end = self._cursor
-
-    def _count_choices(self) -> None:
-        """Starts to count by choice: included events that were not sent belong to choice 0."""
-        if self._ordered_end is None:
-            return
-        begin, end = self._cursor, self._ordered_end
-        self._ordered_end = None
-        if begin != end:
-            extent = Extent(end.num_tokens - begin.num_tokens, end.num_bytes - begin.num_bytes)
-            self._log.append(_Part(0, extent, end))
-            self._logged[0] = self._taken[0] = self._included[0] = extent
-
-    def _has(self, part: _Part) -> bool:
-        sent, upto = self._sent.get(part.choice, NOTHING), part.upto
-        return (
-            sent.num_tokens >= upto.num_tokens
-            and sent.num_bytes >= upto.num_bytes
-            and sent.has_end >= upto.has_end
-        )
-
-    @staticmethod
-    def _add(sums: dict[int, Extent], choice: int, extent: Extent) -> Extent:
-        before = sums.get(choice, NOTHING)
-        total = sums[choice] = Extent(
-            before.num_tokens + extent.num_tokens,
-            before.num_bytes + extent.num_bytes,
-            before.has_end or extent.has_end,
-        )
-        return total
+        self._counts.mark_sent()
+        if self._counts.is_sent:
+            self._cursor = self._ordered_end = self._counts.cursor
+            self._counts = None
 
 
 def extent_of(delta: Delta) -> Extent:

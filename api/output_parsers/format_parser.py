@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -17,38 +18,18 @@ from shared.text.tool_formats import ReasoningFormat, ToolFormat
 
 SLICE_CHARS = 1024  # parsed at a time: taking from the front copies the rest
 
-# format -> the part (`api.on_demand`) that has its Family
-FAMILIES: Mapping[ToolFormat, str] = {
-    ToolFormat.HERMES: "formats",
-    ToolFormat.LLAMA3_JSON: "formats",
-    ToolFormat.MISTRAL: "named_calls",
-    ToolFormat.DEEPSEEK_V3: "named_calls",
-    ToolFormat.DEEPSEEK_V31: "named_calls",
-    ToolFormat.DEEPSEEK_V32: "xml_calls",
-    ToolFormat.DEEPSEEK_V4: "xml_calls",
-    ToolFormat.DEEPSEEK_V41: "xml_calls",
-    ToolFormat.KIMI_K2: "named_calls",
-    ToolFormat.GRANITE: "json_lists",
-    ToolFormat.PHI4_MINI_JSON: "json_lists",
-    ToolFormat.HUNYUAN_A13B: "json_lists",
-    ToolFormat.NEMOTRON_JSON: "json_lists",
-    ToolFormat.COHERE_COMMAND3: "json_lists",
-    ToolFormat.GLM45: "xml_calls",
-    ToolFormat.QWEN3_CODER: "xml_calls",
-    ToolFormat.SEED_OSS: "xml_calls",
-    ToolFormat.MINIMAX_M2: "xml_calls",
-    ToolFormat.PYTHONIC: "pythonic",
-    ToolFormat.FUNCTIONGEMMA: "pythonic",
-    ToolFormat.GEMMA4: "pythonic",
-    ToolFormat.OPENAI: "harmony",
-    ToolFormat.TEXT: "formats",
-}
+# Parts (`api.on_demand`) with families, the most common first.
+PARTS = ("formats", "named_calls", "json_lists", "xml_calls", "pythonic", "harmony")
 
 
+@functools.cache
 def family_of(tool_format: ToolFormat) -> Family:
-    """Returns the parser of a format's calls."""
-    families: Mapping[ToolFormat, Family] = load_part(FAMILIES[tool_format]).FAMILIES
-    return families[tool_format]
+    """Returns the parser of a format's calls. Raises KeyError where no part has one."""
+    for part in PARTS:
+        families: Mapping[ToolFormat, Family] = load_part(part).FAMILIES
+        if tool_format in families:
+            return families[tool_format]
+    raise KeyError(tool_format)
 
 
 def new_parser(config: ParserConfig, seed: str, choice: int) -> FormatParser:

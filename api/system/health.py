@@ -30,8 +30,9 @@ from api.system.protocol import (
     StoreState,
     Version,
 )
+from shared.transport.ports.admission import SubmittingStore
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport
-from shared.transport.ports.jobs import JobStore, TransportError
+from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,9 @@ _STORE_SENTENCES = {
 class HealthMonitor:
     """Keeps the last state of workers, queue and store. Empty until `refresh` has succeeded."""
 
-    def __init__(self, store: JobStore, registry: WorkerRegistry, deployment: Deployment) -> None:
+    def __init__(
+        self, store: SubmittingStore, registry: WorkerRegistry, deployment: Deployment
+    ) -> None:
         self._store = store
         self._registry = registry
         self._deployment = deployment

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import islice
 
+import msgspec
 from fastapi import APIRouter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -14,7 +16,7 @@ from starlette.responses import Response
 from api.generation.models import ModelCatalog
 from api.http.open_requests import OpenRequests
 from api.http.openapi import KEYED, errors
-from api.http.shares import MAX_HOLDERS, Pot
+from api.http.shares import Pot
 from api.jobs.event_stream import RelayCounts
 from api.jobs.service import DisconnectTracker
 from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
@@ -22,6 +24,19 @@ from api.system.health import HealthMonitor
 from shared.metrics import CONTENT_TYPE, Exposition
 
 router = APIRouter(tags=["Service"])
+
+
+MAX_HOLDERS = 16  # of a pot that are shown
+
+
+class PotReport(msgspec.Struct):
+    """A pot as operators see it."""
+
+    pot: str
+    used: int
+    limit: int | None  # None: it is counted, and has no limit
+    refused: int | None  # None: not counted
+    holders: list[tuple[str, int]]  # tenants with what they have, those with the most first
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,3 +132,14 @@ async def deployment_metrics(counters: MetricsDep) -> Response:
 
 def _response(exposition: Exposition) -> Response:
     return Response(exposition.text(), media_type=CONTENT_TYPE)
+
+
+def pot_report(pot: Pot) -> PotReport:
+    """Returns a pot with the tenants that have the most of it. Without keys there is no tenant to
+    name."""
+    by_tenant: dict[str, int] = {}
+    for of, amount in pot.held.items():
+        name = "" if of is None else of.tenant
+        by_tenant[name] = by_tenant.get(name, 0) + amount
+    holders = nlargest(MAX_HOLDERS, by_tenant.items(), key=lambda item: item[1])
+    return PotReport(pot.name, pot.used, pot.limit, pot.num_refused, holders)

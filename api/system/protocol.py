@@ -12,7 +12,8 @@ from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_pa
 from api.generation.models import ServedModel
 from api.generation.protocol import RequestModel, TokenIds
 from api.generation.response_schemas import ResponseModel
-from api.http.pagination import Absent, QueryModel
+from api.http.openapi import Absent
+from api.http.pagination import QueryModel
 from shared.messages import InvalidParameter
 
 

@@ -13,7 +13,7 @@ from penstock.client.answer import Answer, Delta
 from penstock.client.core import BaseClient, BaseStream, Core
 from penstock.client.http import Call, Caller, connections
 from penstock.client.reading import Reading
-from penstock.client.requests import Places
+from penstock.client.requests import Endpoints
 
 
 class AsyncStream(BaseStream):
@@ -98,7 +98,7 @@ class AsyncClient(Core, BaseClient[AsyncStream]):
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
         them. Raises ValueError for an invalid URL.
         """
-        places = Places(urls)
+        places = Endpoints(urls)
         self._http = http or httpx2.AsyncClient(**connections(places))
         self._owns_http = http is None
         super().__init__(_AsyncIO(self._http), places, Caller(key, timeout_s), patience_s)

@@ -25,7 +25,7 @@ from penstock.client.answer import Answer, Delta
 from penstock.client.core import BaseClient, BaseStream, Core
 from penstock.client.http import Call, Caller, connections
 from penstock.client.reading import Reading
-from penstock.client.requests import Places
+from penstock.client.requests import Endpoints
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -184,7 +184,7 @@ class Client(BaseClient[Stream]):
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
         them. Raises ValueError for an invalid URL.
         """
-        self._places = Places(urls)
+        self._places = Endpoints(urls)
         self._http = http or httpx2.Client(**connections(self._places))
         self._owns_http = http is None
         io = _BlockingIO(self._http)

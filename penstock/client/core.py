@@ -20,9 +20,9 @@ from penstock.client.reading import BackgroundReading, LogReading, Reading, Subm
 from penstock.client.requests import (
     IDEMPOTENCY_KEY,
     LEAVING_S,
+    Endpoints,
     Event,
     Opened,
-    Places,
     Request,
     Tries,
     background,
@@ -63,7 +63,7 @@ class IO(Protocol):
 class Core:
     """A running service: requests to it, retried where that helps, and its responses."""
 
-    def __init__(self, io: IO, places: Places, caller: Caller, patience_s: float) -> None:
+    def __init__(self, io: IO, places: Endpoints, caller: Caller, patience_s: float) -> None:
         self._io = io
         self._places = places
         self._caller = caller
@@ -217,7 +217,7 @@ class BaseStream:
 class BaseClient(ABC, Generic[StreamT]):
     """The methods that return a stream, which connects when it is read."""
 
-    _places: Places
+    _places: Endpoints
 
     @property
     def url(self) -> str:

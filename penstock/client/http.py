@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import httpx2
 
 from penstock.client.errors import PenstockError, Unreachable, refusal
-from penstock.client.requests import CONNECT_S, SILENCE_S, Event, Places, Request, headers_of
+from penstock.client.requests import CONNECT_S, SILENCE_S, Endpoints, Event, Request, headers_of
 
 
 class Call(TypedDict):
@@ -32,7 +32,7 @@ class Connections(TypedDict):
     trust_env: bool
 
 
-def connections(places: Places) -> Connections:
+def connections(places: Endpoints) -> Connections:
     """Returns how connections are made: as many as there are requests, through the environment's
     proxy only to other machines."""
     return {

@@ -64,7 +64,7 @@ class Opened:
     request_id: str  # the job's id
 
 
-class Places:
+class Endpoints:
     """The frontends' URLs, and which of them is asked next."""
 
     def __init__(self, urls: str | Sequence[str] | None) -> None:
@@ -103,7 +103,7 @@ class Tries:
     since the last success and that was `limit_s` ago.
     """
 
-    def __init__(self, places: Places, limit_s: float) -> None:
+    def __init__(self, places: Endpoints, limit_s: float) -> None:
         self._places = places
         self._limit_s = limit_s
         self.url = places.url

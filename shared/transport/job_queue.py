@@ -31,12 +31,11 @@ from shared.transport.ports.queue import (
     JobSnapshot,
     WorkerReport,
 )
-from shared.transport.ports.registry import RESERVED_STATS
+from shared.transport.ports.registry import CARD_LIFE_MS, RESERVED_STATS
 from shared.transport.scripts import Argument, Scripts
 
 log = logging.getLogger(__name__)
 
-CARD_LIFE_MS = 24 * 3_600_000  # of cards and idle queues after the last announcement
 BLOB_LIFE_MS = CARD_LIFE_MS + 60_000  # a reader of a card finds its blobs
 MAX_ANNOUNCEMENTS = 3  # the blobs are stored after the first one
 MAX_CRASHES = 4  # the last two of them while it ran alone

@@ -13,14 +13,13 @@ from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import translated
 from shared.transport.ports.registry import (
+    CARD_LIFE_MS,
     RESERVED_STATS,
     AnnouncedModel,
     QueueStats,
     WorkerStatus,
 )
 from shared.transport.scripts import Scripts
-
-CARD_LIFE_MS = 24 * 3_600_000  # of a card and its blobs, kept by a frontend
 
 Hash = Mapping[bytes, bytes]
 MAX_SHOWN_TENANTS = 16

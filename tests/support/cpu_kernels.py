@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from worker.model.cpu.library import NativeKernels, build, cpu_flags
-from worker.model.cpu.tiers import cpu_features
+from worker.model.cpu.processor import cpu_features
 
 _VARIANTS = {
     "avx2": frozenset({"avx2", "fma"}),

@@ -9,6 +9,7 @@ import torch
 
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.model.attention.input_sizes import measure_inputs
 from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.tiers import choose_tier
 from worker.model.kv_cache import KVCachePool
@@ -50,7 +51,9 @@ def forced_logits(
     chosen = choose_tier(tier, request)
     model = CausalLM(config, longest, Placement(cpu, dtype), chosen.ops)
     Checkpoint(path, model.config).load(model)
-    chosen.finish(model, config)
+    if chosen.ops.measures_inputs:
+        measure_inputs(model, config)
+    model.finish()
     width = -(-longest // _BLOCK_SIZE)
     pool = KVCachePool(config, width * len(texts), _BLOCK_SIZE, device=cpu, dtype=dtype)
     stack = chosen.stack(model, pool)

@@ -40,6 +40,7 @@ MAX_REQUEST_BYTES = 1 << 17
 MAX_FDS = 32
 ABOVE_FD = 512  # where descriptors are between their arrival and their place
 OUTPUTS = (1, 2)
+SAFE_PATH = "-P"  # the folder is not in the module path
 
 _CLONE3 = 435
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
@@ -50,9 +51,10 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # does not let go of the interpreter
 
 @dataclass(frozen=True)
 class Start:
-    """What `python -m <module>` is started with. `fds` are the numbers that the descriptors which
-    come with it get, `prepare` is a `preexec_fn`."""
+    """What `python -m <module>` is started with, after `options` of the interpreter. `fds` are the
+    numbers that the descriptors which come with it get, `prepare` is a `preexec_fn`."""
 
+    options: tuple[str, ...]
     module: str
     arguments: tuple[str, ...]
     env: Mapping[str, str]
@@ -68,9 +70,12 @@ class Start:
 
 def start_of(words: Sequence[object], **options: Any) -> Start | None:
     """Returns the start that a command line of this interpreter says, or None."""
-    if len(words) < 3 or list(words[:2]) != [sys.executable, "-m"]:
+    before = words.index("-m") if "-m" in words[:-1] else 0
+    given = tuple(map(str, words[1:before]))
+    if before == 0 or words[0] != sys.executable or given not in ((), (SAFE_PATH,)):
         return None
-    return Start(str(words[2]), tuple(map(str, words[3:])), **options)
+    module, *arguments = map(str, words[before + 1 :])
+    return Start(given, module, tuple(arguments), **options)
 
 
 def _receive(control: socket.socket) -> tuple[Start, list[int]] | None:
@@ -161,10 +166,10 @@ def _become(start: Start, fds: Sequence[int]) -> None:
     os.environ.update(start.env)
     tempfile.tempdir = None
     sys.argv = [start.module, *start.arguments]
-    sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    sys.orig_argv = [sys.executable, *start.options, "-m", *sys.argv]
     _show(sys.orig_argv, start.env)
     given = [entry for entry in start.env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:1] = [start.cwd, *given]
+    sys.path[:1] = given if SAFE_PATH in start.options else [start.cwd, *given]
     if any((Path(entry) / "sitecustomize.py").exists() for entry in given):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")

@@ -8,14 +8,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from penstock.launcher.settings import setting_names
 from shared.environment import PREFIX, value_of
 from shared.process import die_with_parent, dying_with_this_process
+from shared.text import chat_template
 from tests.support import fork_server
 from tests.support.document_check import CHECKED
 from tests.support.fork_server import Start
@@ -26,7 +30,9 @@ MODULES = ("api.process", "worker.main", "worker.runtime.process")
 OWN_ENGINE = "worker.engines.penstock"
 MODEL = "worker.model.build"  # with torch
 PROGRAM = "from tests.support.fork_server import main; main()"
-STARTED = ("api", "worker", "penstock.launcher")
+RENDERING = "shared.text.rendering_process"
+RENDERING_MODULES = ("shared.text.compiled_template", "shared.text.rendering")
+STARTED = ("api", "worker", "penstock.launcher", RENDERING)
 # What else may differ from the server's variables: it is read when it is used.
 READ_LATE = {"PYTHONPATH", THROTTLE, CHECKED, "CHAOS_DEVICE", "CHAOS_STEP_TOKENS", "CHAOS_TRAP"}
 
@@ -34,8 +40,8 @@ _arguments_of = inspect.signature(subprocess.Popen._execute_child).bind  # type:
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """A subprocess.Popen that forks `python -m api`, `worker` and `penstock.launcher` where an exec
-    would make no difference: see tests.support.fork_server."""
+    """A subprocess.Popen that forks `python -m api`, `worker`, `penstock.launcher` and rendering
+    processes where an exec would make no difference: see tests.support.fork_server."""
 
     is_forked = False
 
@@ -47,7 +53,7 @@ class ForkedPopen(subprocess.Popen[Any]):
             return
         pipes = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         standard = [fd if pipe == -1 else pipe for fd, pipe in enumerate(pipes)]
-        self.pid = _server(_engine_has_model(start)).fork(start, [*standard, *start.fds[3:]])
+        self.pid = _server_of(start).fork(start, [*standard, *start.fds[3:]])
         self.is_forked = self._child_created = True
         self._close_pipe_fds(  # type: ignore[attr-defined]
             *(given[end] for end in PIPE_ENDS),
@@ -74,12 +80,26 @@ def _start_of(given: Mapping[str, Any]) -> Start | None:
     is_plain = prepare is None or (isinstance(prepare, partial) and prepare.func is die_with_parent)
     if sys.platform != "linux" or not is_plain or not given["close_fds"]:
         return None
-    server = _server(_engine_has_model(start))
+    server = _server_of(start)
     return None if server.trouble or not _is_as_in_server(env, server.env) else start
 
 
-def _engine_has_model(start: Start) -> bool:
-    return start.module != "api" and value_of("runner", start.env) != "echo"
+def _server_of(start: Start) -> _Server:
+    """Returns one for engines with a model, whose imports are torch's, one for rendering processes,
+    whose memory is bounded, or one for all else."""
+    if start.module == RENDERING:
+        return _server(*RENDERING_MODULES)
+    has_model = start.module != "api" and value_of("runner", start.env) != "echo"
+    return _server(*MODULES, OWN_ENGINE, *([MODEL] if has_model else []))
+
+
+@contextmanager
+def rendering_in_forks() -> Iterator[None]:
+    """Templates of this process render in forks within the block, which the main thread enters."""
+    _server(*RENDERING_MODULES)
+    forking = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen})
+    with mock.patch.object(chat_template, "subprocess", forking):
+        yield
 
 
 def _is_as_in_server(env: Mapping[str, str], servers: Mapping[str, str]) -> bool:
@@ -102,6 +122,7 @@ class _Server:
         assert threading.current_thread() is threading.main_thread()
         self.env = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.env.pop("PYTHONPATH", None)
+        self._lock = threading.Lock()
         self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._process = subprocess.Popen(
@@ -123,13 +144,13 @@ class _Server:
 
     def fork(self, start: Start, fds: list[int]) -> int:
         """Returns the id of the process, a child of this one."""
-        start.send(self._control, fds)
-        reply = self._control.recv(100)
+        with self._lock:  # templates render in threads
+            start.send(self._control, fds)
+            reply = self._control.recv(100)
         assert reply, "the fork server has ended"
         return int(reply)
 
 
 @cache
-def _server(has_model: bool) -> _Server:
-    """Returns one for engines with a model, whose imports are torch's, or for all else."""
-    return _Server([*MODULES, OWN_ENGINE, *([MODEL] if has_model else [])])
+def _server(*modules: str) -> _Server:
+    return _Server(modules)

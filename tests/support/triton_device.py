@@ -21,6 +21,7 @@ def has_triton() -> bool:
         widen_bfloat16_operands()
         round_to_fp8()
         patch_once()
+        keep_shapes()
         check_overflow()
         check_addresses()
         return True
@@ -127,6 +128,53 @@ def patch_once() -> None:
     interpreter._patch_lang = patch
     interpreter._get_np_dtype = get_np_dtype
     TritonSemantic.broadcast_impl_value = broadcast_others
+
+
+def keep_shapes() -> None:
+    """Makes the interpreter keep the shapes of types and tensors, and call its language directly.
+
+    Each result has a type and a tensor, whose shapes it makes of one object for each size: a third
+    of its time.
+    """
+    import triton.language.core as core
+    from triton.runtime import interpreter
+
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    if getattr(make_type, "keeps", False):
+        return
+    of_types: dict[tuple[int, ...], tuple[Any, int, str]] = {}
+    of_tensors: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([getattr(size, "value", size) for size in shape])
+        if sizes not in of_types:
+            make_type(self, element_ty, shape)
+            of_types[sizes] = (self.shape, self.numel, str(self.shape))
+        self.element_ty = element_ty
+        self.shape, self.numel, name = of_types[sizes]
+        self.name = f"<{name}, {element_ty}>"
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:  # a keyword of its callers
+        sizes = tuple(type.shape.values) if type.is_block() else ()
+        if sizes not in of_tensors:
+            make_tensor(self, handle, type)
+            of_tensors[sizes] = (self.shape, self.numel)
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = of_tensors[sizes]
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = getattr(member, "__wrapped__", member)
+
+        def call(*args: Any, **arguments: Any) -> Any:
+            arguments["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **arguments)
+
+        scope.set_attr(obj, name, call)
+
+    init_type.keeps = True  # type: ignore[attr-defined]
+    core.block_type.__init__ = init_type
+    core.tensor.__init__ = init_tensor
+    interpreter._patch_attr = patch_attr
 
 
 def check_overflow() -> None:

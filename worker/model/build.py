@@ -31,7 +31,7 @@ from worker.model.served import (
     Progress,
     ServedConfig,
 )
-from worker.model.step.kv_sizing import KVCache, allocate_kv_cache, num_batched_tokens
+from worker.model.step.kv_sizing import KVCache, allocate_kv_cache
 from worker.model.step.runner import TorchModelRunner
 from worker.model.step.warm_up import warm_up
 
@@ -78,7 +78,9 @@ def build_model(
     report = on_progress or (lambda stage, share: None)
     device = choose_device(options.device)
     directory = Path(options.checkpoint)
-    source = choose_source(options.model_impl, directory)
+    text = _text(directory)
+    eos_token_ids = None if text is None else text.eos_token_ids
+    source = choose_source(options.model_impl, directory, eos_token_ids)
     if options.quantization == "fp8" and (source.name != "native" or device.type != "cuda"):
         raise ModelError(
             f"quantization 'fp8' is for native model families on CUDA: this model is served by the "
@@ -86,9 +88,6 @@ def build_model(
         )
     if options.batch_invariant and device.type == "cuda":
         _check_invariant(options, source)
-    text = _text(directory)
-    if text is not None:
-        source.end_sequences_with(text.eos_token_ids)
     if options.tensor_parallel_size == 1:
         part = load_part(options, source, device, ALONE, report)
         return complete(options, source, part, text, None, report)
@@ -175,7 +174,7 @@ def complete(
         max_model_len=min(part.longest, kv_cache.num_blocks * kv_cache.block_size),
         default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
-        default_num_batched_tokens=num_batched_tokens(options, device),
+        is_cuda=device.type == "cuda",
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
     )
@@ -195,14 +194,17 @@ def complete(
     return built
 
 
-def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
+def choose_source(
+    implementation: ModelImpl, directory: Path, eos_token_ids: frozenset[int] | None = None
+) -> ModelSource:
     """Returns how the checkpoint's model is made: as a native family, or by transformers.
 
+    `eos_token_ids` end a sequence; None: those of the checkpoint's configuration.
     "auto" takes a native family where there is one. Raises ModelError naming the member at fault.
     """
     if implementation != "transformers":
         try:
-            return NativeSource(directory)
+            return NativeSource(directory, eos_token_ids)
         except UnsupportedModel as error:
             if implementation == "native":
                 raise UnsupportedModel(
@@ -221,7 +223,7 @@ def choose_source(implementation: ModelImpl, directory: Path) -> ModelSource:
         ) from error
     if implementation == "auto":
         logger.info("serving the model through transformers: %s", not_native)
-    return cast(ModelSource, source(directory))
+    return cast(ModelSource, source(directory, eos_token_ids))
 
 
 def resumes_exactly(options: EngineOptions, device: torch.device) -> bool:
@@ -312,15 +314,8 @@ def _grammar_masks(
     if text is None:
         return None
     try:
-        from shared.text.base import GrammarInvalid, TextInvalid
-        from shared.text.grammar_compiler import GrammarCompiler
-        from worker.model.sampling.grammar_masks import GrammarMasks
+        from worker.model.sampling.grammar_masks import grammar_masks
     except ImportError as error:
         logger.warning("structured output is off: %s", error)
         return None
-    try:
-        compiler = GrammarCompiler(text.tokenizer, config.vocab_size, sorted(config.eos_token_ids))
-        return GrammarMasks(compiler, config.eos_token_ids, device)
-    except (TextInvalid, GrammarInvalid) as error:
-        logger.warning("structured output is off: %s", error)
-        return None
+    return grammar_masks(text.tokenizer, config.vocab_size, config.eos_token_ids, device)

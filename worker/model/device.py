@@ -43,11 +43,13 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def choose_dtype(name: Dtype, stored: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of that name.
+def choose_dtypes(
+    name: Dtype, kv_name: KVCacheDtype, stored: str, device: torch.device
+) -> tuple[torch.dtype, torch.dtype]:
+    """Returns the dtypes of those names: of the parameters, and of keys and values in the cache.
 
     "auto" is bfloat16 on CUDA (float16 where it has none), on the CPU the checkpoint's `stored`
-    one, with float32 for float16, which CPUs compute slowly.
+    one, with float32 for float16, which CPUs compute slowly; of the cache it is the parameters'.
     """
     chosen: str = name
     if name == "auto" and device.type == "cuda":
@@ -60,12 +62,8 @@ def choose_dtype(name: Dtype, stored: str, device: torch.device) -> torch.dtype:
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
     }
-    return dtypes[chosen]
-
-
-def choose_kv_dtype(name: KVCacheDtype, dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of keys and values in the cache of a model of that `dtype`."""
-    return dtype if name == "auto" else FP8
+    dtype = dtypes[chosen]
+    return dtype, dtype if kv_name == "auto" else FP8
 
 
 def available_host_bytes() -> int:

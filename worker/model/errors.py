@@ -52,7 +52,7 @@ class TierUnavailable(ModelError):
     """One of the CPU's speed tiers cannot run here, or not this model."""
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Returns whether an error, or one that it was raised from, is the host's and may pass. Then
     neither the model nor the settings need be at fault."""
     return any(isinstance(one, OSError) and one.errno in _PASSING for one in causes(error))

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from worker.engine_options import EngineOptions
+from worker.model.attention.input_sizes import measure_inputs
 from worker.model.config.model_config import ModelConfig
-from worker.model.device import choose_kv_dtype
 from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear_method import LinearMethod
@@ -27,13 +27,12 @@ class NativeSource:
 
     name = "native"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, eos_token_ids: frozenset[int] | None = None) -> None:
         """Raises UnsupportedModel for another family, CheckpointError for files at fault."""
         self._directory = directory
         self.config = ModelConfig.from_directory(directory)
-
-    def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
-        self.config = replace(self.config, eos_token_ids=eos_token_ids)
+        if eos_token_ids is not None:
+            self.config = replace(self.config, eos_token_ids=eos_token_ids)
 
     def check_divisible(self, size: int) -> None:
         check_divisible(self.config, size)
@@ -68,12 +67,14 @@ class NativeSource:
             ) from error
         report(WEIGHTS, 1.0)
         report(LAYOUT, 0.0)
-        tier.finish(model, config)
+        if tier.ops.measures_inputs:
+            measure_inputs(model, config)
+        model.finish()
         report(LAYOUT, 1.0)
         return BuiltStack(
             model=model,
             keeps=config,
-            kv_dtype=choose_kv_dtype(options.kv_cache_dtype, placement.dtype),
+            kv_dtype=placement.kv_dtype,
             stack=lambda pool: tier.stack(model, pool),
             tier=tier.name,
             has_own_threads=tier.has_own_threads,

@@ -94,17 +94,14 @@ class CapturingStack(Protocol):
 
 
 class ModelSource(Protocol):
-    """One way from a checkpoint to a model. Made from a directory; raises ModelError there for what
-    it cannot serve, before any weight is read."""
+    """One way from a checkpoint to a model. Made from a directory, and the tokens that end a
+    sequence (None: those of its configuration); raises ModelError there for what it cannot serve,
+    before any weight is read."""
 
     name: str
 
     @property
     def config(self) -> ServedConfig: ...
-
-    def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
-        """Changes the tokens that end a sequence, before `load`."""
-        ...
 
     def check_divisible(self, size: int) -> None:
         """Raises UnsupportedModel where `size` ranks cannot divide the model."""

@@ -14,11 +14,9 @@ import torch
 
 from shared.cores import default_threads
 from worker.engine_options import EngineOptions, Quantization, WeightCopies
-from worker.model.attention.input_sizes import measure_inputs
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import AttentionBackend, DecoderStack, LayerScores
 from worker.model.config.model_config import ModelConfig
-from worker.model.device import choose_kv_dtype
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.fp8 import Fp8Layout
@@ -51,12 +49,6 @@ class Tier:
     stack: Callable[[CausalLM, KVCachePool], DecoderStack]
     fp8_method: Callable[[Fp8Layout], LinearMethod] | None = None
     has_own_threads: bool = False
-
-    def finish(self, model: CausalLM, config: ModelConfig) -> None:
-        """Gives the loaded weights to their methods. All ranks call it; `config` is this rank's."""
-        if self.ops.measures_inputs:
-            measure_inputs(model, config)
-        model.finish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +97,7 @@ def choose_tier(
         block_size=block_size,
         quantization=options.quantization,
         attention=options.attention_backend,
-        kv_dtype=choose_kv_dtype(options.kv_cache_dtype, placement.dtype),
+        kv_dtype=placement.kv_dtype,
         num_threads=options.num_threads or default_threads(),
         num_ranks=placement.group.size,
         weight_copies=options.cpu_weight_copies,

@@ -26,7 +26,7 @@ from shared.process import die_with_parent
 from worker.engine.errors import EngineFailed
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
-from worker.model.errors import ModelError, may_pass
+from worker.model.errors import ModelError, is_transient
 from worker.runtime.loop import EngineLoop, EngineSocket, LinkClosed
 from worker.runtime.messages import (
     EXIT_RANK_LOST,
@@ -99,7 +99,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
         # A device that fails for good is found here, and not by the first jobs.
         built.engine.self_test()
     except (ModelError, ValueError, OSError) as error:
-        link.send(LoadFailed(str(error), by_settings=not may_pass(error)))
+        link.send(LoadFailed(str(error), by_settings=not is_transient(error)))
         return EXIT_NOT_BUILT
     except LinkClosed:
         raise

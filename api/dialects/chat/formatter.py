@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from api.generation.choices import ChoiceEnd, ChoiceReader, PlacedLogprob, ReaderOptions
+from api.generation.choices import ChoiceEnd, ChoiceReader, PlacedLogprob, ReaderOptions, TokenTexts
 from api.generation.formatter import ChunkFormatter, ResponseContext
 from api.on_demand import load_part
 from api.output_parsers.events import (
@@ -20,7 +20,6 @@ from api.output_parsers.events import (
     ToolCall,
 )
 from shared.messages import Finished, FinishReason
-from shared.text.base import Tokenizer
 
 TOOL_CALLS = "tool_calls"  # the finish reason of a choice that made calls
 
@@ -43,7 +42,7 @@ class ChatFormatter(ChunkFormatter[msgspec.Raw]):
     def __init__(
         self,
         context: ResponseContext,
-        tokenizer: Tokenizer,
+        tokenizer: TokenTexts,
         new_parser: NewParser = PlainParser,
         *,
         counts_reasoning: bool = False,

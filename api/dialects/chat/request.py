@@ -12,9 +12,10 @@ from api.generation.messages import template_messages
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt, requested_grammar
 from api.generation.protocol import job_lane, served_tier
-from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
+from api.generation.response_size import prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
+    ResponseSize,
     check_prompt_logprobs,
     renamed_parameters,
     sampling_params,

@@ -13,8 +13,7 @@ from api.generation.response_schemas import (
     ResponseModel,
     UsageObject,
 )
-from api.http.openapi import Error
-from api.http.pagination import Absent
+from api.http.openapi import Absent, Error
 
 
 class CompletionRequest(CompletionFields):

@@ -14,11 +14,11 @@ from api.generation.response_size import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
-    ResponseSize,
     prompt_logprobs_bytes,
 )
 from api.generation.sampling import (
     ContextBudget,
+    ResponseSize,
     check_prompt_logprobs,
     renamed_parameters,
     sampling_params,

@@ -7,7 +7,7 @@ from typing import Literal
 from api.generation.prompt_member import Prompt
 from api.generation.protocol import JobParameters, StreamParameters, Texts, TokenIds
 from api.generation.response_schemas import PromptLogprobs, ResponseModel, UsageObject
-from api.http.pagination import Absent
+from api.http.openapi import Absent
 
 
 class GenerateRequest(StreamParameters, JobParameters):

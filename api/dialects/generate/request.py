@@ -7,9 +7,10 @@ from api.dialects.generate.protocol import GenerateRequest
 from api.generation.formatter import Timing
 from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.models import GenerationService
-from api.generation.response_size import ResponseSize, prompt_logprobs_bytes
+from api.generation.response_size import prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
+    ResponseSize,
     check_prompt_logprobs,
     renamed_parameters,
     resolved_seed,

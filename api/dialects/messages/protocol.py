@@ -27,7 +27,7 @@ from api.generation.messages import PartCount
 from api.generation.protocol import JobParameters, RequestModel, StreamParameters, Texts
 from api.generation.response_schemas import EventModel, ResponseModel
 from api.generation.tools import MAX_TOOLS
-from api.http.pagination import Absent
+from api.http.openapi import Absent
 from shared.messages import InvalidParameter
 
 

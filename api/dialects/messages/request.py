@@ -26,9 +26,9 @@ from api.generation.ignored_parameters import report_ignored
 from api.generation.messages import MAX_MESSAGES
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, RequestedGrammar, prepare_prompt
-from api.generation.response_size import ResponseSize
 from api.generation.sampling import (
     ContextBudget,
+    ResponseSize,
     check_max_tokens,
     renamed_parameters,
     resolved_seed,

@@ -27,7 +27,8 @@ from api.generation.protocol import (
     TierFields,
 )
 from api.generation.response_schemas import ReasoningTokens, ResponseModel
-from api.http.pagination import DIGITS, Absent, Flag, ListPage, PageQuery, QueryModel
+from api.http.openapi import Absent
+from api.http.pagination import DIGITS, Flag, ListPage, PageQuery, QueryModel
 from api.request_errors import missing_parameter, unsupported
 from shared.messages import InvalidParameter
 

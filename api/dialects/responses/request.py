@@ -40,8 +40,7 @@ from api.generation.ignored_parameters import report_ignored
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, RequestedGrammar, prepare_prompt
 from api.generation.protocol import job_lane
-from api.generation.response_size import ResponseSize
-from api.generation.sampling import ContextBudget, renamed_parameters, sampling_params
+from api.generation.sampling import ContextBudget, ResponseSize, renamed_parameters, sampling_params
 from api.generation.tools import Toolbox, ToolUse
 from api.http.caller import Caller
 from api.jobs.request_reader import new_job, now_s

@@ -33,7 +33,6 @@ from api.dialects.responses.store import (
     StoredResponse,
     response_not_found,
 )
-from api.errors import ClientError
 from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep, caller_in
@@ -41,15 +40,15 @@ from api.http.json_response import LongJsonResponse, json_response
 from api.http.open_requests import SlicesDep
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
-from api.http.sse import TYPED
 from api.http.traces import span_in, trace_generation
+from api.http.typed_events import TYPED
 from api.jobs.attached_job import AttachedJob
 from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute
 from api.jobs.sent_events import SentEvents
 from api.jobs.service import JobsDep, JobService
 from api.jobs.stream_response import EventStreamBody, StreamResponse
-from api.request_errors import unsupported
+from api.request_errors import ClientError, unsupported
 from shared.messages import InvalidParameter, Job, OnDisconnect
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])

@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.keys import KeyRing
 from api.dialects.responses.socket_events import Event, Payload, parsed_events
-from api.errors import MAX_ECHO_CHARS, ApiError, ClientError
+from api.errors import MAX_ECHO_CHARS, ApiError
 from api.generation.schemas import whole_number
 from api.http.caller import caller_in
 from api.http.json_response import error_response
 from api.http.shares import Pot
-from api.request_errors import key_revoked
+from api.request_errors import ClientError, key_revoked
 from shared.tasks import cancel_and_wait
 
 PATH = "/v1/responses"

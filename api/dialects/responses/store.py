@@ -15,13 +15,14 @@ from api.dependencies import provided
 from api.dialects.responses.calls import Item
 from api.dialects.responses.formatter import READERS_ERRORS, ResponseFormatter
 from api.dialects.responses.record import StoredRequest, decode_request
-from api.errors import MAX_ECHO_CHARS, ClientError
+from api.errors import MAX_ECHO_CHARS
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
 from api.http.open_requests import TimeSlices
 from api.http.shares import Charge, Pot
 from api.ids import parse_item_id, parse_job_id
 from api.jobs.sent_events import split_long
+from api.request_errors import ClientError
 from shared.messages import START, Delta, Failed, Finished, InvalidParameter
 from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import JobRecord, JobStore

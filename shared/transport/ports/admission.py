@@ -91,7 +91,8 @@ class AdmissionLimits:
 
 
 class SubmittingStore(JobStore, Protocol):
-    """A JobStore that also admits jobs. Every call may raise TransportError."""
+    """A JobStore that also admits jobs, and ends those whose readers or frontends are gone. Every
+    call may raise TransportError."""
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         """Queues a job. Idempotent by job id.
@@ -121,6 +122,30 @@ class SubmittingStore(JobStore, Protocol):
         Returns the id of the job that took the dead letter: `job`'s, or that of an earlier requeue.
         None: no such dead letter. Raises QueueFull and ValueError as `submit`.
         """
+        ...
+
+    async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
+        """Renews a frontend's lease. False: it had ended or did not exist; all its readers must
+        attach before it reaps, or their jobs count as orphans."""
+        ...
+
+    async def reap(self) -> int:
+        """Ends jobs past their deadline and, a page at a time, jobs whose readers are gone; returns
+        how many. Every frontend calls it each second; concurrent calls are safe."""
+        ...
+
+    async def shared_secret(self, purpose: str) -> bytes:
+        """Returns 32 random bytes that all frontends share; created by the first call, kept for a
+        week after the last."""
+        ...
+
+    async def ping(self) -> float:
+        """Returns the round trip time in seconds."""
+        ...
+
+    async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
+        """Returns the state of each job; None: no such job. An ended job whose record was removed
+        counts as cancelled."""
         ...
 
 

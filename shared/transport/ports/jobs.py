@@ -124,11 +124,6 @@ class JobLook:
 class JobStore(Protocol):
     """The frontend's view of jobs. Every call may raise TransportError."""
 
-    async def states(self, job_ids: Sequence[str]) -> Sequence[JobState | None]:
-        """Returns the state of each job; None: no such job. An ended job whose record was removed
-        counts as cancelled."""
-        ...
-
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:
@@ -194,25 +189,6 @@ class JobStore(Protocol):
 
     async def detach(self, job_id: str, reader_id: str) -> None:
         """Removes a reader; without another one the job's grace starts."""
-        ...
-
-    async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
-        """Renews a frontend's lease. False: it had ended or did not exist; all its readers must
-        attach before it reaps, or their jobs count as orphans."""
-        ...
-
-    async def reap(self) -> int:
-        """Ends jobs past their deadline and, a page at a time, jobs whose readers are gone; returns
-        how many. Every frontend calls it each second; concurrent calls are safe."""
-        ...
-
-    async def shared_secret(self, purpose: str) -> bytes:
-        """Returns 32 random bytes that all frontends share; created by the first call, kept for a
-        week after the last."""
-        ...
-
-    async def ping(self) -> float:
-        """Returns the round trip time in seconds."""
         ...
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
 # Fields of a worker's hash that are not its statistics, and so no names for one.
 RESERVED_STATS = frozenset(
     {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.process import dying_with_this_process
-from tests.support.forked import ForkedPopen
+from shared.text.rendering import RenderRequest, TemplateSource, receive, send
+from tests.support.forked import RENDERING, ForkedPopen
 from tests.support.launched import REPOSITORY
 
 FRONTEND = [sys.executable, "-m", "api"]
+MESSAGE = {"role": "user", "content": "a"}
 NOBODY = "redis://127.0.0.1:1/0"
 BOTH = pytest.mark.parametrize("popen", [subprocess.Popen, ForkedPopen])
 
@@ -67,6 +71,33 @@ def test_a_forked_process_looks_as_an_executed_one(tmp_path: Path) -> None:
             seen.append(seen_in_proc(process.pid))
     assert seen[0] == seen[1]
     assert seen[0]["parent"] == os.getpid()
+
+
+def test_a_forked_rendering_process_looks_as_an_executed_one(tmp_path: Path) -> None:
+    template = TemplateSource(1, {"default": "{{ messages[0].content }}"}, {}, max_chars=100)
+    seen = []
+    for popen in (subprocess.Popen, ForkedPopen):
+        connection, theirs = socket.socketpair()
+        with connection:
+            with theirs:
+                process: Any = popen(
+                    [sys.executable, "-P", "-m", RENDERING],
+                    cwd=tmp_path,
+                    env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)},
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            for request in (RenderRequest(1, template), RenderRequest(1, messages=[MESSAGE])):
+                send(connection, msgspec.json.encode(request))
+                answer = receive(connection)
+                assert answer is not None
+            seen.append((seen_in_proc(process.pid), answer.partition(b',"cpu_s"')[0]))
+        assert process.wait(60) == 0
+    assert process.is_forked
+    assert seen[0] == seen[1]
+    assert b'"text":"a"' in seen[0][1]
 
 
 @BOTH

@@ -30,7 +30,7 @@ from penstock.client import (
     StreamLost,
     Unreachable,
 )
-from penstock.client.requests import Places, Tries
+from penstock.client.requests import Endpoints, Tries
 from tests.support.table import table
 
 NAME = "chatcmpl-0-1"
@@ -401,9 +401,9 @@ def test_the_key_and_the_urls_come_from_the_environment(monkeypatch: pytest.Monk
     client = Client(http=httpx2.Client(transport=httpx2.MockTransport(service)))
     client.job("x")
     assert service.requests[0].headers["authorization"] == "Bearer secret"
-    assert Places(None).urls == ("http://one", "http://two")
-    assert not Places(None).are_local
-    assert Places(["http://127.0.0.1:1", "http://localhost:2"]).are_local
+    assert Endpoints(None).urls == ("http://one", "http://two")
+    assert not Endpoints(None).are_local
+    assert Endpoints(["http://127.0.0.1:1", "http://localhost:2"]).are_local
 
 
 @table("url", ["", "ftp://x", "http://", "http://x:port", "http://x:99999"])
@@ -415,7 +415,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    tries, failure = Tries(Places("http://one,http://two"), 10.0), Unreachable("away")
+    tries, failure = Tries(Endpoints("http://one,http://two"), 10.0), Unreachable("away")
     first, second = tries.failed(failure), tries.failed(failure)
     assert first == 0.0, "the other frontend is asked at once"
     assert 0.0 < second <= 0.25

@@ -15,7 +15,7 @@ from shared.messages import (
 )
 from tests.unit.worker.fakes import EOS, ByteTokenizer
 from worker.engine.stop import find_stop
-from worker.output import OutputProcessor, Piece, ReplayMismatch
+from worker.output import OutputChunk, OutputProcessor, ReplayMismatch
 
 TOKENIZER = ByteTokenizer()
 KEPT = {"grammar": Grammar(GrammarKind.REGEX, "a*")}
@@ -28,7 +28,7 @@ def processor(**sampling: object) -> OutputProcessor:
 
 def run(
     out: OutputProcessor, token_ids: list[int], finish: FinishReason
-) -> tuple[str, list[Piece]]:
+) -> tuple[str, list[OutputChunk]]:
     """Token by token; the finish comes with the last one unless a stop string is first."""
     pieces = []
     for index, token_id in enumerate(token_ids):
@@ -93,7 +93,7 @@ def test_a_resumed_job_has_the_same_text_as_an_uninterrupted_one(
     logged = [t for p in head for t in p.token_ids]
     after = processor(stop=stop, min_tokens=min_tokens)
     replayed = after.replay(logged, Cursor(len(logged), len(reply.encode())))
-    assert replayed == Piece((), "")
+    assert replayed == OutputChunk((), "")
     rest, rest_pieces = run(after, token_ids[len(logged) :], FinishReason.LENGTH)
     assert reply + rest == whole
     assert rest_pieces[-1] == whole_pieces[-1]
@@ -129,7 +129,7 @@ def test_a_stop_string_that_only_the_flush_completes_still_stops() -> None:
 
 def test_eos_and_stop_tokens_are_counted_and_not_shown() -> None:
     out = processor()
-    assert out.push((65, EOS), None, FinishReason.STOP) == Piece(
+    assert out.push((65, EOS), None, FinishReason.STOP) == OutputChunk(
         (65, EOS), "A", None, FinishReason.STOP, None
     )
     out = processor(stop_token_ids=(66,))
@@ -179,7 +179,7 @@ def test_a_log_that_another_tokenizer_wrote_is_refused(
 
 def test_a_history_that_completed_a_stop_string_ends_at_once() -> None:
     piece = processor(stop=("END",)).replay(list(b"aEND"), Cursor(4, 1))
-    assert piece == Piece((), "", None, FinishReason.STOP, "END")
+    assert piece == OutputChunk((), "", None, FinishReason.STOP, "END")
 
 
 def test_a_history_that_ended_by_token_does_not_show_it() -> None:
@@ -210,4 +210,4 @@ def test_an_end_that_the_log_already_holds_is_seen(
 
 
 def test_an_empty_history_is_the_beginning() -> None:
-    assert processor().replay([], START) == Piece((), "")
+    assert processor().replay([], START) == OutputChunk((), "")

@@ -49,7 +49,7 @@ class TransformersSource:
 
     name = "transformers"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, eos_token_ids: frozenset[int] | None = None) -> None:
         """Raises UnsupportedModel, before any weight is read, for models that cannot be served."""
         self._directory = directory
         config = read_config(directory)
@@ -57,9 +57,8 @@ class TransformersSource:
         self.config: TransformersConfig = replace(
             config, kv_layers=tuple(call.kept for call in self._probe.calls)
         )
-
-    def end_sequences_with(self, eos_token_ids: frozenset[int]) -> None:
-        self.config = replace(self.config, eos_token_ids=eos_token_ids)
+        if eos_token_ids is not None:
+            self.config = replace(self.config, eos_token_ids=eos_token_ids)
 
     def check_divisible(self, size: int) -> None:
         check_plan(self.config, self._probe.calls, size)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from worker.model.errors import ModelError, causes, may_pass
+from worker.model.errors import ModelError, causes, is_transient
 
 MAX_MESSAGE_CHARS = 500
 # torch's message if a build lacks a compiled operation.
@@ -51,7 +51,7 @@ def load_failure(error: Exception, missing_module: str = "") -> Exception | None
             f"installed beside it. Install it for torch {torch.__version__} into the environment "
             f"of {sys.executable}, or try PENSTOCK_ENGINE=penstock"
         )
-    if may_pass(error) or any(map(_lacks_memory_now, causes(error))):
+    if is_transient(error) or any(map(_lacks_memory_now, causes(error))):
         return LoadInterrupted(f"vLLM could not load this model now: {sentence_of(error)}")
     if isinstance(error, (ValueError, NotImplementedError, OSError, SafetensorError)):
         return ModelError(f"vLLM cannot serve this model: {sentence_of(error)}")

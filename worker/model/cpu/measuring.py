@@ -1,6 +1,7 @@
-"""Measures, at load, the kernels for many rows: single products (see choices.py), whole steps.
+"""Measures, at load, whether products are right, and which kernel for many rows is quicker.
 
-What each way computes is first compared with our own kernel.
+Single products (see choices.py) and whole steps. What each way computes is first compared with our
+own kernel.
 """
 
 from __future__ import annotations
@@ -12,14 +13,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from worker.cache import cache_directory
 from worker.model.attention.input_sizes import prompts
 from worker.model.base import DecoderStack, Multiply
-from worker.model.cpu.choices import AMX, AVX, ONEDNN, ROWS, ProductShape, Times, choose
+from worker.model.cpu.choices import (
+    AMX,
+    AVX,
+    ONEDNN,
+    ROWS,
+    ProductChoices,
+    ProductShape,
+    Times,
+    choices_path,
+    choose,
+)
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
+from worker.model.cpu.processor import cpu_features, cpu_model
+from worker.model.device import available_host_bytes
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import OPERATOR_ERRORS, Ops
+from worker.model.tier import TierRequest
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +48,9 @@ _TOLERANCE = 2e-2
 _STEP_TURNS = 3  # of both stacks; the best counts
 _MOST_STEPS_S = 5.0  # for all turns, at least one of them
 _STEP_QUICKER = 1.05
+_COPIES_SHARE = 0.25  # of the memory that is free before the weights are packed
+_SAMPLE = (3, 64, 48)  # rows, in, out: odd enough to notice a wrong layout
+_OPS_TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 
 
 class ProductMeter:
@@ -139,3 +157,54 @@ def is_quicker(stack: DecoderStack, other: DecoderStack, pool: KVCachePool, num_
         1e3 * other_seconds,
     )
     return seconds * _STEP_QUICKER <= other_seconds
+
+
+def product_choices(
+    kernels: NativeKernels, library: str, request: TierRequest
+) -> ProductChoices | None:
+    """Returns None where there is nothing to choose between."""
+    with_onednn = request.weight_copies != "off"
+    if not with_onednn and not kernels.amx_is_usable():
+        return None
+    is_int8 = request.quantization == "int8"
+    machine = {
+        "cpu": cpu_model(),
+        "features": " ".join(sorted(cpu_features())),
+        "torch": torch.__version__,
+        "library": library,  # named after its sources, its compiler and its flags
+        "threads": str(request.num_threads),
+        "quantization": request.quantization,
+        "with_onednn": str(with_onednn),
+    }
+    directory = cache_directory()
+    return ProductChoices(
+        ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
+        None if directory is None else choices_path(directory, machine),
+        copies=request.weight_copies,
+        free_bytes=lambda: int(available_host_bytes() * request.memory_share * _COPIES_SHARE),
+    )
+
+
+@torch.inference_mode()
+def unavailable_reason(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
+    """Returns why `ops` cannot be used here: its products differ from those of `like`, or do not
+    exist.
+
+    Private operators may vanish or change with any release of torch; none of that is an error.
+    """
+    rows, size_in, size_out = _SAMPLE
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(size_out, size_in, generator=generator).to(dtype)
+    bias = torch.randn(size_out, generator=generator).to(dtype)
+    x = torch.randn(rows, size_in, generator=generator).to(dtype)
+    try:
+        found = ops.linear(weight, bias)(x)
+    except OPERATOR_ERRORS as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    expected = like.linear(weight, bias)(x)
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"a product has shape {list(found.shape)} and type {found.dtype}"
+    error_size = (found.float() - expected.float()).norm() / expected.float().norm()
+    if not error_size <= _OPS_TOLERANCE.get(dtype, 1e-2):
+        return f"products are off by {error_size:.2%}"
+    return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.model.cpu.library import Batch, Layer, NativeKernels, Stack
-from worker.model.cpu.native_ops import NativeProduct, ProductScratch, Workspace
+from worker.model.cpu.native_ops import NativeProduct, ProductBuffers, Workspace
 from worker.model.cpu.native_stack import NativeAttention
 from worker.model.layers.ops import HeadNorm, Norm
 
@@ -69,7 +69,7 @@ class LayerRooms:
 
     def __init__(self, kernels: NativeKernels) -> None:
         self.kernels = kernels
-        self.scratch = ProductScratch(kernels)
+        self.scratch = ProductBuffers(kernels)
         self._spaces: dict[tuple[str, int], Workspace] = {}
         self._places = torch.empty(0, dtype=torch.int32)
         self._rotation: tuple[Tensor, Tensor, Tensor] | None = None

@@ -73,7 +73,7 @@ class FreshRows:
         return torch.empty(num_rows, self._width, dtype=torch.bfloat16)
 
 
-class ProductScratch:
+class ProductBuffers:
     """What products need besides their operands; they use it one after the other."""
 
     def __init__(self, kernels: NativeKernels) -> None:
@@ -115,7 +115,7 @@ class NativeProduct:
         weight: Weight,
         tensors: tuple[Tensor, ...],
         results: Workspace | FreshRows,
-        scratch: ProductScratch,
+        scratch: ProductBuffers,
         many: Multiply | None = None,
         many_rows: int = 0,
     ) -> None:
@@ -175,7 +175,7 @@ class NativeOps(Ops):
         self._torch_threads = torch_threads
         self._with_copies: list[NativeProduct] = []
         self._memory = HugePages()
-        self._scratch = ProductScratch(kernels)
+        self._scratch = ProductBuffers(kernels)
         # Products of the same width share their memory, across layers: see Ops.
         self._results: dict[tuple[int, bool], Workspace | FreshRows] = {}
         self._normed: dict[int, Workspace | FreshRows] = {}

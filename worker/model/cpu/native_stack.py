@@ -27,7 +27,7 @@ from worker.model.cpu.library import (
     Stack,
     Weight,
 )
-from worker.model.cpu.native_ops import NativeProduct, ProductScratch, Workspace
+from worker.model.cpu.native_ops import NativeProduct, ProductBuffers, Workspace
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
@@ -71,7 +71,7 @@ class NativeStack:
         first = self._stack.layers[0]
         attended = config.num_heads * config.head_dim
         self._widest = max(first.qkv.k, attended, first.down.k)
-        self._scratch = ProductScratch(kernels)
+        self._scratch = ProductBuffers(kernels)
         self._buffers = {
             name: Workspace(width, kernels)
             for name, width in {

@@ -8,36 +8,29 @@ native     kernels.cpp, where a compiler and AVX2 are at hand and the model is b
 from __future__ import annotations
 
 import logging
-import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from worker.cache import cache_directory
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model.base import DecoderStack
 from worker.model.cpu import native_ops
-from worker.model.cpu.choices import ProductChoices, choices_path
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for
-from worker.model.cpu.measuring import ProductMeter, is_quicker
+from worker.model.cpu.measuring import is_quicker, product_choices, unavailable_reason
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeAttention, NativeStack
 from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
-from worker.model.device import available_host_bytes
+from worker.model.cpu.processor import cpu_features
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer, StackByRows
-from worker.model.layers.ops import OPERATOR_ERRORS, Ops
+from worker.model.layers.ops import Ops
 from worker.model.parallel.group import Placement
 from worker.model.tier import REFERENCE_OPS, Tier, TierRequest, layer_by_layer, reference_tier
 
 logger = logging.getLogger(__name__)
 
-_COPIES_SHARE = 0.25  # of the memory that is free before the weights are packed
 
 # By quantization: the operations of the packed tier. The native tier has all of these, too.
 PACKED_OPS: dict[str, Callable[[], Ops]] = {"none": PackedOps, "int8": OneDnnInt8Ops}
@@ -135,7 +128,7 @@ def _native_ops(
     ops = NativeOps(
         kernels,
         is_int8=is_int8,
-        choices=_choices(kernels, library.name, request),
+        choices=product_choices(kernels, library.name, request),
         torch_threads=request.num_threads,
         keeps_results=keeps_results,
     )
@@ -170,103 +163,8 @@ def choose_products(wanted: CpuTier, request: TierRequest) -> Products:
     return Products("reference", REFERENCE_OPS[request.quantization]())
 
 
-def _choices(kernels: NativeKernels, library: str, request: TierRequest) -> ProductChoices | None:
-    """Returns None where there is nothing to choose between."""
-    with_onednn = request.weight_copies != "off"
-    if not with_onednn and not kernels.amx_is_usable():
-        return None
-    is_int8 = request.quantization == "int8"
-    machine = {
-        "cpu": cpu_model(),
-        "features": " ".join(sorted(cpu_features())),
-        "torch": torch.__version__,
-        "library": library,  # named after its sources, its compiler and its flags
-        "threads": str(request.num_threads),
-        "quantization": request.quantization,
-        "with_onednn": str(with_onednn),
-    }
-    directory = cache_directory()
-    return ProductChoices(
-        ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
-        None if directory is None else choices_path(directory, machine),
-        copies=request.weight_copies,
-        free_bytes=lambda: int(available_host_bytes() * request.memory_share * _COPIES_SHARE),
-    )
-
-
 def _check(ops: Ops, request: TierRequest) -> None:
     """Raises TierUnavailable for a tier whose products are wrong: better slow than wrong."""
     like = REFERENCE_OPS[request.quantization]()
     if reason := unavailable_reason(ops, like, request.dtype):
         raise TierUnavailable(f"its matrix products are wrong on this machine: {reason}")
-
-
-_SAMPLE = (3, 64, 48)  # rows, in, out: odd enough to notice a wrong layout
-_TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
-
-
-@torch.inference_mode()
-def unavailable_reason(ops: Ops, like: Ops, dtype: torch.dtype) -> str | None:
-    """Returns why `ops` cannot be used here: its products differ from those of `like`, or do not
-    exist.
-
-    Private operators may vanish or change with any release of torch; none of that is an error.
-    """
-    rows, size_in, size_out = _SAMPLE
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(size_out, size_in, generator=generator).to(dtype)
-    bias = torch.randn(size_out, generator=generator).to(dtype)
-    x = torch.randn(rows, size_in, generator=generator).to(dtype)
-    try:
-        found = ops.linear(weight, bias)(x)
-    except OPERATOR_ERRORS as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    expected = like.linear(weight, bias)(x)
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return f"a product has shape {list(found.shape)} and type {found.dtype}"
-    error_size = (found.float() - expected.float()).norm() / expected.float().norm()
-    if not error_size <= _TOLERANCE.get(dtype, 1e-2):
-        return f"products are off by {error_size:.2%}"
-    return None
-
-
-_CPUINFO = Path("/proc/cpuinfo")
-
-
-def cpu_model() -> str:
-    """Returns the processor's name; where the system does not report it, its kind."""
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "CPU part"):
-                return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def cpu_features() -> frozenset[str]:
-    """Returns the kernel's flags of the first CPU; empty where the system does not report them.
-
-    The kernel's list and not cpuid's: it leaves out what the system does not save on a task switch.
-    """
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):  # x86, ARM
-                return frozenset(value.split())
-    if sys.platform == "darwin" and is_arm():
-        return frozenset({"asimd", *(name for name in ("bf16", "i8mm") if _apple_has(name))})
-    return frozenset()
-
-
-def is_arm() -> bool:
-    """Returns whether this is a 64-bit ARM processor."""
-    return platform.machine().lower() in ("aarch64", "arm64")
-
-
-def _apple_has(feature: str) -> bool:
-    command = ["/usr/sbin/sysctl", "-n", f"hw.optional.arm.FEAT_{feature.upper()}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.strip() == "1"

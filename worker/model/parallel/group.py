@@ -106,6 +106,12 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     group: RankGroup = ALONE
+    chosen_kv_dtype: torch.dtype | None = None  # None: `dtype`
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype of keys and values in the cache."""
+        return self.dtype if self.chosen_kv_dtype is None else self.chosen_kv_dtype
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)

@@ -8,7 +8,7 @@ import torch
 
 from worker.engine_options import EngineOptions
 from worker.model.config.model_config import ModelConfig
-from worker.model.device import choose_dtype
+from worker.model.device import choose_dtypes
 from worker.model.errors import UnsupportedModel
 from worker.model.parallel.group import Placement, RankGroup
 from worker.model.parallel.processes import rank_threads
@@ -28,8 +28,8 @@ def rank_part(
     options: EngineOptions, stored_dtype: str, device: torch.device, group: RankGroup
 ) -> tuple[EngineOptions, Placement]:
     """Returns the options of one rank, and where its parameters are."""
-    dtype = choose_dtype(options.dtype, stored_dtype, device)
-    return _rank_options(options, group, device), Placement(device, dtype, group)
+    dtype, kv_dtype = choose_dtypes(options.dtype, options.kv_cache_dtype, stored_dtype, device)
+    return _rank_options(options, group, device), Placement(device, dtype, group, kv_dtype)
 
 
 def _rank_options(options: EngineOptions, group: RankGroup, device: torch.device) -> EngineOptions:

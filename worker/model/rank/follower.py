@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.huge_pages import collapse_heap
 from worker.model.build import choose_source, load_part
 from worker.model.device import choose_device
-from worker.model.errors import ModelError, may_pass
+from worker.model.errors import ModelError, is_transient
 from worker.model.parallel.joining import join, rank_device
 from worker.model.parallel.messages import (
     FromRank,
@@ -90,7 +90,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         source = choose_source(start.options.model_impl, Path(start.options.checkpoint))
         part = load_part(start.options, source, device, group, lambda stage, share: None)
     except (ModelError, ValueError) as error:
-        link.send(RankFailed(str(error), by_settings=not may_pass(error)))
+        link.send(RankFailed(str(error), by_settings=not is_transient(error)))
         return EXIT_NOT_LOADED
     except Exception as error:
         log.error("rank %d could not load its part of the model", start.rank, exc_info=True)

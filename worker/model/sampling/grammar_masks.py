@@ -28,7 +28,7 @@ from torch import Tensor
 from shared.cores import available_cores
 from shared.cpu_time import TenantSeconds
 from shared.messages import ErrorCode, Grammar, SamplingParams
-from shared.text.base import GrammarInvalid
+from shared.text.base import GrammarInvalid, TextInvalid
 from shared.text.grammar_compiler import (
     FIRST_CPU_SECONDS,
     MASK_CPU_SECONDS,
@@ -36,6 +36,7 @@ from shared.text.grammar_compiler import (
     GrammarCompiler,
     matcher_error,
 )
+from shared.text.tokenizer import FastTokenizer
 from worker.model.device import to_device
 from worker.model.sampling.row import SamplingRow
 
@@ -304,3 +305,15 @@ def _lower_priority() -> None:
     """Gives this thread the lowest priority, where a thread can have one of its own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def grammar_masks(
+    tokenizer: FastTokenizer, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device
+) -> GrammarMasks | None:
+    """Returns None, and logs why, where nothing can be matched over this vocabulary."""
+    try:
+        compiler = GrammarCompiler(tokenizer, vocab_size, sorted(eos_token_ids))
+        return GrammarMasks(compiler, eos_token_ids, device)
+    except (TextInvalid, GrammarInvalid) as error:
+        log.warning("structured output is off: %s", error)
+        return None

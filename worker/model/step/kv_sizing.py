@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from worker.engine.batch import ScheduledBatch
-from worker.engine_options import CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS, EngineOptions
+from worker.engine_options import EngineOptions
 from worker.model.base import DecoderStack
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
@@ -21,12 +21,6 @@ from worker.model.step.warm_up import prefill, run_prefill, run_widest_sample, w
 _HOST_SHARE = 0.5
 _HOST_LIMIT_BYTES = 4 << 30
 _CUDA_SHARE = 0.9
-
-
-def num_batched_tokens(options: EngineOptions, device: torch.device) -> int:
-    """Returns the token budget of a step: the option, or the device's default."""
-    default = CUDA_BATCHED_TOKENS if device.type == "cuda" else CPU_BATCHED_TOKENS
-    return options.max_num_batched_tokens or default
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
         free = available_host_bytes() * options.memory_share
         limit = _HOST_LIMIT_BYTES // model.placement.group.size
         return min(int(free * _HOST_SHARE), limit)
-    num_tokens = min(num_batched_tokens(options, device), longest)
+    num_tokens = min(options.batched_tokens(is_cuda=True), longest)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

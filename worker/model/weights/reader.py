@@ -30,7 +30,7 @@ _NUM_BUFFERS = 2  # of a thread
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightChunk:
     """Rows [start, stop) of a stored tensor, and where they go."""
 
     tensor: StoredTensor
@@ -75,13 +75,15 @@ class Piece:
         into.copy_(rows)
 
 
-def pieces_of(tensor: StoredTensor, place: Place, scales: StoredScales | None) -> Iterator[Piece]:
+def pieces_of(
+    tensor: StoredTensor, place: Place, scales: StoredScales | None
+) -> Iterator[WeightChunk]:
     """Yields what a rank needs of a tensor, in their order in the file."""
     if place.data is None or not place.rows.size:
         return
     at_once = max(1, PIECE_BYTES * place.rows.whole // tensor.num_bytes)
     for start in range(place.rows.start, place.rows.stop, at_once):
-        yield Piece(tensor, place, start, min(start + at_once, place.rows.stop), scales)
+        yield WeightChunk(tensor, place, start, min(start + at_once, place.rows.stop), scales)
 
 
 @dataclass(slots=True)
@@ -119,7 +121,7 @@ class Copier(Protocol):
         """Returns uint8 memory [num_bytes] on the host."""
         ...
 
-    def copy(self, piece: Piece, memory: Tensor) -> Callable[[], None]:
+    def copy(self, piece: WeightChunk, memory: Tensor) -> Callable[[], None]:
         """Begins to put the piece, whose bytes are in `memory`. Returns a function that waits until
         the memory may be written again."""
         ...
@@ -142,7 +144,7 @@ class HostCopier:
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def copy(self, piece: Piece, memory: Tensor) -> Callable[[], None]:
+    def copy(self, piece: WeightChunk, memory: Tensor) -> Callable[[], None]:
         with self._converting:
             piece.put(piece.rows(memory))
         return lambda: None
@@ -163,7 +165,7 @@ class CudaCopier:
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, piece: Piece, memory: Tensor) -> Callable[[], None]:
+    def copy(self, piece: WeightChunk, memory: Tensor) -> Callable[[], None]:
         piece.put(piece.rows(memory.to(self._device, non_blocking=True)))
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
@@ -187,7 +189,9 @@ class _Buffers(threading.local):
 
 
 def read_pieces(
-    pieces: Sequence[Piece], copier: Copier, on_progress: Callable[[float], None] | None = None
+    pieces: Sequence[WeightChunk],
+    copier: Copier,
+    on_progress: Callable[[float], None] | None = None,
 ) -> ReadingTime:
     """Fills the weights. Memory beside them is that of the threads' buffers, and of a conversion.
 
@@ -196,7 +200,7 @@ def read_pieces(
     """
     reading, buffers = ReadingTime(), _Buffers()
 
-    def read(piece: Piece) -> None:
+    def read(piece: WeightChunk) -> None:
         if (own := piece.memory()) is not None:
             with reading:
                 piece.tensor.read_into(own, piece.start)

@@ -22,7 +22,8 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.cpu import library as compiler
 from worker.model.cpu import tiers
 from worker.model.cpu.library import build, cpu_flags
-from worker.model.cpu.tiers import choose_tier, cpu_features
+from worker.model.cpu.processor import cpu_features
+from worker.model.cpu.tiers import choose_tier
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.layers.ops import TorchOps
 from worker.model.tier import TierRequest

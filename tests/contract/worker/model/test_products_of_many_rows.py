@@ -20,7 +20,7 @@ from worker.model.cpu.choices import AMX, AVX, ONEDNN, ProductChoices, ProductSh
 from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.measuring import ProductMeter
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.tiers import cpu_features
+from worker.model.cpu.processor import cpu_features
 from worker.model.kv_cache import KVCachePool
 
 BF16 = torch.bfloat16

@@ -16,8 +16,9 @@ from api.batches.lease import StopEvent
 from api.batches.protocol import ENDPOINT_PATHS
 from api.batches.row import Endpoint, RowContext, RowTask, halved_limits, make_endpoints
 from api.dialects.completions.protocol import CompletionRequest
-from api.errors import ClientError, unavailable
+from api.errors import unavailable
 from api.generation.thread_pool import TextPool, request_bytes
+from api.request_errors import ClientError
 from shared.tracing import Tracing
 from shared.transport.ports.admission import AdmissionLimits
 

@@ -14,9 +14,9 @@ import pytest
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.generation.formatter import ResponseContext, Timing
-from api.http import sse
 from api.http.open_requests import PIECE_BYTES, OpenRequests, TimeSlices
 from api.http.shares import Pot
+from api.http.typed_events import typed_event
 from api.jobs.attached_job import AttachedJob
 from api.jobs.generation_response import generation_response
 from api.jobs.reader_position import ResumePoint
@@ -202,7 +202,7 @@ def test_a_stored_response_keeps_nothing_of_what_its_reader_has() -> None:
     events = SentEvents(response_formatter(), counts=False)
     assert b"".join(events.delta(entry, 0))
     events.mark_sent()
-    assert not events._choices._log
+    assert events._place.in_order
 
 
 def response_tail(frontend: Any) -> StreamResponse:
@@ -217,7 +217,7 @@ async def test_a_replayed_response_writes_a_long_entry_in_pieces() -> None:
     entry, end = long_entry(1)
     in_one_go = response_formatter()
     events = [*in_one_go.opening(), *in_one_go.delta(entry)]
-    expected = b"".join(map(sse.typed_event, events))
+    expected = b"".join(map(typed_event, events))
     response = response_tail(frontend_with([entry, end]))
     bodies = [message["body"] for message in (await sent_by(response))[1:]]
     assert max(map(len, bodies)) < 2 * PIECE_BYTES < len(expected)

@@ -15,14 +15,13 @@ from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.request import completion_sampling
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.generate.request import generate_sampling
-from api.errors import ClientError
 from api.generation import validation_errors
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
 from api.generation.messages import template_messages
 from api.generation.protocol import MAX_ENTRIES
 from api.generation.sampling import ContextBudget
 from api.generation.validation import parse_json, parse_request
-from api.request_errors import invalid_parameter, unsupported
+from api.request_errors import ClientError, invalid_parameter, unsupported
 from shared.messages import InvalidParameter, OnDisconnect
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

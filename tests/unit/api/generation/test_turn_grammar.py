@@ -17,7 +17,7 @@ from api.generation.grammars import (
 )
 from api.generation.tools import ToolUse
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
-from api.output_parsers.format_parser import FAMILIES, family_of
+from api.output_parsers.format_parser import family_of
 from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, GrammarKind, InvalidParameter
 from shared.text.tool_formats import ToolFormat
@@ -43,7 +43,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_every_tool_format_has_a_grammar_and_a_parser() -> None:
     assert set(CALL_GRAMMARS) == set(ToolFormat) - {ToolFormat.TEXT}
-    assert set(FAMILIES) == set(ToolFormat)
     assert all(family_of(form).read for form in ToolFormat)
 
 

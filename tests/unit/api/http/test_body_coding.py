@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 import zstandard
 
-from api.errors import ClientError
 from api.http.body_coding import FREE_BYTES, MAX_RATIO, decoder
+from api.request_errors import ClientError
 
 MAX_BYTES = 2**25
 TEXT = b'{"a": "' + bytes(range(32, 127)) * 3000 + b'"}'

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.http import sse
+from api.http.typed_events import TYPED
 
 
 def test_an_event_is_one_data_line_and_one_blank_line() -> None:
@@ -16,7 +17,7 @@ def test_an_event_is_one_data_line_and_one_blank_line() -> None:
 
 
 def test_a_comment_ends_in_a_blank_line_until_an_id_was_sent() -> None:
-    for framing in (sse.PLAIN, sse.TYPED):
+    for framing in (sse.PLAIN, TYPED):
         assert framing.keepalive == b": ka\n\n"
         assert framing.behind_keepalive == b":\n\n"
     assert sse.KEEPALIVE_AFTER_ID == b": ka\n"

@@ -20,7 +20,7 @@ from worker.engine_options import CpuTier, EngineOptions
 from worker.model import build
 from worker.model.build import build_model, resumes_exactly
 from worker.model.config.model_config import ModelConfig
-from worker.model.device import available_host_bytes, choose_device, choose_dtype
+from worker.model.device import available_host_bytes, choose_device, choose_dtypes
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
 from worker.model.step.warm_up import warm_up
@@ -215,9 +215,9 @@ def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count
 
 
 def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:
-    assert choose_dtype("auto", "bfloat16", CPU) is torch.bfloat16
-    assert choose_dtype("auto", "float16", CPU) is torch.float32
-    assert choose_dtype("float16", "float32", CPU) is torch.float16
+    assert choose_dtypes("auto", "auto", "bfloat16", CPU) == (torch.bfloat16, torch.bfloat16)
+    assert choose_dtypes("auto", "auto", "float16", CPU) == (torch.float32, torch.float32)
+    assert choose_dtypes("float16", "auto", "float32", CPU) == (torch.float16, torch.float16)
     assert choose_device("cpu") == CPU
 
 

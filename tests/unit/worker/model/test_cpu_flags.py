@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.model.cpu import tiers as features
+from worker.model.cpu import processor as features
 from worker.model.cpu.library import build_for, cpu_flags
-from worker.model.cpu.tiers import cpu_features
+from worker.model.cpu.processor import cpu_features
 from worker.model.errors import TierUnavailable
 
 AVX512 = {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}

@@ -24,8 +24,8 @@ from worker.model.weights.reader import (
     NUM_THREADS,
     CudaCopier,
     HostCopier,
-    Piece,
     ReadingTime,
+    WeightChunk,
     copier_for,
     pieces_of,
     read_pieces,
@@ -46,7 +46,7 @@ def empty_model(path: Path, dtype: torch.dtype, group: RankGroup | None = None) 
     return CausalLM(config, 32, Placement(CPU, dtype, group or RankGroup()))
 
 
-def pieces(model: CausalLM, path: Path) -> list[Piece]:
+def pieces(model: CausalLM, path: Path) -> list[WeightChunk]:
     places = dict(model.named_tensors())
     stored = stored_tensors(path)
     return [piece for name in stored for piece in pieces_of(stored[name], places[name], None)]
@@ -93,7 +93,7 @@ class LateCopier:
             self.num_buffers += 1
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def copy(self, piece: Piece, memory: Tensor) -> Callable[[], None]:
+    def copy(self, piece: WeightChunk, memory: Tensor) -> Callable[[], None]:
         done = threading.Lock()
 
         def wait() -> None:
@@ -190,11 +190,11 @@ def test_on_cuda_a_buffer_is_free_when_its_copy_has_happened(
     path = make_checkpoint(tmp_path)
     model = empty_model(path, torch.bfloat16)
     todo = pieces(model, path)[:5]
-    read_into, put = StoredTensor.read_into, Piece.put
+    read_into, put = StoredTensor.read_into, WeightChunk.put
     monkeypatch.setattr(
         StoredTensor, "read_into", lambda *given: (calls.append("read"), read_into(*given))
     )
-    monkeypatch.setattr(Piece, "put", lambda *given: (calls.append("put"), put(*given)))
+    monkeypatch.setattr(WeightChunk, "put", lambda *given: (calls.append("put"), put(*given)))
     read_pieces(todo, CudaCopier(CPU))
     copied = ["read", "put", "record"]
     assert calls == ["set_device", *copied * 2, *["synchronize", *copied] * 3, "finish"]

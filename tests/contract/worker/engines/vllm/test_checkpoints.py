@@ -23,7 +23,7 @@ from tests.support.tiny_models import VOCAB_SIZE, write_tiny_model
 from tests.support.vllm_models import TIMEOUT_S, Model, Work, run_models, vllm_options
 from tests.support.vllm_runs import Answer, VllmRequest
 from worker.engine_options import EngineOptions
-from worker.model.cpu.tiers import cpu_features
+from worker.model.cpu.processor import cpu_features
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TIMEOUT_S + 60)]
 
