@@ -7,31 +7,12 @@ import asyncio
 import httpx
 from openai import AsyncOpenAI
 
-from shared.messages import JobState
 from tests.chaos.harness.clients import Client, SlowClient
 from tests.chaos.harness.expected import random_prompt
 from tests.chaos.harness.scenario import Scenario
 from tests.support.polling import until
 
 MAX_GROWTH_BYTES = 24 * 2**20
-
-
-async def test_a_client_that_leaves_frees_its_blocks_at_once(scenario: Scenario) -> None:
-    clients = scenario.clients(4, 400)
-    async with scenario.middle_of(clients):
-        for client in clients:
-            await client.close()
-        for client in clients:
-            await _ended_as(scenario, client.reading.job_id, "disconnected")
-    await scenario.settled()
-
-
-async def _ended_as(scenario: Scenario, job_id: str, reason: str) -> None:
-    async def has_ended() -> bool:
-        job = await scenario.job(job_id)
-        return (job["state"], job.get("reason")) == (JobState.CANCELLED, reason)
-
-    await until(has_ended, f"{job_id} to be cancelled")
 
 
 async def test_a_client_that_leaves_before_the_first_token_ends_the_prefill(
@@ -45,26 +26,13 @@ async def test_a_client_that_leaves_before_the_first_token_ends_the_prefill(
     streamed = scenario.client(20, prompt=prompt)
     await until(lambda: streamed.reading.job_id, "the stream to be open")
     whole = scenario.client(20, prompt=prompt, stream=False)
-    await until(lambda: _live(scenario, 2), "two jobs")
-    job_ids = await _live_ids(scenario)
+    await scenario.num_live(2)
     queued = scenario.client(20, prompt=prompt)
-    await until(lambda: _live(scenario, 3), "three jobs")
-    job_ids = await _live_ids(scenario)
+    job_ids = await scenario.num_live(3)
     for client in (streamed, whole, queued):
         await client.close()
-    for job_id in job_ids:
-        await _ended_as(scenario, job_id, "disconnected")
-        assert (await scenario.job(job_id))["n"] == "0"
+    await scenario.all_are(job_ids, state="cancelled", reason="disconnected", n="0")
     await scenario.settled()
-
-
-async def _live_ids(scenario: Scenario) -> list[str]:
-    live = await scenario.redis.zrange(scenario.transport.keys.live, 0, -1)
-    return [job_id.decode() for job_id in live]
-
-
-async def _live(scenario: Scenario, number: int) -> bool:
-    return len(await _live_ids(scenario)) == number
 
 
 async def test_a_slow_reader_delays_no_other_and_costs_bounded_memory(scenario: Scenario) -> None:

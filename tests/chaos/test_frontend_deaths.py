@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from shared.messages import JobState
 from tests.chaos.harness.scenario import Scenario
 from tests.support.polling import until
 
@@ -32,8 +31,8 @@ async def test_the_streams_of_a_frontend_that_stood_still_go_on(
     running = [scenario.client(200, first_url=0) for _ in range(4)]
     async with scenario.middle_of(running):
         queued = [scenario.client(20, first_url=0) for _ in range(3)]
-        await until(lambda: _num_queued(scenario, 3), "three jobs to wait")
-        job_ids = await _job_ids(scenario)
+        await scenario.num_queued(3)
+        job_ids = await scenario.live_ids()
         frontend_id, _, _ = (await scenario.job(job_ids[0]))["fe"].partition("#")
         lease = scenario.transport.keys.frontend(frontend_id)
         frozen.freeze()
@@ -56,9 +55,9 @@ async def test_jobs_of_a_frontend_that_stands_still_for_too_long_are_orphaned(
     victim, _ = await scenario.deployment.use_frontends(2, FRONTEND_LEASE_MS=2000)
     running = [scenario.client(450, first_url=0) for _ in range(2)]
     async with scenario.middle_of(running):
-        job_ids = await _job_ids(scenario)
+        job_ids = await scenario.live_ids()
         victim.freeze()
-        await until(lambda: _all_orphaned(scenario, job_ids), "all to be orphaned")
+        await scenario.all_are(job_ids, state="cancelled", reason="orphaned")
         victim.thaw()
     for reading in await scenario.all_ended(running):
         assert reading.error_code == "orphaned"
@@ -86,10 +85,10 @@ async def test_jobs_of_a_dead_frontend_are_orphaned_and_queued_ones_never_run(
     running = [scenario.client(450, first_url=0) for _ in range(2)]
     async with scenario.middle_of(running):
         queued = [scenario.client(20, first_url=0) for _ in range(3)]
-        await until(lambda: _num_queued(scenario, 3), "three jobs to wait")
-        job_ids = await _job_ids(scenario)
+        await scenario.num_queued(3)
+        job_ids = await scenario.live_ids()
         victim.kill()
-        await until(lambda: _all_orphaned(scenario, job_ids), "all to be orphaned")
+        await scenario.all_are(job_ids, state="cancelled", reason="orphaned")
     for client in (*running, *queued):
         await client.ended()
         assert not client.reading.has_ended
@@ -123,20 +122,6 @@ async def test_a_plain_job_outlives_the_frontend_of_one_of_its_readers(scenario:
         assert (await scenario.job(job_ids[1]))["fe"] == marks[1]
     await scenario.all_finished([posted[1], *tails])
     await scenario.settled()
-
-
-async def _num_queued(scenario: Scenario, number: int) -> bool:
-    return (await scenario.transport.registry.queue_stats()).queued == number
-
-
-async def _job_ids(scenario: Scenario) -> list[str]:
-    live = await scenario.redis.zrange(scenario.transport.keys.live, 0, -1)
-    return [job_id.decode() for job_id in live]
-
-
-async def _all_orphaned(scenario: Scenario, job_ids: list[str]) -> bool:
-    jobs = [await scenario.job(job_id) for job_id in job_ids]
-    return all((j["state"], j.get("reason")) == (JobState.CANCELLED, "orphaned") for j in jobs)
 
 
 async def test_a_stopping_frontend_lets_short_streams_finish_and_cuts_long_ones(

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.keys import new_job_id
-from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.text.grammar import json_schema_grammar, regex_grammar
-from shared.transport.ports.admission import AdmissionLimits
-from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.reading import Reading
 from tests.chaos.harness.scenario import Scenario
@@ -96,17 +92,8 @@ async def test_structured_answers_move_and_stay_in_their_grammars(scenario: Scen
 async def _structured(scenario: Scenario) -> list[Client]:
     clients = []
     for prompt, grammar in zip(PROMPTS, GRAMMARS, strict=False):
-        job = Job(
-            job_id=new_job_id(),
-            model=scenario.deployment.model,
-            prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(max_tokens=400, seed=3, temperature=1.0, grammar=grammar),
-            kind="generate",
-            on_disconnect=OnDisconnect.CONTINUE,
-        )
-        accepted = await scenario.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted.outcome is Submitted.ACCEPTED
-        clients.append(scenario.reader_of(job.job_id, list(prompt), 400))
+        job_id = await scenario.submit(prompt, 400, seed=3, temperature=1.0, grammar=grammar)
+        clients.append(scenario.reader_of(job_id, prompt, 400))
     return clients
 
 

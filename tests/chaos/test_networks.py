@@ -21,15 +21,19 @@ RESETS, RESET_S, REST_S = 3, 4.0, 1.0
 THROTTLED_STEP_S = 0.1  # a stream of 200 tokens outlasts all kills
 
 
-async def test_killed_subscribers_come_back_and_nothing_is_missed(scenario: Scenario) -> None:
+@pytest.mark.parametrize(("kind", "after_tokens"), [("pubsub", 3), ("normal", 1)])
+async def test_killed_connections_come_back_and_nothing_is_missed(
+    scenario: Scenario, kind: str, after_tokens: int
+) -> None:
     clients = scenario.clients(12, 200)
     before = _reconnects(scenario)
-    async with scenario.middle_of(clients, 3, step_s=THROTTLED_STEP_S):
+    async with scenario.middle_of(clients, after_tokens, step_s=THROTTLED_STEP_S):
         for _ in range(KILLS):
-            await scenario.redis.client_kill_filter(_type="pubsub")
+            await scenario.redis.client_kill_filter(_type=kind, skipme=True)
             await _all_go_on(clients)
     await scenario.all_finished(clients)
-    assert _reconnects(scenario) > before
+    if kind == "pubsub":
+        assert _reconnects(scenario) > before
     await scenario.settled()
 
 
@@ -41,18 +45,6 @@ async def _all_go_on(clients: list[Client], num_tokens: int = 5) -> None:
 
 def _reconnects(scenario: Scenario) -> int:
     return min(f.log.count("lost the pub/sub connection") for f in scenario.deployment.frontends)
-
-
-async def test_killed_command_connections_come_back_and_nothing_is_missed(
-    scenario: Scenario,
-) -> None:
-    clients = scenario.clients(12, 200)
-    async with scenario.middle_of(clients, 1, step_s=THROTTLED_STEP_S):
-        for _ in range(KILLS):
-            await scenario.redis.client_kill_filter(_type="normal", skipme=True)
-            await _all_go_on(clients)
-    await scenario.all_finished(clients)
-    await scenario.settled()
 
 
 async def test_a_load_balancer_that_resets_every_connection_ends_no_stream(
@@ -116,7 +108,7 @@ async def test_a_partitioned_worker_is_taken_over_and_its_late_words_are_refused
             await scenario.deployment.start_worker().ready()
             proxy.partition()
             jobs = [client.reading.job_id for client in clients]
-            await until(lambda: _all_at_attempt(scenario, jobs, "2"), "the takeover")
+            await scenario.all_are(jobs, attempt="2")
             proxy.heal()
             await until(lambda: _given_up(cut_off.log) == set(jobs), "its jobs to be given up")
         await scenario.all_finished(clients)
@@ -130,10 +122,6 @@ def _given_up(worker_log: str) -> set[str]:
     """The jobs that a worker ended because they were another's."""
     given_up = r"job ended job_id=(\S+) attempt=1 reason=(?:fenced|dropped) "
     return set(re.findall(given_up, worker_log))
-
-
-async def _all_at_attempt(scenario: Scenario, job_ids: list[str], attempt: str) -> bool:
-    return all([(await scenario.job(job_id))["attempt"] == attempt for job_id in job_ids])
 
 
 async def test_the_readers_of_a_partitioned_frontend_read_on_when_it_is_back(
@@ -152,7 +140,7 @@ async def test_the_readers_of_a_partitioned_frontend_read_on_when_it_is_back(
         async with scenario.middle_of([*plain, *staying, *elsewhere]):
             proxy.partition()
             jobs = [client.reading.job_id for client in plain]
-            await until(lambda: _all_orphaned(scenario, jobs), "the plain ones to be orphaned")
+            await scenario.all_are(jobs, state="cancelled", reason="orphaned")
             seen = [client.reading.num_keepalives for client in staying]
             for client, before in zip(staying, seen, strict=True):
                 await until(lambda c=client, b=before: c.reading.num_keepalives > b + 3, "life")
@@ -163,11 +151,6 @@ async def test_the_readers_of_a_partitioned_frontend_read_on_when_it_is_back(
         assert all(client.reading.num_connections == 1 for client in staying)
         await scenario.settled()
         await deployment.use_frontends()
-
-
-async def _all_orphaned(scenario: Scenario, job_ids: list[str]) -> bool:
-    jobs = [await scenario.job(job_id) for job_id in job_ids]
-    return all((job["state"], job.get("reason")) == ("cancelled", "orphaned") for job in jobs)
 
 
 async def test_both_sides_speak_tls_and_believe_only_a_certificate_they_can_check(

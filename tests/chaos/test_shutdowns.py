@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.chaos.harness.scenario import Scenario
-from tests.support.polling import until
 
 
 async def test_a_stopping_worker_hands_its_jobs_on_without_blame(scenario: Scenario) -> None:
@@ -16,21 +15,6 @@ async def test_a_stopping_worker_hands_its_jobs_on_without_blame(scenario: Scena
     for client in clients:
         assert (await scenario.job(client.reading.job_id))["crashes"] == "0"
     assert (await scenario.job(clients[0].reading.job_id))["attempt"] == "2"
-    await scenario.settled()
-
-
-async def test_a_worker_with_time_to_drain_finishes_what_it_runs(scenario: Scenario) -> None:
-    await scenario.deployment.use_workers(DRAIN_TIMEOUT_S=60)
-    clients = scenario.clients(8, 100)
-    async with scenario.middle_of(clients):
-        for worker in scenario.deployment.workers:
-            worker.terminate()
-            await until(lambda w=worker: " draining: " in w.log, "the drain")
-    for worker in scenario.deployment.workers:
-        assert await worker.ended() == 0
-    await scenario.all_finished(clients)
-    for client in clients:
-        assert (await scenario.job(client.reading.job_id))["attempt"] == "1"
     await scenario.settled()
 
 

@@ -19,7 +19,6 @@ from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.scenario import Scenario
 from tests.support.polling import until
-from tests.support.service_processes import WorkerProcess
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
 
@@ -132,7 +131,7 @@ async def test_a_model_on_both_samplers_makes_the_weaker_promise(
         both = {"vllm": 0, "penstock": 1}
         await until(lambda: _of_workers(scenario) == both, "both workers in /health")
         assert _job(scenario, clients[0])["exact_resume"] is False
-        await _leave(scenario, vllm)
+        await deployment.replaced(vllm)
         await until(lambda: _says(scenario, "penstock", exact=True), "one engine in /v1/models")
     sampled, undrawn = [await _ended(client) for client in clients]
     assert sampled[: len(before)] == before
@@ -141,11 +140,3 @@ async def test_a_model_on_both_samplers_makes_the_weaker_promise(
     # It is said of the workers that the model has now.
     assert _job(scenario, clients[0])["exact_resume"] is True
     await scenario.settled()
-
-
-async def _leave(scenario: Scenario, worker: WorkerProcess) -> None:
-    """The worker ends as SIGTERM asks it to: its jobs go back to the queue."""
-    worker.terminate()
-    assert await worker.ended() == 0, worker.log
-    worker.close()
-    scenario.deployment.workers.remove(worker)

@@ -14,18 +14,14 @@ import httpx
 import pytest
 
 from shared.cores import available_cores
-from shared.keys import new_job_id
-from shared.messages import Job, OnDisconnect, SamplingParams
+from shared.messages import SamplingParams
 from shared.text.grammar import json_schema_grammar
-from shared.transport.ports.admission import AdmissionLimits
-from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.scenario import Scenario
 from tests.support.busy_neighbours import busy_neighbours
 from tests.support.faults.sitecustomize import POISON_TOKEN, TRAP
 from tests.support.polling import until
-from tests.support.service_processes import WorkerProcess
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
 
@@ -78,18 +74,10 @@ async def _begin(scenario: Scenario, requests: Sequence[Request] = REQUESTS) -> 
     """Queues the requests and begins to read them."""
     clients = []
     for prompt, sampling in requests:
-        job = Job(
-            job_id=new_job_id(),
-            model=scenario.deployment.model,
-            prompt_token_ids=prompt,
-            sampling=_params(sampling),
-            kind="generate",
-            timeout_ms=int(READY_TIMEOUT_S * 1000),
-            on_disconnect=OnDisconnect.CONTINUE,
-        )
-        accepted = await scenario.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted.outcome is Submitted.ACCEPTED
-        clients.append(scenario.reader_of(job.job_id, list(prompt), MAX_TOKENS))
+        timeout_ms = int(READY_TIMEOUT_S * 1000)
+        params = _params(sampling)
+        job_id = await scenario.submit(prompt, MAX_TOKENS, sampling=params, timeout_ms=timeout_ms)
+        clients.append(scenario.reader_of(job_id, list(prompt), MAX_TOKENS))
     return clients
 
 
@@ -177,22 +165,14 @@ async def test_jobs_move_to_another_vllm_and_on_to_the_other_engine(
     clients = await _begin(scenario)
     async with scenario.middle_of(clients, AFTER_TOKENS, step_s=1.0):
         second = await deployment.start_worker().ready()
-        await _leave(scenario, first)
+        await deployment.replaced(first)
         await until(lambda: _have_moved(scenario, clients, 2), "all jobs at the second worker")
         own = own_settings(**SERVED, ENGINE_PYTHON="", VLLM_ARGS="")
         await deployment.start_worker(**own).ready()
-        await _leave(scenario, second)
+        await deployment.replaced(second)
     await _all_said(clients, expected)
     assert await _have_moved(scenario, clients, 3)
     await scenario.settled()
-
-
-async def _leave(scenario: Scenario, worker: WorkerProcess) -> None:
-    """The worker ends as SIGTERM asks it to: its jobs go back to the queue."""
-    worker.terminate()
-    assert await worker.ended() == 0, worker.log
-    worker.close()
-    scenario.deployment.workers.remove(worker)
 
 
 async def test_the_first_scored_prompt_compiles_nothing_in_a_starved_engine(

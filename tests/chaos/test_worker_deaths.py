@@ -22,14 +22,10 @@ async def test_a_frozen_worker_that_wakes_says_nothing_twice(scenario: Scenario)
         job_id = clients[0].reading.job_id
         zombie = await scenario.worker_of(job_id)
         zombie.freeze()
-        await until(lambda: _attempt(scenario, job_id, "2"), "the takeover")
+        await scenario.all_are([job_id], attempt="2")
         zombie.thaw()
     await scenario.all_finished(clients)
     await scenario.settled()
-
-
-async def _attempt(scenario: Scenario, job_id: str, attempt: str) -> bool:
-    return (await scenario.job(job_id))["attempt"] == attempt
 
 
 async def test_a_freeze_shorter_than_the_lease_is_only_a_pause(scenario: Scenario) -> None:

@@ -12,9 +12,11 @@ from tests.support.launched import Launched
 from tests.support.service_fixtures import (  # noqa: F401
     checkpoint,
     files_dir,
+    proxy,
     redis_url,
     service,
     shared_service,
+    throttle,
 )
 from tests.support.tool_models import make_demo_with_tools
 

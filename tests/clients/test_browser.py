@@ -129,36 +129,15 @@ def test_an_abort_cancels_the_job_wherever_it_is(
     state: str,
     stream: bool,
 ) -> None:
-    def jobs() -> list[dict[str, Any]]:
-        return list(httpx.get(f"{service.base_url}/v1/jobs?limit=5").json()["data"])
-
-    before = {job["id"] for job in jobs()}
-    service.script.step_s = 0.05
-    service.script.pulls = state != "queued"
-    service.script.starts = state != "prefill"
-    wait_until(lambda: service.worker.is_parked == (state == "queued"), "the worker's attention")
+    before = service.job_ids()
+    service.hold_jobs_in(state)
     body = {**CHAT, "max_tokens": 400, "stream": stream}
     ask(page, f"{service.base_url}/v1/chat/completions", body)
 
-    def found() -> str | None:
-        for job in jobs():
-            is_there = {
-                "queued": job["status"] == "queued",
-                "prefill": job["job_id"] in service.worker.jobs,
-                "decode": job["usage"]["completion_tokens"] > 2,
-            }[state]
-            if job["id"] not in before and is_there:
-                return str(job["id"])
-        return None
-
-    wait_until(found, f"a job that is in {state}", PATIENCE_S)
-    url = f"{service.base_url}/v1/jobs/{found()}"
+    job_id = service.until_job_in(state, before)
     page.evaluate("calls.it.abort()")
     assert wait_for(page, "failed")["error"] == "AbortError"
-    wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", PATIENCE_S)
-    assert httpx.get(url).json()["error"]["code"] == "disconnected"
-    service.script.pulls = service.script.starts = True
-    wait_until(lambda: not service.worker.jobs, "the worker to drop it", PATIENCE_S)
+    service.until_disconnected(job_id)
 
 
 def test_a_page_that_goes_away_leaves_its_job(
@@ -171,8 +150,7 @@ def test_a_page_that_goes_away_leaves_its_job(
     wait_until(lambda: "content_block_delta" in result(page)["text"], "the first text", PATIENCE_S)
     name = result(page)["headers"]["request-id"]
     page.goto(f"{origin}/index.html?again")
-    url = f"{service.base_url}/v1/jobs/{name}"
-    wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", PATIENCE_S)
+    service.until_job_is(name, "cancelled")
     wait_until(lambda: not service.worker.jobs, "the worker to drop it", PATIENCE_S)
 
 

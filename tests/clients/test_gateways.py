@@ -18,8 +18,8 @@ import pytest
 from shared.process import dying_with_this_process
 from tests.support.node import installed_clients, node_says
 from tests.support.pinned_environment import pinned_environment
-from tests.support.redis_server import new_namespace
-from tests.support.service_processes import MODEL, service_processes
+from tests.support.service_fixtures import processes_url
+from tests.support.service_processes import MODEL
 from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
@@ -29,14 +29,7 @@ MESSAGES = [{"role": "user", "content": "water the garden"}]
 OPTIONS = {"max_tokens": 16, "temperature": 0.0}
 
 
-@pytest.fixture(scope="module")
-def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory, namespace = tmp_path_factory.mktemp("gateways"), new_namespace()
-    settings = {"RUNNER": "model", "DEVICE": "cpu", "DTYPE": "float32"}
-    with service_processes(
-        redis_url, namespace, DEMO_CHECKPOINT, directory, **settings
-    ) as frontend:
-        yield frontend.base_url
+base_url = processes_url(lambda: DEMO_CHECKPOINT, RUNNER="model", DEVICE="cpu", DTYPE="float32")
 
 
 @pytest.fixture(scope="module")

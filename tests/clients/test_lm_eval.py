@@ -6,15 +6,14 @@ The service's scores are those of transformers: of the demo model, and in the ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.lm_eval import client_arguments, evaluate, installed_harness
 from tests.support.real_model import real_checkpoint
-from tests.support.redis_server import new_namespace
-from tests.support.service_processes import MODEL, service_processes
+from tests.support.service_fixtures import processes_url
+from tests.support.service_processes import MODEL
 from tools.demo_model.questions import load_facts
 from worker.settings import DEMO_CHECKPOINT
 
@@ -43,14 +42,9 @@ def harness() -> Path:
     return installed_harness()
 
 
-@pytest.fixture(scope="module")
-def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory, namespace = tmp_path_factory.mktemp("lm_eval"), new_namespace()
-    settings = {"RUNNER": "model", "DEVICE": "cpu", "CPU_TIER": "reference", "DTYPE": "float32"}
-    with service_processes(
-        redis_url, namespace, DEMO_CHECKPOINT, directory, **settings
-    ) as frontend:
-        yield frontend.base_url
+COMPUTING = {"RUNNER": "model", "DEVICE": "cpu", "DTYPE": "float32"}
+base_url = processes_url(lambda: DEMO_CHECKPOINT, **COMPUTING, CPU_TIER="reference")
+real_url = processes_url(real_checkpoint, **COMPUTING, MAX_MODEL_LEN="1024")
 
 
 def questions() -> list[dict[str, object]]:
@@ -106,16 +100,6 @@ def test_a_multiple_choice_task_is_scored_as_transformers_scores_it(
         assert [float(logprob) for logprob, _ in choices] == pytest.approx(sums, abs=2e-2)
         is_greedy = [str(greedy) == "True" for _, greedy in choices]
         assert is_greedy == [index == row["answer"] for index in range(4)]
-
-
-@pytest.fixture(scope="module")
-def real_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory, namespace = tmp_path_factory.mktemp("lm_eval_real"), new_namespace()
-    settings = {"RUNNER": "model", "DEVICE": "cpu", "DTYPE": "float32", "MAX_MODEL_LEN": "1024"}
-    with service_processes(
-        redis_url, namespace, real_checkpoint(), directory, **settings
-    ) as frontend:
-        yield frontend.base_url
 
 
 def real_questions() -> list[dict[str, object]]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.pinned_environment import pinned_environment
-from tests.support.redis_server import new_namespace
-from tests.support.service_processes import MODEL, service_processes
+from tests.support.service_fixtures import processes_url
+from tests.support.service_processes import MODEL
 from tests.support.vllm_environment import vllm_python
 from worker.settings import DEMO_CHECKPOINT
 
@@ -26,14 +25,7 @@ TIMEOUT_S = 150.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-@pytest.fixture(scope="module")
-def base_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory, namespace = tmp_path_factory.mktemp("load_tools"), new_namespace()
-    settings = {"RUNNER": "model", "DEVICE": "cpu", "DTYPE": "float32"}
-    with service_processes(
-        redis_url, namespace, DEMO_CHECKPOINT, directory, **settings
-    ) as frontend:
-        yield frontend.base_url
+base_url = processes_url(lambda: DEMO_CHECKPOINT, RUNNER="model", DEVICE="cpu", DTYPE="float32")
 
 
 def run(command: list[str | Path], home: Path) -> str:

@@ -61,8 +61,7 @@ def test_breaking_out_of_the_loop_cancels_the_job(service: RunningService) -> No
     ) as program:
         result = program.heard()
         assert result["chunks"] == 4
-        url = f"{service.base_url}/v1/jobs/{result['id']}"
-        wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
+        service.until_job_is(result["id"], "cancelled")
         program.cue()
     wait_until(lambda: not service.worker.jobs, "the worker to drop it")
 
@@ -77,40 +76,21 @@ def test_an_abort_cancels_the_job_wherever_it_is(
     state: str,
     form: str,
 ) -> None:
-    service.script.step_s = 0.05
-    service.script.pulls = state != "queued"
-    service.script.starts = state != "prefill"
-    wait_until(lambda: service.worker.is_parked == (state == "queued"), "the worker's attention")
-    before = job_of(service).get("id")
-
-    def is_there() -> bool:
-        job = job_of(service)
-        if not job or job["id"] == before:
-            return False
-        if state == "queued":
-            return bool(job["status"] == "queued")
-        if state == "prefill":
-            return job["job_id"] in service.worker.jobs
-        return bool(job["usage"]["completion_tokens"] > 2)
-
+    service.hold_jobs_in(state)
+    before = service.job_ids()
     with NodeProgram(
         "openai_cases", service.base_url, f"abort_{form}", MODEL, json.dumps(LONG)
     ) as program:
         assert program.heard() == "begun"
-        wait_until(is_there, f"a job that is in {state}", 60)
-        name = job_of(service)["id"]
+        job_id = service.until_job_in(state, before)
         program.cue()
         result = program.heard()
         if form == "whole":
             assert result["error"]["class"] == "APIUserAbortError"
         else:
             assert result["error"] is None  # the loop just ends
-        url = f"{service.base_url}/v1/jobs/{name}"
-        wait_until(lambda: httpx.get(url).json()["status"] == "cancelled", "the cancel", 60)
+        service.until_disconnected(job_id)
         program.cue()
-    assert httpx.get(url).json()["error"]["code"] == "disconnected"
-    service.script.pulls = service.script.starts = True
-    wait_until(lambda: not service.worker.jobs, "the worker to drop it")
 
 
 def test_errors_become_the_sdk_s_own(service: RunningService) -> None:

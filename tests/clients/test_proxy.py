@@ -8,17 +8,17 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from shared.process import dying_with_this_process
+from tests.support.dialects import DIALECTS
 from tests.support.proxy import Proxy, nginx
-from tests.support.redis_server import new_namespace
-from tests.support.running_service import MODEL, RunningService, running_service, wait_until
-from tests.support.scripted_worker import Script
+from tests.support.running_service import MODEL, RunningService, wait_until
+from tests.support.service_fixtures import module_service
+from tests.support.sse_readers import payloads
 
 pytestmark = pytest.mark.nginx
 
@@ -35,25 +35,16 @@ CHAT = {
 MESSAGES = {name: CHAT[name] for name in ("model", "messages", "max_tokens", "stream")}
 BODIES = {"/v1/chat/completions": CHAT, "/v1/messages": MESSAGES}
 
-
-@pytest.fixture(scope="module")
-def service(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
-    with running_service(redis_url, new_namespace(), checkpoint, keepalive_s=KEEPALIVE_S) as made:
-        yield made
+shared_service = module_service(keepalive_s=KEEPALIVE_S)
 
 
 @pytest.fixture(scope="module")
-def proxy(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+def proxy(
+    shared_service: RunningService, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Proxy]:
     directory = tmp_path_factory.mktemp("nginx")
-    with nginx(directory, service.base_url, READ_TIMEOUT_S) as made:
+    with nginx(directory, shared_service.base_url, READ_TIMEOUT_S) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def fresh_script(service: RunningService) -> Iterator[None]:
-    service.worker.script = Script()
-    yield
-    service.worker.script = Script()
 
 
 class Curl:
@@ -104,8 +95,7 @@ def curl(url: str, body: Any, *options: str) -> Iterator[Curl]:
 
 def text_of(reply: str) -> str:
     """What the chunks of a chat say."""
-    chunks = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith("data: {")]
-    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    return "".join(map(DIALECTS["chat"].piece, payloads(reply[: reply.rfind("\n") + 1])))
 
 
 def whole_text(service: RunningService) -> str:
@@ -118,11 +108,6 @@ def whole_text(service: RunningService) -> str:
 def queued_job(service: RunningService) -> str | None:
     jobs = httpx.get(f"{service.base_url}/v1/jobs?state=queued&limit=1").json()["data"]
     return str(jobs[0]["id"]) if jobs else None
-
-
-def stop_pulling(service: RunningService) -> None:
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling", PATIENCE_S)
 
 
 def test_tokens_come_through_a_proxy_as_they_are_made(
@@ -146,7 +131,7 @@ def test_tokens_come_through_a_proxy_as_they_are_made(
 def test_a_stream_outlasts_the_proxy_s_patience_in_the_queue(
     service: RunningService, proxy: Proxy, path: str
 ) -> None:
-    stop_pulling(service)
+    service.park()
     enough = int(READ_TIMEOUT_S / KEEPALIVE_S) + 2
     with curl(f"{proxy.base_url}{path}", BODIES[path]) as client:
         wait_until(lambda: client.output.count(": ka") >= enough, "signs of life", PATIENCE_S)
@@ -160,7 +145,7 @@ def test_a_whole_answer_that_waits_as_long_is_given_up_and_cancelled(
     service: RunningService, proxy: Proxy
 ) -> None:
     """Which shows that the proxy means it, and that what waits long is better streamed."""
-    stop_pulling(service)
+    service.park()
     url = f"{proxy.base_url}/v1/chat/completions"
     with curl(url, {**CHAT, "stream": False}, "-o", "/dev/null", "-w", "%{http_code}") as client:
         wait_until(lambda: queued_job(service), "the job", PATIENCE_S)
@@ -176,7 +161,7 @@ def test_a_client_that_leaves_the_proxy_leaves_its_job(
     service: RunningService, proxy: Proxy, state: str
 ) -> None:
     if state == "queued":
-        stop_pulling(service)
+        service.park()
     service.script.step_s = 0.05
     body = {**CHAT, "max_tokens": 400}
     with curl(f"{proxy.base_url}/v1/chat/completions", body) as client:

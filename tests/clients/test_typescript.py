@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ import pytest
 
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.cutting_proxy import CuttingProxy
 from tests.support.launched import REPOSITORY, Launched, free_port
 from tests.support.listener import listener_on
 from tests.support.node import NodeProgram, node_says, our_client
 from tests.support.polling import wait_until
 from tests.support.running_service import MODEL, RunningService
-from tests.support.service_client import CLOSE_LOOK, ServiceClient
-from tests.support.throttle import FAULTS, Throttle
+from tests.support.service_client import ServiceClient
+from tests.support.service_fixtures import two_frontends
+from tests.support.throttle import Throttle
 
 pytestmark = [pytest.mark.node, pytest.mark.packages]
 
@@ -39,12 +39,6 @@ ASKED: dict[str, Any] = {
 
 def says(url: str, case: str, **asked: Any) -> Any:
     return node_says("penstock_cases", url, case, json.dumps(asked), home=our_client())
-
-
-@pytest.fixture
-def proxy(service: RunningService) -> Iterator[CuttingProxy]:
-    with cutting_proxy(service.base_url) as made:
-        yield made
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -203,23 +197,7 @@ def _run(words: list[str], directory: str, service: RunningService | None = None
 # Killed processes.
 
 
-@pytest.fixture(scope="module")
-def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
-    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
-
-
-@pytest.fixture(scope="module")
-def penstock(tmp_path_factory: pytest.TempPathFactory, throttle: Throttle) -> Iterator[Launched]:
-    env = {
-        **CLOSE_LOOK,
-        **throttle.env,
-        "PYTHONPATH": f"{FAULTS}{os.pathsep}{REPOSITORY}",
-        "ECHO_STEP_MS": "5",
-        "FRONTENDS": "2",
-        "LEASE_MS": "3000",
-    }
-    with Launched(tmp_path_factory.mktemp("client"), env) as made:
-        yield made
+penstock = two_frontends
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -17,30 +17,16 @@ from penstock.client import AsyncClient, Client, Stream
 from tests.support.launched import REPOSITORY, Launched, free_port
 from tests.support.listener import listener_on
 from tests.support.polling import wait_until
-from tests.support.service_client import CLOSE_LOOK, ServiceClient
-from tests.support.throttle import FAULTS, Throttle
+from tests.support.service_client import ServiceClient
+from tests.support.service_fixtures import *  # noqa: F403
+from tests.support.service_fixtures import two_frontends
+from tests.support.throttle import Throttle
 
 PROMPT = "First Citizen: 😀 héllo "
 TOKENS: dict[str, Any] = {"model": "penstock-demo", "max_tokens": 80, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
-    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
-
-
-@pytest.fixture(scope="module")
-def penstock(tmp_path_factory: pytest.TempPathFactory, throttle: Throttle) -> Iterator[Launched]:
-    env = {
-        **CLOSE_LOOK,
-        **throttle.env,
-        "PYTHONPATH": f"{FAULTS}{os.pathsep}{REPOSITORY}",
-        "ECHO_STEP_MS": "5",
-        "FRONTENDS": "2",
-        "LEASE_MS": "3000",
-    }
-    with Launched(tmp_path_factory.mktemp("client"), env) as made:
-        yield made
+penstock = two_frontends
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from penstock.launcher.redis_server import PrivateServer
 from penstock.launcher.torch_build import has_nvidia_driver
@@ -117,21 +116,6 @@ def _texts(lines: object) -> list[str]:
         if line.startswith("data: ") and line != "data: [DONE]":
             texts.append(json.loads(line[6:])["text"])
     return texts
-
-
-def test_a_killed_worker_is_started_again_and_serves(tmp_path: Path) -> None:
-    with Launched(tmp_path, {"RUNNER": "echo"}) as penstock:
-        worker = [
-            pid
-            for pid in penstock.descendants()
-            if b"worker\0" in Path(f"/proc/{pid}/cmdline").read_bytes() + b"\0"
-            and b"engine" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        assert worker
-        os.kill(worker[0], signal.SIGKILL)
-        with OpenAI(base_url=f"{penstock.base_url}/v1", api_key="none", max_retries=5) as client:
-            answer = client.completions.create(model="penstock-demo", prompt="again", max_tokens=4)
-        assert answer.choices[0].finish_reason == "length"
 
 
 def test_the_jobs_of_a_killed_worker_do_not_wait_for_the_end_of_its_lease(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.launched import Launched
 from tests.support.service_client import (
     Event,
     ServiceClient,
+    launched_service,
     resident_mib,
     stream_all,
     token_ids_of,
@@ -39,13 +39,7 @@ ENV = {
 }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    with (
-        Launched(tmp_path_factory.mktemp("computing"), ENV, is_forked=False) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
+service = launched_service(ENV, is_forked=False)
 
 
 def fresh_prompt(rng: random.Random) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
@@ -13,8 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.launched import Launched
-from tests.support.service_client import CLOSE_LOOK, ServiceClient, echo, stream_all, token_ids_of
+from tests.support.service_client import (
+    CLOSE_LOOK,
+    ServiceClient,
+    echo,
+    launched_service,
+    stream_all,
+    token_ids_of,
+)
 
 SEATS = 8
 BUDGET = 64
@@ -30,14 +35,7 @@ KNOBS = {
 }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    env = {**CLOSE_LOOK, **KNOBS, "ECHO_STEP_MS": "10"}
-    with (
-        Launched(tmp_path_factory.mktemp("engine"), env, is_forked=False) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
+service = launched_service({**CLOSE_LOOK, **KNOBS, "ECHO_STEP_MS": "10"}, is_forked=False)
 
 
 @pytest.mark.promise(

@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.launched import Launched
-from tests.support.service_client import CLOSE_LOOK, ServiceClient, stream_all, token_ids_of
+from tests.support.service_client import (
+    CLOSE_LOOK,
+    ServiceClient,
+    launched_service,
+    stream_all,
+    token_ids_of,
+)
 
 pytestmark = pytest.mark.alone
 STEP_S = 0.4
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    env = {**CLOSE_LOOK, "ECHO_STEP_MS": str(STEP_S * 1000), "MAX_NUM_SEQS": "128"}
-    with (
-        Launched(tmp_path_factory.mktemp("health"), env, is_forked=False) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
+service = launched_service(
+    {**CLOSE_LOOK, "ECHO_STEP_MS": str(STEP_S * 1000), "MAX_NUM_SEQS": "128"}, is_forked=False
+)
 
 
 def health_median_s(service: ServiceClient, num_times: int) -> float:

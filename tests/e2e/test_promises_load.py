@@ -8,7 +8,6 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,6 +22,7 @@ from tests.support.service_client import (
     ServiceClient,
     cpu_s,
     echo,
+    launched_service,
     resident_mib,
     stream_all,
     token_ids_of,
@@ -33,18 +33,10 @@ STEP_S = 0.002
 KEYS = Keys()
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    env = {
-        "RUNNER": "echo",
-        "ECHO_STEP_MS": str(STEP_S * 1000),
-        "HEALTH_INTERVAL_S": "0.1",
-    }
-    with (
-        Launched(tmp_path_factory.mktemp("load"), env, is_forked=False) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
+service = launched_service(
+    {"RUNNER": "echo", "ECHO_STEP_MS": str(STEP_S * 1000), "HEALTH_INTERVAL_S": "0.1"},
+    is_forked=False,
+)
 
 
 def assert_nothing_is_left(service: ServiceClient) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,16 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import REPOSITORY, Launched
-from tests.support.service_client import ServiceClient
+from tests.support.service_client import ServiceClient, launched_service
 
 DEMO = "penstock-demo"
 DEMO_CONFIG = REPOSITORY / "worker/demo/checkpoint/config.json"
 BROKEN_TOKEN = 300
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    env = {"BEAT_INTERVAL_MS": "100", "HEALTH_INTERVAL_S": "0.05", "DTYPE": "float32"}
-    with (
-        Launched(tmp_path_factory.mktemp("model"), env) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
+service = launched_service(
+    {"BEAT_INTERVAL_MS": "100", "HEALTH_INTERVAL_S": "0.05", "DTYPE": "float32"}
+)
 
 
 def complete(service: ServiceClient, prompt: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
@@ -86,28 +80,6 @@ def test_a_long_prompt_comes_out_of_the_cache_the_second_time(service: ServiceCl
     assert cached[0] == 0
     assert cached[1] > 0.9 * usages[1]["prompt_tokens"]
     assert steps[1] <= steps[0]
-
-
-def test_streamed_greedy_chat_is_the_unstreamed_one(service: ServiceClient) -> None:
-    questions = ("What is Penstock?", "Wie geht's? 😀", "水门在哪里？", "def f(x): return x")
-
-    def compare(question: str) -> tuple[str, str]:
-        body = {
-            "model": DEMO,
-            "messages": [{"role": "user", "content": question}],
-            "temperature": 0,
-            "max_tokens": 60,
-        }
-        with service.stream("/v1/chat/completions", body) as events:
-            deltas = [e.payload["choices"][0]["delta"] for e in events if e.payload]
-        whole = service.http.post("/v1/chat/completions", json=body).json()
-        text = "".join(delta.get("content", "") for delta in deltas)
-        return text, whole["choices"][0]["message"]["content"]
-
-    with ThreadPoolExecutor(4) as pool:
-        for streamed, whole in pool.map(compare, questions):
-            assert streamed == whole
-            assert whole
 
 
 def break_one_token(checkpoint: Path) -> None:

@@ -25,6 +25,7 @@ from tests.support.service_client import (
     stream_all,
     token_ids_of,
 )
+from tests.support.service_fixtures import *  # noqa: F403
 from tests.support.throttle import FAULTS, Throttle
 
 STEP_MS = 10
@@ -35,11 +36,6 @@ CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "First Citizen: 😀 héllo"}],
     "ignore_eos": True,
 }
-
-
-@pytest.fixture(scope="module")
-def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
-    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
 
 
 @pytest.fixture(scope="module")
@@ -265,20 +261,3 @@ def test_a_reader_that_stops_reading_delays_no_other(service: ServiceClient) -> 
         assert later["id"] == own["id"]
         assert later["usage"]["completion_tokens"] > own["usage"]["completion_tokens"]
     service.until_idle()  # closing the socket has cancelled it
-
-
-@pytest.mark.promise("Chat: `[DONE]` is last, however the stream ends")
-def test_done_is_last_however_a_stream_ends(service: ServiceClient) -> None:
-    """Cancelled here; failures, stops and lengths are in the tests of the frontend alone."""
-    with service.stream("/v1/chat/completions", {**CHAT, "max_tokens": 800}) as events:
-        first = next(events)
-        assert first.payload is not None
-        assert first.payload["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        job = f"/v1/jobs/{first.payload['id']}"
-        report = [service.http.delete(job).json() for _ in range(2)]
-        *_, error, done = events
-    assert report[0] == report[1]
-    assert done.payload is None
-    assert error.payload is not None
-    assert error.payload["error"]["code"] == "cancelled"
-    service.until_idle()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from tests.support.launched import Launched, is_alive
-from tests.support.service_client import ServiceClient, token_ids_of
+from tests.support.launched import is_alive
+from tests.support.service_client import ServiceClient, launched_service, token_ids_of
 
 STALL_LIMIT_S = 2
 BODY = {
@@ -22,9 +19,8 @@ BODY = {
 }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
-    env = {
+service = launched_service(
+    {
         "TENSOR_PARALLEL_SIZE": "2",
         "DTYPE": "float32",
         "DEVICE": "cpu",
@@ -33,13 +29,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]
         "BEAT_INTERVAL_MS": "100",
         "HEALTH_INTERVAL_S": "0.05",
     }
-    with (
-        Launched(tmp_path_factory.mktemp("ranks"), env) as penstock,
-        ServiceClient(penstock) as made,
-    ):
-        yield made
-
-
+)
 RANK_0, RANK_1 = "worker.runtime", "worker.model.rank"
 
 

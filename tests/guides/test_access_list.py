@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from penstock.client import Client, JobCancelled
 from penstock.launcher.redis_server import PrivateServer
-from tests.support.running_service import RunningService, frontend_of_worker, make_tiny_checkpoint
+from tests.support.running_service import RunningService, frontend_of_workers, make_tiny_checkpoint
 from tests.support.service_processes import MODEL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -58,8 +58,10 @@ def service(server: PrivateServer, tmp_path_factory: pytest.TempPathFactory) -> 
     directory = tmp_path_factory.mktemp("service")
     url = server.url.replace("unix://", f"unix://penstock:{SECRET}@")
     checkpoint = make_tiny_checkpoint(directory)
-    slow = {"ECHO_STEP_MS": "10"}  # so that there is something to cancel
-    with frontend_of_worker(url, "penstock", checkpoint, directory, **slow) as made:
+    # Slow, so that there is something to cancel.
+    models = {MODEL: {"MODEL": str(checkpoint), "ECHO_STEP_MS": "10"}}
+    files = str(directory / "files")
+    with frontend_of_workers(url, "penstock", directory, models, files_dir=files) as made:
         yield made
 
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shared.messages import START, Cursor, Delta, FinishReason, JobState, Usage
-from shared.transport.ports.queue import Append, AppendStatus, JobEnd
-from shared.transport.wire import chain_hash
+from shared.messages import FinishReason, JobState, Usage
+from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd
+from tests.support.jobs import Stream
 from tests.support.running_service import RunningService
 from tests.support.scripted_worker import LEASE_MS
 
@@ -26,21 +25,18 @@ BODY = {"prompt": "a", "max_tokens": 400, "on_disconnect": "continue", "stream":
 TEXT = re.compile(r"text/plain(;.*)?", re.IGNORECASE)
 
 
-@dataclass
-class Stream:
+class Written(Stream):
     """A job that is written. `name` is its public id."""
 
-    name: str
-    job_id: str
-    attempt: int
-    end: Cursor = START
-    chain: str = ""
-    is_closed: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, name: str, delivery: Delivery) -> None:
+        super().__init__(delivery)
+        self.name = name
+        self.is_closed = False
+        self.lock = asyncio.Lock()
 
     @property
     def headers(self) -> dict[str, str]:
-        offset = f"{self.end.num_tokens:016d}_{self.end.num_bytes:016d}"
+        offset = f"{self.cursor.num_tokens:016d}_{self.cursor.num_bytes:016d}"
         closed = {"stream-closed": "true"} if self.is_closed else {}
         return {"stream-next-offset": offset, "content-type": "text/plain; charset=utf-8", **closed}
 
@@ -50,7 +46,7 @@ class DurableWriter:
 
     def __init__(self, service: RunningService) -> None:
         self._service = service
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Written] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -94,7 +90,7 @@ class DurableWriter:
                 return Response("closed", 409, stream.headers)
         return Response(status_code=204, headers=stream.headers)
 
-    async def _submitted(self) -> Stream:
+    async def _submitted(self) -> Written:
         worker = self._service.worker
         async with (
             httpx.AsyncClient(base_url=self._service.base_url, timeout=60) as client,
@@ -104,21 +100,17 @@ class DurableWriter:
             job_id = (await client.get(f"/v1/jobs/{name}")).json()["job_id"]
             while job_id not in worker.jobs:
                 await asyncio.sleep(0.005)
-        return Stream(name, job_id, worker.jobs[job_id].delivery.attempt)
+        return Written(name, worker.jobs[job_id].delivery)
 
-    async def _append(self, stream: Stream, text: str, is_closed: bool) -> None:
-        start, tokens = stream.end, (TOKEN,) if text else ()
-        end = Cursor(start.num_tokens + len(tokens), start.num_bytes + len(text.encode()))
-        chain = chain_hash(stream.chain, tokens)
-        ended = None
-        if is_closed:
-            usage = Usage(1, end.num_tokens)
-            ended = JobEnd(JobState.FINISHED, FinishReason.STOP, usage, None)
-        delta = Delta(start, end, tokens, text)
-        append = Append(stream.job_id, stream.attempt, delta, stream.chain, chain, ended)
+    async def _append(self, stream: Written, text: str, is_closed: bool) -> None:
+        tokens = (TOKEN,) if text else ()
+        usage = Usage(1, stream.cursor.num_tokens + len(tokens))
+        end = JobEnd(JobState.FINISHED, FinishReason.STOP, usage) if is_closed else None
+        append = stream.append(tokens, text, end)
         worker, queue = self._service.worker, self._service.transport.queue
         (result,) = await queue.append(worker.worker_id, LEASE_MS, [append])
         assert result.status is AppendStatus.OK, result
-        stream.end, stream.chain, stream.is_closed = end, chain, is_closed
+        stream.accept(append)
+        stream.is_closed = is_closed
         if is_closed:
             worker.jobs.pop(stream.job_id, None)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,6 +93,68 @@ class RunningService:
     def script(self) -> Script:
         return self.worker.script
 
+    def connect(self) -> socket.socket:
+        """A connection for bytes that no client would send; they are not gathered."""
+        host, port = self.base_url.removeprefix("http://").split(":")
+        made = socket.create_connection((host, int(port)), 60)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def request(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
+        """Sends a request. Its client leaves when this connection is closed."""
+        made, content = self.connect(), json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        made.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        return made
+
+    def park(self) -> None:
+        """Lets the worker take no more from the queue; returns once it does not."""
+        self.script.pulls = False
+        wait_until(lambda: self.worker.is_parked, "the worker to stop pulling")
+
+    def job_ids(self) -> set[str]:
+        listed = httpx.get(f"{self.base_url}/v1/jobs?limit=1000", timeout=30).json()["data"]
+        return {job["job_id"] for job in listed}
+
+    def hold_jobs_in(self, state: str) -> None:
+        """Keeps those that come `queued`, in their `prefill` or in a slow `decode`."""
+        self.script.step_s = 0.2  # so slowly that no answer ends before its test wants it to
+        self.script.starts = state != "prefill"
+        self.script.pulls = state != "queued"
+        wait_until(lambda: self.worker.is_parked == (state == "queued"), "the worker's attention")
+
+    def until_job_in(self, state: str, before: set[str]) -> str:
+        """The id of a job that is none of `before`, once it is in that state."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            for job_id in self.job_ids() - before:
+                job = self.job(job_id)
+                in_state = {
+                    "queued": job["status"] == "queued",
+                    "prefill": job_id in self.worker.jobs,
+                    "decode": job["usage"]["completion_tokens"] > 2,
+                }
+                found.extend([job_id] if in_state[state] else [])
+            return bool(found)
+
+        wait_until(is_there, f"a job in state {state}")
+        return found[0]
+
+    def until_disconnected(self, job_id: str) -> None:
+        """Returns once a job is cancelled as its client's, and no worker has it."""
+        self.until_job_is(job_id, "cancelled")
+        assert self.job(job_id)["error"]["code"] == "disconnected"
+        self.script.pulls = self.script.starts = True
+        wait_until(lambda: not self.worker.jobs, "the worker to drop it")
+
+    def job(self, name: str) -> dict[str, Any]:
+        """A job as the service shows it."""
+        return dict(httpx.get(f"{self.base_url}/v1/jobs/{name}", timeout=30).json())
+
+    def until_job_is(self, name: str, status: str) -> None:
+        wait_until(lambda: self.job(name)["status"] == status, f"a job that is {status}")
+
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
@@ -171,20 +235,41 @@ def running_service(
 
 
 @contextlib.contextmanager
-def frontend_of_worker(
-    redis_url: str, namespace: str, checkpoint: Path, directory: Path, **worker: str
+def frontend_of_workers(
+    redis_url: str,
+    namespace: str,
+    directory: Path,
+    models: Mapping[str, Mapping[str, str]],
+    **settings: Any,
 ) -> Iterator[RunningService]:
-    """Yields a frontend and a worker process with these settings, once they serve.
+    """Yields a frontend and a worker process for each model, once all are served.
 
-    The worker's log is in `directory`, and in the error of one that never serves.
+    `models`: the settings of each, by its served name; MODEL is its checkpoint. Their logs are in
+    `directory`, <name>.log (`-` for `/`), and in the error of one that ends or is never served.
     """
-    log = directory / "log"
-    with (
-        worker_process(redis_url, namespace, checkpoint, log, **worker),
-        running_frontend(redis_url, namespace, files_dir=str(directory / "files")) as frontend,
-    ):
+    with contextlib.ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(
+                worker_process(
+                    redis_url,
+                    namespace,
+                    Path(more["MODEL"]),
+                    directory / f"{name.replace('/', '-')}.log",
+                    **{"SERVED_MODEL_NAME": name, **more},
+                )
+            )
+            for name, more in models.items()
+        }
+        frontend = stack.enter_context(running_frontend(redis_url, namespace, **settings))
+
+        def served() -> bool:
+            assert all(worker.alive for worker in workers.values()), "a worker ended"
+            listed = httpx.get(f"{frontend.base_url}/v1/models", timeout=30).json()["data"]
+            return {model["id"] for model in listed} >= set(models)
+
         try:
+            wait_until(served, "workers for all models", 120)
             frontend.until_ready()
         except AssertionError:
-            raise AssertionError(log.read_text()) from None
+            raise AssertionError({name: made.log for name, made in workers.items()}) from None
         yield frontend

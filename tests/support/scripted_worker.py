@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shared.messages import (
     START,
-    Cursor,
-    Delta,
     FinishReason,
     JobState,
     Segment,
@@ -23,8 +21,8 @@ from shared.text.model_card import ModelCard, TextModel
 from shared.text.text_model import load_text
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, WorkerReport
-from shared.transport.wire import chain_hash
+from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, WorkerReport
+from tests.support.jobs import Stream
 
 LEASE_MS = 10_000
 BEAT_INTERVAL_S = 0.1
@@ -49,12 +47,11 @@ class Script:
     says: Sequence[int] = ()  # in place of the prompt's tokens; an end token belongs to it
 
 
-@dataclass
-class RunningJob:
-    delivery: Delivery
-    token_ids: list[int] = field(default_factory=list)
-    num_bytes: int = 0
-    chain: str = ""
+class RunningJob(Stream):
+    def __init__(self, delivery: Delivery) -> None:
+        super().__init__(delivery)
+        self.delivery = delivery
+        self.token_ids = list(delivery.output_token_ids)
 
 
 class ScriptedWorker:
@@ -190,29 +187,20 @@ class ScriptedWorker:
         if end is None and limit is not None and len(job.token_ids) >= limit:
             await asyncio.sleep(0.01)
             return True
-        start, text, segments = Cursor(len(job.token_ids), job.num_bytes), "".join(texts), None
+        cached = self.script.cached_tokens if job.cursor == START else None
+        segments = None
         if len(fresh) > 1:
             segments = tuple(Segment(0, 1, len(piece.encode())) for piece in texts)
-        job.num_bytes += len(text.encode())
-        job.token_ids.extend(fresh)
-        chain = chain_hash(job.chain, fresh)
-        delta = Delta(
-            start=start,
-            end=Cursor(len(job.token_ids), job.num_bytes),
-            token_ids=tuple(fresh),
-            text=text,
-            logprobs=self._logprobs(job, fresh),
-            segments=segments,
+        append = job.append(
+            fresh, "".join(texts), end, self._logprobs(job, fresh), segments, cached_tokens=cached
         )
-        job_id, attempt = job.delivery.job.job_id, job.delivery.attempt
-        cached = self.script.cached_tokens if start == START else None
-        append = Append(job_id, attempt, delta, job.chain, chain, end, cached_tokens=cached)
-        job.chain = chain
+        job.accept(append)
+        job.token_ids.extend(fresh)
         (result,) = await _until_it_works(
             self._transport.queue.append, self.worker_id, LEASE_MS, [append]
         )
         if result.status is not AppendStatus.OK:
-            self.dropped.append((job_id, result.status, len(job.token_ids)))
+            self.dropped.append((job.job_id, result.status, len(job.token_ids)))
         return result.status is AppendStatus.OK
 
     def _logprobs(self, job: RunningJob, fresh: Sequence[int]) -> tuple[TokenLogprob, ...] | None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import pytest
 import redis
 
 from tests.support.launched import Launched
@@ -125,6 +126,21 @@ class ServiceClient:
         """The process that runs `python -m <module>`."""
         (pid,) = (pid for pid in self.penstock.descendants() if module.encode() in _arguments(pid))
         return pid
+
+
+def launched_service(env: Mapping[str, str], *, is_forked: bool = True) -> Any:
+    """A module's `service` fixture: the client of a whole Penstock with these settings."""
+
+    @pytest.fixture(scope="module")
+    def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceClient]:
+        directory = tmp_path_factory.mktemp("service")
+        with (
+            Launched(directory, env, is_forked=is_forked) as penstock,
+            ServiceClient(penstock) as made,
+        ):
+            yield made
+
+    return service
 
 
 async def stream_all(base_url: str, bodies: Sequence[Mapping[str, Any]]) -> list[list[Event]]:

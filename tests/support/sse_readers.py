@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 def by_lines(reads: Iterable[bytes]) -> Iterator[str]:
@@ -16,6 +17,16 @@ def by_lines(reads: Iterable[bytes]) -> Iterator[str]:
         elif not line and data:
             yield "\n".join(data)
             data = []
+
+
+def payloads(stream: bytes | str | Iterable[str]) -> list[Any]:
+    """Returns the JSON of each event of a stream, without [DONE]. It may be given as its lines."""
+    if isinstance(stream, bytes):
+        stream = stream.decode()
+    if isinstance(stream, str):
+        stream = stream.split("\n")  # and at no other character that may be a line end
+    lines = (line.removeprefix("data:").lstrip() for line in stream if line.startswith("data:"))
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 class BlankLineReader:

@@ -5,49 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shared.choice_deltas import chain_links
-from shared.keys import new_job_id
 from shared.messages import (
     START,
-    Cursor,
-    Delta,
     FinishReason,
     Job,
     JobState,
-    OnDisconnect,
-    SamplingParams,
-    Segment,
-    TokenLogprob,
     Usage,
 )
 from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.ports.admission import AdmissionLimits
-from shared.transport.ports.jobs import RESYNC, Submitted
-from shared.transport.ports.queue import Append, AppendResult, Delivery, JobEnd, WorkerReport
+from shared.transport.ports.jobs import RESYNC, JobRecord
+from shared.transport.ports.queue import AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
-from shared.transport.wire import chain_hash
+from tests.support.jobs import LIMITS, MODEL, Stream, accepted, make_job
 from tests.support.polling import until
 
-MODEL = "org/tiny:1"
-LIMITS = AdmissionLimits()
 LEASE_MS = 20_000
 FRONTEND_LEASE_MS = 600_000  # ends when a test says so
 WAIT_S = 10.0
 FINISHED = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 0, 0))
-
-
-def make_job(**changes: Any) -> Job:
-    fields: dict[str, Any] = {
-        "job_id": new_job_id(),
-        "model": MODEL,
-        "prompt_token_ids": (1, 2, 3),
-        "sampling": SamplingParams(max_tokens=64, seed=7),
-        "kind": "generate",
-        "on_disconnect": OnDisconnect.CONTINUE,
-    }
-    return Job(**(fields | changes))
 
 
 class Steps:
@@ -82,7 +60,7 @@ class Steps:
 
     async def submit(self, frontend: str = "", limits: AdmissionLimits = LIMITS, **job: Any) -> Job:
         made = make_job(**job)
-        assert (await self.store.submit(made, limits, frontend)).outcome is Submitted.ACCEPTED
+        await accepted(self.store, made, frontend, limits)
         if frontend:
             await self.store.frontend_heartbeat(frontend.partition("#")[0], FRONTEND_LEASE_MS)
         return made
@@ -126,6 +104,12 @@ class Steps:
         if result.status == "ok":
             stream.accept(item)
         return result
+
+    async def record(self, job_id: str) -> JobRecord:
+        """Of a job that the store must have."""
+        record = await self.store.get(job_id)
+        assert record is not None
+        return record
 
     async def hash(self, job_id: str) -> dict[str, str]:
         fields = await self.redis.hgetall(self.keys.job(job_id))
@@ -197,42 +181,6 @@ def other_process(transport: RedisTransport, **timing: int) -> Steps:
         **timing,
     )
     return steps
-
-
-class Stream:
-    """What a worker remembers of one job: where its log ends and the chain up to there."""
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.job_id = delivery.job.job_id
-        self.num_choices = delivery.job.num_choices
-        self.attempt = delivery.attempt
-        self.cursor = delivery.end
-        links = chain_links(delivery.output_token_ids, delivery.segments)
-        self.chain = chain_hash("", links)
-
-    def append(
-        self,
-        token_ids: Sequence[int],
-        text: str,
-        end: JobEnd | None = None,
-        logprobs: tuple[TokenLogprob, ...] | None = None,
-        segments: tuple[Segment, ...] | None = None,
-        **more: Any,
-    ) -> Append:
-        num_bytes = len(text.encode())
-        to = Cursor(self.cursor.num_tokens + len(token_ids), self.cursor.num_bytes + num_bytes)
-        return Append(
-            self.job_id,
-            self.attempt,
-            Delta(self.cursor, to, tuple(token_ids), text, logprobs, segments),
-            self.chain,
-            chain_hash(self.chain, chain_links(token_ids, segments)),
-            end,
-            **more,
-        )
-
-    def accept(self, item: Append) -> None:
-        self.cursor, self.chain = item.delta.end, item.end_hash
 
 
 async def whole_log(steps: Steps, job_id: str) -> list[Any]:

@@ -8,17 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from shared.keys import new_job_id
-from shared.messages import Job, OnDisconnect, SamplingParams
 from shared.transport.connect import RedisTransport
-from shared.transport.ports.admission import AdmissionLimits
-from shared.transport.ports.jobs import Submitted
 from tests.chaos.harness.clients import Client
 from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.expected import EchoText, random_prompt
 from tests.chaos.harness.oracle import StoreOracle, check_finished, check_reading
 from tests.chaos.harness.reading import Reading
-from tests.support.polling import PATIENCE_S
+from tests.support.jobs import accepted, make_job
+from tests.support.polling import PATIENCE_S, until
 from tests.support.service_processes import WorkerProcess
 
 
@@ -63,22 +60,11 @@ class Scenario:
         finally:
             self.deployment.throttle.release()
 
-    async def submit(
-        self, prompt: Sequence[int], max_tokens: int, *, timeout_ms: int = 60_000, **more: Any
-    ) -> str:
+    async def submit(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> str:
         """A job straight into the queue, without a reader. Its id."""
-        job = Job(
-            job_id=new_job_id(),
-            model=self.deployment.model,
-            prompt_token_ids=tuple(prompt),
-            sampling=SamplingParams(max_tokens=max_tokens, seed=1, temperature=0.0),
-            kind="generate",
-            timeout_ms=timeout_ms,
-            **{"on_disconnect": OnDisconnect.CONTINUE, **more},
-        )
-        accepted = await self.transport.store.submit(job, AdmissionLimits(), "")
-        assert accepted.outcome is Submitted.ACCEPTED
-        return job.job_id
+        members = {"seed": 1, "temperature": 0.0, "timeout_ms": 60_000, **more}
+        job = make_job(prompt=prompt, model=self.deployment.model, max_tokens=max_tokens, **members)
+        return await accepted(self.transport.store, job)
 
     def reader_of(
         self, job_id: str, prompt: list[int], max_tokens: int, *, first_url: int = 0
@@ -93,6 +79,37 @@ class Scenario:
         """The job's hash."""
         fields = await self.redis.hgetall(self.transport.keys.job(job_id))
         return {name.decode(): value.decode() for name, value in fields.items()}
+
+    async def live_ids(self) -> list[str]:
+        """The ids of all jobs that have not ended."""
+        live = await self.redis.zrange(self.transport.keys.live, 0, -1)
+        return [job_id.decode() for job_id in live]
+
+    async def num_live(self, number: int) -> list[str]:
+        """Returns the ids of all jobs that have not ended, once there are so many."""
+
+        async def ids() -> list[str]:
+            found = await self.live_ids()
+            return found if len(found) == number else []
+
+        return [*await until(ids, f"{number} jobs")]
+
+    async def num_queued(self, number: int) -> None:
+        """Returns when so many jobs wait."""
+
+        async def is_so() -> bool:
+            return (await self.transport.registry.queue_stats()).queued == number
+
+        await until(is_so, f"{number} jobs to wait")
+
+    async def all_are(self, job_ids: Sequence[str], **fields: str) -> None:
+        """Returns when the hashes of these jobs have these fields."""
+
+        async def are_so() -> bool:
+            jobs = [await self.job(job_id) for job_id in job_ids]
+            return all(job.items() >= fields.items() for job in jobs)
+
+        await until(are_so, f"{len(job_ids)} jobs to have {fields}")
 
     async def worker_of(self, job_id: str) -> WorkerProcess:
         owner = (await self.job(job_id))["owner"]

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import RunningService, make_tiny_checkpoint, running_service
-from tests.support.scripted_worker import Script
+from tests.support.running_service import RunningService
+from tests.support.service_fixtures import *  # noqa: F403
+from tests.support.service_fixtures import module_service
 
 PROMPT = {"prompt": "a gate and a wheel ", "ignore_eos": True, "queue_timeout": 300}
 KEPT = {**PROMPT, "on_disconnect": "continue"}
 
-
-@pytest.fixture(scope="module")
-def service(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[RunningService]:
-    directory: Path = tmp_path_factory.mktemp("job-page")
-    checkpoint = make_tiny_checkpoint(directory)
-    with running_service(redis_url, new_namespace(), checkpoint) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _untouched_script(service: RunningService) -> Iterator[None]:
-    service.worker.script = Script()
-    yield
-    service.worker.script = Script()
+shared_service = module_service()
 
 
 def generated(service: RunningService, **more: Any) -> dict[str, Any]:
@@ -48,8 +29,3 @@ def begun(service: RunningService, **more: Any) -> str:
     body = {**KEPT, "max_tokens": 400, **more}
     with httpx.stream("POST", f"{service.base_url}/generate", json=body, timeout=60) as answer:
         return str(answer.headers["x-request-id"])
-
-
-def job_of(service: RunningService, name: str) -> dict[str, Any]:
-    job: dict[str, Any] = httpx.get(f"{service.base_url}/v1/jobs/{name}").json()
-    return job

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
+from tests.support.batches import begin_batch
 from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.launched import Launched
 
@@ -193,13 +194,8 @@ def test_the_last_hour_is_three_curves_with_words_for_each(tab: Tab) -> None:
 def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
     model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": "Hello.", "max_tokens": 2}
-    line = {"custom_id": "r", "method": "POST", "url": "/v1/completions", "body": body}
-    lines = "".join(json.dumps({**line, "custom_id": f"r{n}"}) + "\n" for n in range(2))
-    made = httpx.post(
-        f"{service.base_url}/v1/files", files={"file": lines.encode()}, data={"purpose": "batch"}
-    ).json()
-    asked = {"input_file_id": made["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch = httpx.post(f"{service.base_url}/v1/batches", json=asked).json()
+    with httpx.Client(base_url=service.base_url) as client:
+        batch = begin_batch(client, body, body).json()
     tab.page.goto("/dashboard")
     row = tab.page.locator("#batches tr", has_text=batch["id"])
     expect(row.locator(".badge")).to_have_text("completed", timeout=PATIENCE_MS)

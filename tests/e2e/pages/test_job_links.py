@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Route, expect
 
 from tests.e2e.pages.scripted_service import *  # noqa: F403
-from tests.e2e.pages.scripted_service import begun, job_of
+from tests.e2e.pages.scripted_service import begun
 from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.playground import expect_whole
 from tests.support.running_service import MODEL, RunningService
@@ -51,7 +51,7 @@ def test_a_link_to_a_job_of_any_kind_shows_its_text(
     expect_whole(answer)
     expect(answer).to_contain_text("The question is not stored as text.")
     expect(answer.locator(".who")).to_have_text(MODEL)
-    num_tokens = job_of(service, reply["id"])["usage"]["completion_tokens"]
+    num_tokens = service.job(reply["id"])["usage"]["completion_tokens"]
     expect(answer.locator(".facts")).to_contain_text(f"{num_tokens} tokens")
     expect(answer.get_by_role("button", name="Answer the question again")).to_be_hidden()
     shown = page.evaluate(
@@ -83,7 +83,7 @@ def test_a_linked_job_is_followed_over_a_reload_and_cancelled(
     page.get_by_role("button", name="Stop").click()
     expect_whole(answer)
     expect(page.locator("#status")).to_contain_text("Stopped: the job is cancelled")
-    assert job_of(service, name)["status"] == "cancelled"
+    assert service.job(name)["status"] == "cancelled"
 
 
 def test_a_link_to_a_response_s_job_shows_its_conversation(

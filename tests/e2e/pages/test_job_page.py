@@ -12,10 +12,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.pages.scripted_service import *  # noqa: F403
-from tests.e2e.pages.scripted_service import begun, generated, job_of
+from tests.e2e.pages.scripted_service import begun, generated
 from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.playground import poll
-from tests.support.running_service import RunningService, wait_until
+from tests.support.running_service import RunningService
 
 pytestmark = pytest.mark.browser
 
@@ -85,7 +85,7 @@ def test_a_running_job_is_followed_and_cancelled(tab: Tab, service: RunningServi
     expect(page.get_by_role("button", name="Cancel the job")).to_be_hidden()
     expect(page.locator("#job-title")).to_be_focused()  # the button went, the place stays
     expect(said.last).to_contain_text("cancelled")
-    assert job_of(service, name)["status"] == "cancelled"
+    assert service.job(name)["status"] == "cancelled"
 
 
 def crashed(service: RunningService, name: str, *, is_last: bool) -> None:
@@ -95,14 +95,13 @@ def crashed(service: RunningService, name: str, *, is_last: bool) -> None:
         redis: Any = service.transport.connections.commands
         job_id = name.removeprefix("gen-")
         service.call(redis.hset(service.transport.keys.job(job_id), "crashes", 3))
-    attempt = job_of(service, name)["attempt"]
+    attempt = service.job(name)["attempt"]
     service.call(queue.crashed(worker_id, [(name.removeprefix("gen-"), attempt)]))
 
 
 def held(service: RunningService) -> str:
     """The id of a job that the worker has taken and does nothing with."""
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    service.park()
     name = begun(service, max_tokens=20)
     service.call(service.transport.queue.pull(service.worker.worker_id, 1, 0))
     return name
@@ -128,7 +127,7 @@ def test_the_workers_that_a_job_survived_are_named(tab: Tab, service: RunningSer
 def test_a_dead_letter_is_run_again(tab: Tab, service: RunningService, where: str) -> None:
     name, page = held(service), tab.page
     crashed(service, name, is_last=True)
-    assert job_of(service, name)["error"]["code"] == "poison"
+    assert service.job(name)["error"]["code"] == "poison"
     service.script.pulls = True
     if where == "list":
         page.goto("/dashboard")

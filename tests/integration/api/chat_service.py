@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import httpx
 import pytest
-from openai import OpenAI
 
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import running_frontend, wait_until
-from tests.support.service_processes import worker_process
+from tests.support.running_service import frontend_of_workers
 from tests.support.tool_models import (
     make_family_checkpoint,
     make_hermes_checkpoint,
@@ -53,33 +49,21 @@ _MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
 @contextmanager
 def chat_service(redis_url: str, directory: Path, models: Sequence[str]) -> Iterator[str]:
     """The base URL of a service that has these models ready."""
-    namespace = new_namespace()
-    with ExitStack() as stack:
-        workers = []
-        for name in models:
-            make, runner = _MODELS[name]
-            worker = worker_process(
-                redis_url,
-                namespace,
-                make(directory / name),
-                directory / f"{name}.log",
-                SERVED_MODEL_NAME=name,
-                RUNNER=runner,
-                DEVICE="cpu",
-                CPU_TIER="reference",
-                DTYPE="float32",
-                KV_CACHE_MEMORY_GB="0.05",
-            )
-            workers.append(stack.enter_context(worker))
-        service = stack.enter_context(running_frontend(redis_url, namespace, keepalive_s=0.5))
-
-        def served() -> bool:
-            assert all(worker.alive for worker in workers), [worker.log for worker in workers]
-            listed = httpx.get(f"{service.base_url}/v1/models", timeout=30).json()["data"]
-            return {model["id"] for model in listed} >= set(models)
-
-        wait_until(served, "workers for all models", 120)
-        yield service.base_url
+    made = {
+        name: {
+            "MODEL": str(_MODELS[name][0](directory / name)),
+            "RUNNER": _MODELS[name][1],
+            "DEVICE": "cpu",
+            "CPU_TIER": "reference",
+            "DTYPE": "float32",
+            "KV_CACHE_MEMORY_GB": "0.05",
+        }
+        for name in models
+    }
+    with frontend_of_workers(
+        redis_url, new_namespace(), directory, made, keepalive_s=0.5
+    ) as frontend:
+        yield frontend.base_url
 
 
 def module_chat_service(*models: str) -> Any:
@@ -91,18 +75,6 @@ def module_chat_service(*models: str) -> Any:
             yield url
 
     return base_url
-
-
-@pytest.fixture(scope="module")
-def openai_client(base_url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def anthropic_client(base_url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=base_url, api_key="none", max_retries=0) as made:
-        yield made
 
 
 def saying(text: str, *after: dict[str, Any]) -> list[dict[str, Any]]:

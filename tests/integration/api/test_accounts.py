@@ -9,20 +9,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.auth.keys import digest_of, new_key
 from tests.support.checkpoints import make_checkpoint
+from tests.support.keys import Keys
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import RunningService, running_frontend, wait_until
 from tests.support.service_processes import MODEL, worker_process
 
-ACME, BOLT, OPERATOR = (new_key() for _ in range(3))
-KEYS = "\n".join(
-    (
-        f"{digest_of(ACME)} tenant=acme",
-        f"{digest_of(BOLT)} tenant=bolt requests_per_minute=1",
-        f"{digest_of(OPERATOR)} tenant=house operator",
-    )
-)
+KEYS = Keys(acme="", bolt="requests_per_minute=1", operator="tenant=house operator")
 SLOW_CPU_SECONDS = 0.1  # that the masks of 256 tokens take at least
 SLOW = "start: s\ns: s s | /[a-z ]/\n"
 
@@ -37,17 +30,17 @@ def frontend(
     engine = {"RUNNER": "model", "DEVICE": "cpu", "CPU_TIER": "reference", "DRAIN_TIMEOUT_S": "1"}
     with (
         worker_process(redis_url, namespace, checkpoint, directory / "log", **engine),
-        running_frontend(redis_url, namespace, files_dir=files, api_keys=KEYS) as frontend,
+        running_frontend(redis_url, namespace, files_dir=files, api_keys=KEYS.lines) as frontend,
     ):
         frontend.until_ready()
         yield frontend
 
 
-def generate(frontend: RunningService, key: str, **body: Any) -> httpx.Response:
+def generate(frontend: RunningService, name: str, **body: Any) -> httpx.Response:
     return httpx.post(
         f"{frontend.base_url}/v1/chat/completions",
         json={"model": MODEL, "messages": [{"role": "user", "content": "a"}], **body},
-        headers={"authorization": f"Bearer {key}"},
+        headers={"authorization": f"Bearer {KEYS[name]}"},
         timeout=60,
     )
 
@@ -55,7 +48,8 @@ def generate(frontend: RunningService, key: str, **body: Any) -> httpx.Response:
 def metric(frontend: RunningService, name: str) -> dict[str, float]:
     """By tenant."""
     scraped = httpx.get(
-        f"{frontend.base_url}/metrics/deployment", headers={"authorization": f"Bearer {OPERATOR}"}
+        f"{frontend.base_url}/metrics/deployment",
+        headers={"authorization": f"Bearer {KEYS['operator']}"},
     )
     return {
         sample.labels["tenant"]: sample.value
@@ -82,14 +76,14 @@ def test_grammars_text_and_masks_are_charged_to_who_asked_for_them(
     def of_frontend_s() -> float:
         return accounts._reported_us["acme"] / 1e6
 
-    refused = generate(frontend, ACME, structured_outputs={"grammar": "start: unknown"})
+    refused = generate(frontend, "acme", structured_outputs={"grammar": "start: unknown"})
     assert refused.status_code == 400, refused.text
     wait_until(lambda: of_frontend_s() > 0, "the frontend's report")
     wait_until(lambda: cpu_s(frontend) >= of_frontend_s() > 0, "the account of a refused grammar")
     admission_s = cpu_s(frontend)
-    plain = generate(frontend, ACME, max_tokens=4)
+    plain = generate(frontend, "acme", max_tokens=4)
     assert plain.status_code == 200, plain.text
-    slow = generate(frontend, ACME, structured_outputs={"grammar": SLOW}, ignore_eos=True)
+    slow = generate(frontend, "acme", structured_outputs={"grammar": SLOW}, ignore_eos=True)
     assert slow.status_code in (200, 500), "it may be given up for its masks"
     wait_until(lambda: of_frontend_s() > admission_s, "the frontend's report")
     wait_until(lambda: cpu_s(frontend) >= of_frontend_s() + SLOW_CPU_SECONDS, "the masks")
@@ -97,9 +91,9 @@ def test_grammars_text_and_masks_are_charged_to_who_asked_for_them(
 
 
 def test_refused_requests_are_counted_for_their_tenant(frontend: RunningService) -> None:
-    answers = [generate(frontend, BOLT, max_tokens=1).status_code for _ in range(4)]
+    answers = [generate(frontend, "bolt", max_tokens=1).status_code for _ in range(4)]
     assert answers == [200, 429, 429, 429]
-    assert generate(frontend, BOLT, max_tokens=-1).status_code == 400, "an error is no refusal"
+    assert generate(frontend, "bolt", max_tokens=-1).status_code == 400, "an error is no refusal"
     name = "penstock:tenant_refused_total"
     wait_until(lambda: bool(metric(frontend, name)), "the frontend's report")
     assert metric(frontend, name) == {"bolt": 3}
@@ -110,7 +104,7 @@ def test_operators_see_the_accounts_first_among_who_holds_what(frontend: Running
     with httpx.stream(
         "GET",
         f"{frontend.base_url}/v1/deployment/stream",
-        headers={"authorization": f"Bearer {OPERATOR}"},
+        headers={"authorization": f"Bearer {KEYS['operator']}"},
         timeout=60,
     ) as stream:
         text = ""

@@ -6,7 +6,6 @@ The engines echo their prompt: the output shows which template rendered it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,21 @@ import httpx
 import pytest
 
 from tests.support.checkpoints import END_OF_TEXT, make_checkpoint
+from tests.support.dialects import DIALECTS
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,
     RunningService,
-    running_frontend,
+    frontend_of_workers,
     running_service,
-    wait_until,
 )
-from tests.support.service_processes import worker_process
 from tests.support.turn_templates import MISTRAL
 
 BARE, NAMED, GIVEN = "bare", "named", "given"
 SAYS = "{{ messages[-1].content }} "
 USER = [{"role": "user", "content": "hello"}]
 BODIES: Mapping[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
-    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
-    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    **{DIALECTS[name].path: DIALECTS[name].body() for name in ("chat", "responses", "messages")},
     "/tokenize": {"messages": USER},
 }
 
@@ -65,21 +61,10 @@ def templates(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     rag.write_text("rag: " + SAYS)
     make_checkpoint(directory / GIVEN)
     (directory / "given.jinja").write_text("given: " + SAYS)
-    logs = {name: directory / f"{name}.log" for name in (BARE, NAMED, GIVEN)}
-    with ExitStack() as stack:
-        for name, log in logs.items():
-            settings = {"CHAT_TEMPLATE": directory / "given.jinja"} if name == GIVEN else {}
-            worker = worker_process(
-                redis_url, namespace, directory / name, log, SERVED_MODEL_NAME=name, **settings
-            )
-            stack.enter_context(worker)
-        frontend = stack.enter_context(running_frontend(redis_url, namespace))
-
-        def served() -> bool:
-            listed = httpx.get(f"{frontend.base_url}/v1/models", timeout=30).json()["data"]
-            return {model["id"] for model in listed} >= set(logs)
-
-        wait_until(served, "workers for all models", 60)
+    models = {name: {"MODEL": str(directory / name)} for name in (BARE, NAMED, GIVEN)}
+    models[GIVEN]["CHAT_TEMPLATE"] = str(directory / "given.jinja")
+    with frontend_of_workers(redis_url, namespace, directory, models) as frontend:
+        logs = {name: directory / f"{name}.log" for name in models}
         yield Service(frontend.base_url, logs)
 
 
@@ -87,7 +72,7 @@ def templates(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_chat_with_a_model_without_a_template_is_a_400_that_says_so(
     templates: Service, path: str
 ) -> None:
-    response = templates.post(path, model=BARE, **BODIES[path])
+    response = templates.post(path, **BODIES[path] | {"model": BARE})
     assert response.status_code == 400
     assert "has no chat template" in response.text
     assert "CHAT_TEMPLATE" in response.text

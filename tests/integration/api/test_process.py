@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from tests.support.document_check import (
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
 from tests.support.service_processes import REPOSITORY, process
+from tests.support.sse_readers import payloads
 from tests.support.variables import with_prefix
 
 WORK_S = 16.0  # of the largest text here; twice what an end may take
@@ -117,9 +117,9 @@ def test_a_signal_drains_streams_and_refuses_new_work(
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
             scripted.script.stop_after = None
-            lines = [line for line in parts if line]
-        assert lines[-1] == "data: [DONE]"
-        assert json.loads(lines[-2].removeprefix("data: "))["done"]
+            lines = list(parts)
+        assert "data: [DONE]" in lines
+        assert payloads(lines)[-1]["done"]
         assert frontend.popen.wait(60) == 0
 
 
@@ -169,24 +169,20 @@ def test_a_stream_that_outlasts_the_drain_goes_on_elsewhere(scripted: RunningSer
             parts = stream.iter_lines()
             first = next(parts)
             frontend.popen.send_signal(signal.SIGTERM)
-            sent = [line for line in (first, *parts) if line.startswith("data: ")]
+            sent = [first, *parts]
         assert frontend.popen.wait(60) == 0
-    lines = [line.removeprefix("data: ") for line in sent]
-    assert lines[-1] == "[DONE]"
-    error = json.loads(lines[-2])["error"]
+    assert "data: [DONE]" in sent
+    *pieces, last = payloads(sent)
+    error = last["error"]
     assert error["code"] == "frontend_draining"
     cursor = error["message"].split("Last-Event-ID: ")[1].split("'")[0]
-    had = "".join(json.loads(line)["text"] for line in lines[:-2])
+    had = "".join(piece["text"] for piece in pieces)
     other = scripted.base_url
     scripted.script.stop_after = None
     tail = httpx.get(
         f"{other}/v1/jobs/{name}/stream", headers={"last-event-id": cursor}, timeout=30
     )
-    events = [
-        json.loads(line.removeprefix("data: "))
-        for line in tail.text.splitlines()
-        if line.startswith("data: {")
-    ]
+    events = payloads(tail.text)
     assert events[-1]["finish_reason"] == "length"
     text = had + "".join(event["text"] for event in events)
     prompt_ids = scripted.text.tokenizer.encode("goes on ")
@@ -227,11 +223,7 @@ def test_a_redis_restart_is_a_pause_not_an_end(tmp_path: Path, checkpoint: Path)
                 server.start()
                 wait_until(lambda: frontend.answers("/ready", 200), "readiness")
                 worker.script.stop_after = None
-                events = [
-                    json.loads(line.removeprefix("data: "))
-                    for line in lines
-                    if line.startswith("data: {")
-                ]
+                events = payloads(lines)
             assert events[-1]["finish_reason"] == "length"
             assert events[-1]["usage"]["completion_tokens"] == 30
             assert events[-1]["full_text"] == "".join(event["text"] for event in events)

@@ -201,8 +201,7 @@ def test_a_running_job_is_cancelled_and_its_follower_is_told(
 def test_a_dead_letter_is_listed_and_requeued(
     penstock: Any, service: RunningService, client: httpx.Client
 ) -> None:
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    service.park()
     queue, worker_id = service.transport.queue, service.worker.worker_id
     redis: Any = service.transport.connections.commands
     with client.stream("POST", "/generate", json=PROMPT) as answer:

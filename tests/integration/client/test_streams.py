@@ -22,7 +22,7 @@ from penstock.client import (
 )
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.cutting_proxy import CuttingProxy
 from tests.support.launched import free_port
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
@@ -36,12 +36,6 @@ TOKENS: dict[str, Any] = {"max_tokens": 120, "model": MODEL, "ignore_eos": True}
 def ours(service: RunningService) -> Iterator[Client]:
     with Client(service.base_url, patience_s=20.0) as client:
         yield client
-
-
-@pytest.fixture
-def proxy(service: RunningService) -> Iterator[CuttingProxy]:
-    with cutting_proxy(service.base_url) as made:
-        yield made
 
 
 @pytest.fixture
@@ -169,8 +163,7 @@ def test_a_full_queue_is_an_error_of_its_kind(redis_url: str, checkpoint: Path) 
         running_service(redis_url, new_namespace(), checkpoint, **settings) as full,
         Client(full.base_url, patience_s=0.0) as client,
     ):
-        full.script.pulls = False
-        wait_until(lambda: full.worker.is_parked, "the worker to stop pulling")
+        full.park()
         waiting = client.submit("x", model=MODEL)
         with pytest.raises(Overloaded) as refused:
             client.chat("x", model=MODEL).result()

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from shared.keys import new_job_id
 from shared.messages import (
     START,
     Cursor,
     Delta,
     Failed,
     Finished,
-    Job,
     JobState,
-    OnDisconnect,
     PromptSlice,
-    SamplingParams,
 )
-from shared.transport.ports.admission import AdmissionLimits
-from shared.transport.ports.jobs import JobStore, Submitted, TransportError
+from shared.transport.ports.jobs import JobStore, TransportError
+from tests.support.jobs import accepted, make_job
 
 TIMEOUT_S = 60.0
 
@@ -32,30 +29,11 @@ class Frontend:
         self.store = store
         self.model = model
 
-    async def submit(
-        self,
-        prompt: Sequence[int],
-        *,
-        timeout_ms: int = 60_000,
-        num_choices: int = 1,
-        **sampling: object,
-    ) -> str:
-        """The job's id."""
-        params = SamplingParams(
-            **({"max_tokens": 20, "seed": 1, "temperature": 0.0} | sampling)  # type: ignore[arg-type]
-        )
-        job = Job(
-            job_id=new_job_id(),
-            model=self.model,
-            prompt_token_ids=tuple(prompt),
-            sampling=params,
-            kind="generate",
-            timeout_ms=timeout_ms,
-            on_disconnect=OnDisconnect.CONTINUE,
-            num_choices=num_choices,
-        )
-        assert (await self.store.submit(job, AdmissionLimits(), "f1")).outcome is Submitted.ACCEPTED
-        return job.job_id
+    async def submit(self, prompt: Sequence[int], **members: Any) -> str:
+        """The job's id. `members` of the job and of its sampling."""
+        usual = {"max_tokens": 20, "seed": 1, "temperature": 0.0, "timeout_ms": 60_000}
+        job = make_job(prompt=prompt, model=self.model, **(usual | members))
+        return await accepted(self.store, job)
 
     async def result(self, job_id: str) -> Result:
         """Waits for the end; checks that the log has neither gap nor overlap nor a second end."""

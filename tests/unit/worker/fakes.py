@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from shared.messages import Job, SamplingParams
+from shared.messages import Job
 from shared.text.detokenizer import ByteDetokenizer
 from shared.transport.ports.jobs import Restored, TransportError
 from shared.transport.ports.queue import (
@@ -19,6 +19,7 @@ from shared.transport.ports.queue import (
     JobSnapshot,
     WorkerReport,
 )
+from tests.support import jobs
 
 EOS = 256
 HIDDEN = 257  # a special token without text
@@ -183,12 +184,5 @@ def accepted(item: Append) -> AppendResult:
 def make_job(
     job_id: str = "0-a", prompt: Sequence[int] = (1, 2, 3), num_choices: int = 1, **sampling: object
 ) -> Job:
-    params = SamplingParams(**({"max_tokens": 100, "seed": 1} | sampling))  # type: ignore[arg-type]
-    return Job(
-        job_id=job_id,
-        model="m",
-        prompt_token_ids=tuple(prompt),
-        sampling=params,
-        kind="generate",
-        num_choices=num_choices,
-    )
+    members = {"model": "m", "max_tokens": 100, "seed": 1, "num_choices": num_choices}
+    return jobs.make_job(job_id, prompt, **(members | sampling))

@@ -6,7 +6,7 @@ import random
 
 from shared.messages import Cursor, FinishReason, JobState, Segment, TokenLogprob, Usage
 from shared.transport.ports.queue import Append, JobEnd
-from tests.support.transport_steps import Stream
+from tests.support.jobs import Stream
 
 TEXTS = ("", "a", "é", "|", "a|b", "\n", "€😀", "x" * 40)
 FAR = 7

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import SamplingParams
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
-from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
+from tests.support.jobs import LIMITS, Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 
 class Clock:
@@ -50,9 +50,8 @@ async def refusal(steps: Steps, limits: AdmissionLimits = LIMITS, **job: object)
     "Access: `Retry-After` is measured, and a request that would wait in vain is refused at once"
 )
 async def test_the_wait_is_the_waiting_work_over_what_the_workers_do(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     limits = AdmissionLimits(max_queued_jobs=3)
     for number in range(3):
         await steps.submit(limits=limits, tenant=f"t{number}", **large())
@@ -64,9 +63,8 @@ async def test_the_wait_is_the_waiting_work_over_what_the_workers_do(
 
 
 async def test_who_would_wait_past_its_deadline_is_refused_at_once(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     for number in range(5):
         await steps.submit(tenant=f"t{number}", **large())
     patient = {"timeout_ms": 31_000, "tenant": "new"}
@@ -78,9 +76,8 @@ async def test_who_would_wait_past_its_deadline_is_refused_at_once(
     await steps.assert_counters_true()
 
 
-async def test_only_what_goes_before_counts(transport: RedisTransport) -> None:
+async def test_only_what_goes_before_counts(steps: Steps) -> None:
     """A flood in the lanes behind, and another model's queue, keep nobody out."""
-    steps = Steps(transport)
     for _ in range(20):
         await steps.submit(tenant="flood", **large())
     for number in range(20):
@@ -90,8 +87,7 @@ async def test_only_what_goes_before_counts(transport: RedisTransport) -> None:
     assert (await refusal(steps, **large(timeout_ms=15_000, tenant="flood"))).scope == "deadline"
 
 
-async def test_no_request_is_refused_for_an_unknown_rate(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_no_request_is_refused_for_an_unknown_rate(steps: Steps) -> None:
     for _ in range(5):
         await steps.submit(**large())
     await steps.submit(**large(timeout_ms=1))
@@ -100,9 +96,8 @@ async def test_no_request_is_refused_for_an_unknown_rate(transport: RedisTranspo
 
 
 async def test_the_output_that_is_expected_is_what_jobs_really_gave(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     greedy = SamplingParams(max_tokens=5000, seed=1)
     assert (await steps.hash((await steps.submit(sampling=greedy)).job_id))["work"] == "259"
     await steps.worker("w1")

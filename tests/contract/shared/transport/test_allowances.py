@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import SamplingParams
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
 from shared.transport.ports.jobs import Allowance, Submitted
-from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
+from tests.support.jobs import Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 SAMPLING = SamplingParams(max_tokens=7, seed=7)  # with its prompt of three: ten tokens
 LIMITS = AdmissionLimits(requests_per_minute=3, tokens_per_minute=100)
@@ -32,8 +32,7 @@ async def pass_ms(steps: Steps, name: str, ms: int) -> None:
     "Access: a tenant with limits gets the rest in response headers, in its dialect (as of the "
     "admission; none for rows of a batch)"
 )
-async def test_the_remaining_limits_are_those_after_the_charge(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_the_remaining_limits_are_those_after_the_charge(steps: Steps) -> None:
     result = await submit(steps, LIMITS)
     assert result == Submission(
         Submitted.ACCEPTED,
@@ -46,8 +45,7 @@ async def test_the_remaining_limits_are_those_after_the_charge(transport: RedisT
         assert 100 - 10 * (3 - left) <= tokens.remaining <= 90
 
 
-async def test_a_refusal_tells_how_long_the_next_one_has_to_wait(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_refusal_tells_how_long_the_next_one_has_to_wait(steps: Steps) -> None:
     limits = AdmissionLimits(requests_per_minute=1)
     await submit(steps, limits)
     before = await steps.redis.hgetall(steps.keys.limit("default"))
@@ -62,8 +60,7 @@ async def test_a_refusal_tells_how_long_the_next_one_has_to_wait(transport: Redi
     assert (await submit(steps, limits)).outcome is Submitted.ACCEPTED
 
 
-async def test_a_refusal_for_another_reason_tells_them_too(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_refusal_for_another_reason_tells_them_too(steps: Steps) -> None:
     limits = AdmissionLimits(max_jobs_per_tenant=1, requests_per_minute=3)
     await submit(steps, limits)
     refused = await refusal(steps, limits)
@@ -72,9 +69,8 @@ async def test_a_refusal_for_another_reason_tells_them_too(transport: RedisTrans
 
 
 async def test_a_repeat_gets_the_remaining_limits_and_is_charged_nothing(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(limits=LIMITS, sampling=SAMPLING)
     before = await steps.redis.hgetall(steps.keys.limit("default"))
     again = await steps.store.submit(job, LIMITS, "")
@@ -85,8 +81,7 @@ async def test_a_repeat_gets_the_remaining_limits_and_is_charged_nothing(
     assert await steps.redis.hgetall(steps.keys.limit("default")) == before
 
 
-async def test_what_a_job_did_not_take_is_left_again(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_what_a_job_did_not_take_is_left_again(steps: Steps) -> None:
     limits = AdmissionLimits(tokens_per_minute=100)
     await steps.worker("w1")
     await steps.submit(limits=limits, sampling=SamplingParams(max_tokens=87, seed=7))
@@ -99,14 +94,12 @@ async def test_what_a_job_did_not_take_is_left_again(transport: RedisTransport) 
 
 
 async def test_a_request_larger_than_an_allowance_uses_all_of_it(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     (left,) = (await submit(steps, AdmissionLimits(tokens_per_minute=4))).allowances
     assert left == Allowance("tokens", 4, 0, 150_000)
 
 
-async def test_without_limits_there_are_no_rate_limit_headers(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_without_limits_there_are_no_rate_limit_headers(steps: Steps) -> None:
     assert await submit(steps, AdmissionLimits()) == Submission(Submitted.ACCEPTED)
     assert (await refusal(steps, AdmissionLimits(max_queued_jobs=1))).allowances == ()

@@ -17,13 +17,12 @@ from shared.messages import (
     TokenLogprob,
     Usage,
 )
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, JobEnd
-from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
+from tests.support.jobs import Stream
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, whole_log
 
 
-async def test_appended_deltas_are_read_back_as_they_were(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_appended_deltas_are_read_back_as_they_were(steps: Steps) -> None:
     stream = Stream(await steps.running())
     logprobs = (
         TokenLogprob(5, -0.25, ((5, -0.25), (9, -1.5))),
@@ -38,16 +37,14 @@ async def test_appended_deltas_are_read_back_as_they_were(transport: RedisTransp
         Delta(Cursor(2, 5), Cursor(3, 5), (7,), ""),
         Delta(Cursor(3, 5), Cursor(4, 9), (8,), "🙂"),
     ]
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.completion_tokens == 4
     assert record.first_token_ms is not None
 
 
 async def test_one_call_carries_a_step_of_many_jobs_and_answers_each(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     for _ in range(5):
         await steps.submit()
@@ -69,8 +66,7 @@ async def test_one_call_carries_a_step_of_many_jobs_and_answers_each(
     assert await steps.queue.append("w1", LEASE_MS, []) == []
 
 
-async def test_a_repeated_append_is_accepted_and_logged_once(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_repeated_append_is_accepted_and_logged_once(steps: Steps) -> None:
     stream = Stream(await steps.running())
     item = stream.append([5], "x")
     for _ in range(3):
@@ -79,8 +75,7 @@ async def test_a_repeated_append_is_accepted_and_logged_once(transport: RedisTra
     assert len(await whole_log(steps, stream.job_id)) == 1
 
 
-async def test_a_gap_says_from_where_to_send_again(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_gap_says_from_where_to_send_again(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5, 6], "ab")
     stream.accept(stream.append([7], "c"))  # believed said, but never arrived
@@ -90,8 +85,7 @@ async def test_a_gap_says_from_where_to_send_again(transport: RedisTransport) ->
     assert len(await whole_log(steps, stream.job_id)) == 1
 
 
-async def test_a_longer_log_than_we_thought_is_a_gap_too(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_longer_log_than_we_thought_is_a_gap_too(steps: Steps) -> None:
     delivery = await steps.running()
     stream, forgetful = Stream(delivery), Stream(delivery)
     await steps.say("w1", stream, [5], "a")
@@ -101,9 +95,8 @@ async def test_a_longer_log_than_we_thought_is_a_gap_too(transport: RedisTranspo
 
 @pytest.mark.parametrize(("token_id", "text"), [(6, "a"), (5, "bc")])
 async def test_the_same_length_with_other_content_diverges(
-    transport: RedisTransport, token_id: int, text: str
+    steps: Steps, token_id: int, text: str
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running()
     stream, other = Stream(delivery), Stream(delivery)
     await steps.say("w1", stream, [5], "a")
@@ -113,8 +106,7 @@ async def test_the_same_length_with_other_content_diverges(
     assert len(await whole_log(steps, stream.job_id)) == 1
 
 
-async def test_another_worker_cannot_speak_for_the_owner(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_another_worker_cannot_speak_for_the_owner(steps: Steps) -> None:
     stream = Stream(await steps.running("w1"))
     await steps.worker("w2")
     result = await steps.say("w2", stream, [5], "a")
@@ -122,8 +114,7 @@ async def test_another_worker_cannot_speak_for_the_owner(transport: RedisTranspo
     assert await whole_log(steps, stream.job_id) == []
 
 
-async def test_the_last_delta_and_the_end_are_one_step(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_the_last_delta_and_the_end_are_one_step(steps: Steps) -> None:
     stream = Stream(await steps.running())
     end = JobEnd(JobState.FINISHED, FinishReason.STOP, Usage(3, 2, 2), stop_reason="E|\u00e9ND")
     result = await steps.say("w1", stream, [5, 6], "ab", end=end)
@@ -133,8 +124,7 @@ async def test_the_last_delta_and_the_end_are_one_step(transport: RedisTransport
         Delta(START, Cursor(2, 2), (5, 6), "ab"),
         Finished(Cursor(2, 2), FinishReason.STOP, Usage(3, 2, 2), "E|\u00e9ND"),
     ]
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert (record.state, record.reason, record.stop_reason) == ("finished", "stop", "E|\u00e9ND")
     assert (record.completion_tokens, record.cached_tokens) == (2, 2)
     assert isinstance(log[-1], Finished)
@@ -143,9 +133,8 @@ async def test_the_last_delta_and_the_end_are_one_step(transport: RedisTransport
 
 
 async def test_held_back_text_comes_with_the_end_without_a_token(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")
     result = await steps.say("w1", stream, [], "tail", end=FINISHED)
@@ -156,8 +145,7 @@ async def test_held_back_text_comes_with_the_end_without_a_token(
     assert log[2].end == Cursor(1, 5)
 
 
-async def test_an_end_without_any_token_is_logged(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_an_end_without_any_token_is_logged(steps: Steps) -> None:
     stream = Stream(await steps.running())
     end = JobEnd(JobState.FAILED, "kv_capacity_exceeded", Usage(3, 0), message="Too | long.")
     assert (await steps.say("w1", stream, [], "", end=end)).status is AppendStatus.OK
@@ -166,8 +154,7 @@ async def test_an_end_without_any_token_is_logged(transport: RedisTransport) -> 
     ]
 
 
-async def test_a_repeated_end_is_accepted_and_another_is_not(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_repeated_end_is_accepted_and_another_is_not(steps: Steps) -> None:
     stream = Stream(await steps.running())
     item = stream.append([5], "a", end=FINISHED)
     for _ in range(2):
@@ -181,8 +168,7 @@ async def test_a_repeated_end_is_accepted_and_another_is_not(transport: RedisTra
     assert stats.totals == {"finished": 1}
 
 
-async def test_nothing_is_appended_after_the_end(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_nothing_is_appended_after_the_end(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")
     assert await steps.store.cancel(stream.job_id, "cancelled") is not None
@@ -203,9 +189,8 @@ async def test_nothing_is_appended_after_the_end(transport: RedisTransport) -> N
     ],
 )
 async def test_an_end_that_no_reader_would_understand_is_rejected(
-    transport: RedisTransport, end: JobEnd
+    steps: Steps, end: JobEnd
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     result = await steps.say("w1", stream, [5], "a", end=end)
     assert result.status is AppendStatus.REJECTED
@@ -213,8 +198,7 @@ async def test_an_end_that_no_reader_would_understand_is_rejected(
     assert await whole_log(steps, stream.job_id) == []
 
 
-async def test_an_empty_append_is_rejected(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_an_empty_append_is_rejected(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")
     item = stream.append([], "tail")
@@ -222,8 +206,7 @@ async def test_an_empty_append_is_rejected(transport: RedisTransport) -> None:
     assert result.status is AppendStatus.REJECTED
 
 
-async def test_progress_renews_the_lease_and_never_shortens_it(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_progress_renews_the_lease_and_never_shortens_it(steps: Steps) -> None:
     stream = Stream(await steps.running())
     lease = steps.keys.worker("w1")
     await steps.redis.pexpire(lease, 900)
@@ -233,17 +216,15 @@ async def test_progress_renews_the_lease_and_never_shortens_it(transport: RedisT
     assert await steps.redis.pttl(lease) > LEASE_MS / 2
 
 
-async def test_append_revives_no_lease(transport: RedisTransport) -> None:
+async def test_append_revives_no_lease(steps: Steps) -> None:
     """A worker that nobody replaced may go on; only a heartbeat makes it claim again."""
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.die("w1")
     assert (await steps.say("w1", stream, [5], "a")).status is AppendStatus.OK
     assert await steps.redis.exists(steps.keys.worker("w1")) == 0
 
 
-async def test_the_first_attempts_cached_tokens_stay(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_the_first_attempts_cached_tokens_stay(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a", cached_tokens=2)
     await steps.say("w1", stream, [6], "b", cached_tokens=0)
@@ -251,8 +232,7 @@ async def test_the_first_attempts_cached_tokens_stay(transport: RedisTransport) 
     assert again.cached_tokens == 2
 
 
-async def test_scripts_forgotten_by_the_server_are_loaded_again(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_scripts_forgotten_by_the_server_are_loaded_again(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.redis.script_flush()
     assert (await steps.say("w1", stream, [5], "a")).status is AppendStatus.OK

@@ -23,9 +23,10 @@ from shared.transport.ports.batches import (
 )
 from shared.transport.ports.files import FilePart
 from tests.contract.shared.transport.batch_steps import LIMITS, new_batch, new_input
+from tests.support.jobs import Stream
 from tests.support.polling import until
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, Steps, Stream
+from tests.support.transport_steps import FINISHED, Steps
 
 LEASE_MS = 20_000
 PROGRESS = BatchProgress(
@@ -302,15 +303,14 @@ async def test_a_cancel_that_comes_too_late_changes_nothing(transport: RedisTran
     assert record.status is BatchStatus.COMPLETED
 
 
-async def test_the_records_of_saved_rows_expire_soon(transport: RedisTransport) -> None:
-    steps = Steps(transport)
-    await new_batch(transport)
-    lease = await claimed(transport)
+async def test_the_records_of_saved_rows_expire_soon(steps: Steps) -> None:
+    await new_batch(steps.transport)
+    lease = await claimed(steps.transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a", end=FINISHED)
     job_id = stream.job_id
     assert await steps.redis.pttl(steps.keys.job(job_id)) > 60_000
-    await transport.batches.save(lease, LEASE_MS, PROGRESS, job_ids=[job_id, "0-never-was"])
+    await steps.transport.batches.save(lease, LEASE_MS, PROGRESS, job_ids=[job_id, "0-never-was"])
     for key in (steps.keys.job(job_id), steps.keys.log(job_id)):
         assert 0 < await steps.redis.pttl(key) <= 60_000
     assert (await steps.hash(job_id))["state"] == JobState.FINISHED

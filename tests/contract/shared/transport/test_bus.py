@@ -14,13 +14,12 @@ from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.event_bus import QUEUE_FRAMES
 from shared.transport.ports.jobs import RESYNC, Subscription, TransportError
+from tests.support.jobs import MODEL, Stream
 from tests.support.polling import until
 from tests.support.transport_steps import (
     FINISHED,
-    MODEL,
     WAIT_S,
     Steps,
-    Stream,
     assert_a_channel_left_is_heard_again,
     whole_log,
 )
@@ -33,11 +32,10 @@ async def drained(subscription: Subscription) -> list[Any]:
     return events
 
 
-async def test_what_follows_the_confirmation_is_heard_in_order(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_what_follows_the_confirmation_is_heard_in_order(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit()
-    subscription = await transport.bus.subscribe(job.job_id)
+    subscription = await steps.transport.bus.subscribe(job.job_id)
     (delivery,) = await steps.pull("w1")
     stream = Stream(delivery)
     await steps.say("w1", stream, [5, 6], "a|b")
@@ -45,17 +43,16 @@ async def test_what_follows_the_confirmation_is_heard_in_order(transport: RedisT
     first, *events = await drained(subscription)
     assert first is RESYNC
     assert events == [Started("w1", 1), *await whole_log(steps, job.job_id)]
-    await transport.bus.unsubscribe(subscription)
+    await steps.transport.bus.unsubscribe(subscription)
 
 
 @pytest.mark.promise("Runtime: every reason has its code in the job and over HTTP")
 async def test_every_terminal_transition_is_heard_as_it_is_logged(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     for _ in range(2):
         job = await steps.submit(timeout_ms=1)
-        subscription = await transport.bus.subscribe(job.job_id)
+        subscription = await steps.transport.bus.subscribe(job.job_id)
         await steps.deadline_passed(job.job_id)
         await steps.store.reap()
         assert await subscription.get(WAIT_S) is RESYNC
@@ -64,32 +61,30 @@ async def test_every_terminal_transition_is_heard_as_it_is_logged(
         assert [heard] == await whole_log(steps, job.job_id)
 
 
-async def test_two_readers_of_one_job_hear_the_same(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_two_readers_of_one_job_hear_the_same(steps: Steps) -> None:
     stream = Stream(await steps.running())
-    first = await transport.bus.subscribe(stream.job_id)
-    second = await transport.bus.subscribe(stream.job_id)
+    first = await steps.transport.bus.subscribe(stream.job_id)
+    second = await steps.transport.bus.subscribe(stream.job_id)
     await steps.say("w1", stream, [5], "a")
     heard = [await drained(one) for one in (first, second)]
     assert heard[0] == heard[1]
     assert heard[0][0] is RESYNC
-    await transport.bus.unsubscribe(first)
-    await transport.bus.unsubscribe(first)
+    await steps.transport.bus.unsubscribe(first)
+    await steps.transport.bus.unsubscribe(first)
     await steps.say("w1", stream, [6], "b", end=FINISHED)
     assert [type(event) for event in await drained(second)] == [Delta, Finished]
     assert await drained(first) == []
-    await transport.bus.unsubscribe(second)
+    await steps.transport.bus.unsubscribe(second)
 
 
 @pytest.mark.promise("Chat: every buffer towards a reader is bounded")
 @pytest.mark.promise("Runtime: a slow consumer costs bounded memory")
 async def test_a_slow_reader_gets_resync_in_place_of_what_it_missed(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
-    slow = await transport.bus.subscribe(stream.job_id)
-    fast = await transport.bus.subscribe(stream.job_id)
+    slow = await steps.transport.bus.subscribe(stream.job_id)
+    fast = await steps.transport.bus.subscribe(stream.job_id)
     assert await fast.get(WAIT_S) is RESYNC
     for number in range(QUEUE_FRAMES + 10):
         await steps.say("w1", stream, [number], "a")
@@ -138,10 +133,10 @@ async def test_a_channel_left_and_subscribed_to_at_once_is_confirmed_and_heard(
     await assert_a_channel_left_is_heard_again(Steps(transport))
 
 
-async def test_a_killed_connection_comes_back_with_resync(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_killed_connection_comes_back_with_resync(steps: Steps) -> None:
     stream = Stream(await steps.running())
-    subscriptions = [await transport.bus.subscribe(name) for name in (stream.job_id, "0-other")]
+    bus = steps.transport.bus
+    subscriptions = [await bus.subscribe(name) for name in (stream.job_id, "0-other")]
     for subscription in subscriptions:
         assert await subscription.get(WAIT_S) is RESYNC
     for round_number in range(3):
@@ -150,7 +145,7 @@ async def test_a_killed_connection_comes_back_with_resync(transport: RedisTransp
         for subscription in subscriptions:
             while (heard := await subscription.get(WAIT_S)) is not RESYNC:
                 assert heard is not None  # it was heard before the end
-    assert transport.bus.reconnects >= 3
+    assert steps.transport.bus.reconnects >= 3
     await steps.say("w1", stream, [9], "x")
     heard = await subscriptions[0].get(WAIT_S)
     assert isinstance(heard, Delta)
@@ -258,25 +253,24 @@ async def test_a_restarted_server_keeps_jobs_and_brings_resync(tmp_path: Any) ->
 
 
 async def test_a_subscription_may_be_confirmed_later_or_never_be_needed(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit()
-    begun = await transport.bus.begin(job.job_id)
-    await transport.bus.confirmed(begun)
+    begun = await steps.transport.bus.begin(job.job_id)
+    await steps.transport.bus.confirmed(begun)
     (delivery,) = await steps.pull("w1")
     await steps.say("w1", Stream(delivery), [5, 6], "ab", end=FINISHED)
     first, *events = await drained(begun)
     assert first is RESYNC
     assert events == [Started("w1", 1), *await whole_log(steps, job.job_id)]
-    await transport.bus.unsubscribe(begun)
-    unneeded = await transport.bus.begin("0-never")
-    await transport.bus.unsubscribe(unneeded)
+    await steps.transport.bus.unsubscribe(begun)
+    unneeded = await steps.transport.bus.begin("0-never")
+    await steps.transport.bus.unsubscribe(unneeded)
 
     async def nobody_listens() -> bool:
-        redis = transport.connections.commands
-        channels = [transport.keys.channel(name) for name in (job.job_id, "0-never")]
+        redis = steps.transport.connections.commands
+        channels = [steps.transport.keys.channel(name) for name in (job.job_id, "0-never")]
         return all(number == 0 for _, number in await redis.pubsub_numsub(*channels))
 
     await until(nobody_listens)

@@ -11,8 +11,9 @@ from shared.messages import Job, JobState, OnDisconnect
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from tests.support.jobs import LIMITS, MODEL
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import LIMITS, MODEL, Steps
+from tests.support.transport_steps import Steps
 
 LETTERS_MAX = 1000
 
@@ -60,8 +61,7 @@ async def test_a_letter_is_run_again_as_a_job_without_a_history(transport: Redis
 
 
 @pytest.mark.promise("Access: a job that crashed workers is kept, and can be requeued once")
-async def test_a_dead_letter_is_requeued_once(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_dead_letter_is_requeued_once(steps: Steps) -> None:
     job = await poison(steps)
     news = [again(job) for _ in range(6)]
     taken = await asyncio.gather(*(steps.store.requeue(job.job_id, new, LIMITS) for new in news))
@@ -74,9 +74,8 @@ async def test_a_dead_letter_is_requeued_once(transport: RedisTransport) -> None
 
 
 async def test_letters_are_as_old_as_the_clock_of_their_entries_shows(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     first = await poison(steps)
     await steps.store.reap()
     await steps.submit(timeout_ms=600_000)  # with a live job the skew stays
@@ -85,25 +84,23 @@ async def test_letters_are_as_old_as_the_clock_of_their_entries_shows(
     claimed = {found.job.job_id: found for found in await steps.pull("w1")}
     await steps.redis.hset(steps.keys.job(second.job_id), "crashes", 3)
     await steps.queue.crashed("w1", [(second.job_id, claimed[second.job_id].attempt)])
-    letters = await transport.dead_letters.list(None, 10)
+    letters = await steps.transport.dead_letters.list(None, 10)
     assert {letter.job_id for letter in letters} == {first.job_id, second.job_id}
 
 
-async def test_no_letter_no_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_no_letter_no_job(steps: Steps) -> None:
     job = await steps.submit()
     assert await steps.store.requeue("0-nobody", again(job), LIMITS) is None
     assert await steps.store.requeue(job.job_id, again(job), LIMITS) is None
     assert (await steps.registry.queue_stats()).queued == 1
 
 
-async def test_a_full_queue_keeps_the_letter(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_full_queue_keeps_the_letter(steps: Steps) -> None:
     job = await poison(steps)
     await steps.submit()
     with pytest.raises(QueueFull):
         await steps.store.requeue(job.job_id, again(job), AdmissionLimits(max_queued_jobs=1))
-    assert isinstance(await transport.dead_letters.get(job.job_id), DeadLetter)
+    assert isinstance(await steps.transport.dead_letters.get(job.job_id), DeadLetter)
 
 
 async def test_a_letter_that_is_thrown_away_is_gone(transport: RedisTransport) -> None:
@@ -160,8 +157,7 @@ async def test_a_request_too_large_to_keep_leaves_a_letter_without_it(
     assert await letters.request(job_id) is None
 
 
-async def test_a_requeued_job_is_no_orphan(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_requeued_job_is_no_orphan(steps: Steps) -> None:
     job = await poison(steps, on_disconnect=OnDisconnect.CANCEL)
     new = again(job)
     await steps.store.requeue(job.job_id, new, LIMITS)

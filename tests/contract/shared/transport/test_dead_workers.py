@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from shared.keys import GROUP
-from shared.transport.connect import RedisTransport
-from tests.support.transport_steps import MODEL, Steps
+from tests.support.jobs import MODEL
+from tests.support.transport_steps import Steps
 
 
 async def test_reconciling_without_a_lease_brings_no_buried_consumer_back(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.running("w1")
     await steps.die("w1")
     await steps.worker("w2")

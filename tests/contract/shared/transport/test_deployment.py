@@ -16,8 +16,9 @@ from shared.transport.ports.deployment import (
     TenantLoad,
 )
 from shared.transport.ports.queue import HeartbeatReply, WorkerReport
+from tests.support.jobs import Stream
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps
 
 
 async def told(transport: RedisTransport) -> HistorySlot:
@@ -38,10 +39,9 @@ async def told(transport: RedisTransport) -> HistorySlot:
     "Dashboard: every frontend shows the same hour: queue depth, requests per second, quantiles of "
     "the time to the first token"
 )
-async def test_every_reap_notes_the_queue(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_every_reap_notes_the_queue(steps: Steps) -> None:
     await steps.store.reap()
-    slot = await told(transport)
+    slot = await told(steps.transport)
     assert (slot.queued, slot.running, slot.accepted, slot.ended) == (0, 0, 0, 0)
     delivery = await steps.running("w1")
     for _ in range(3):
@@ -50,23 +50,20 @@ async def test_every_reap_notes_the_queue(transport: RedisTransport) -> None:
     await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
     await steps.pull("w1", 3)
     await steps.store.reap()
-    slot = await told(transport)
+    slot = await told(steps.transport)
     assert (slot.queued, slot.running) == (3, 3), "the most that there were"
     assert (slot.accepted, slot.ended) == (4, 1)
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
 
 
 @pytest.mark.parametrize("ttft_ms", [0, 64, 1000, 3_600_000])
-async def test_a_first_token_counts_once_by_how_long_it_took(
-    transport: RedisTransport, ttft_ms: int
-) -> None:
-    steps = Steps(transport)
+async def test_a_first_token_counts_once_by_how_long_it_took(steps: Steps, ttft_ms: int) -> None:
     stream = Stream(await steps.running("w1"))
     begin_ms = int((await steps.hash(stream.job_id))["sub_ms"]) - ttft_ms
     await steps.redis.hset(steps.keys.job(stream.job_id), "sub_ms", begin_ms)
     await steps.say("w1", stream, [5], "a")
     await steps.say("w1", stream, [6], "b", end=FINISHED)
-    ((bucket, jobs),) = (await told(transport)).ttft.items()
+    ((bucket, jobs),) = (await told(steps.transport)).ttft.items()
     took_ms = max(1, int((await steps.hash(stream.job_id))["first_ms"]) - begin_ms)
     assert jobs == 1
     assert took_ms >= ttft_ms
@@ -74,12 +71,11 @@ async def test_a_first_token_counts_once_by_how_long_it_took(
     assert took_ms < 2 ** ((bucket + 1) / TTFT_PER_OCTAVE) * 1.0001
 
 
-async def test_rows_of_batches_do_not_count(transport: RedisTransport) -> None:
+async def test_rows_of_batches_do_not_count(steps: Steps) -> None:
     """They wait behind all others, and nobody waits for their first token."""
-    steps = Steps(transport)
     row = Stream(await steps.running("w1", job_id=f"{new_job_id()}_7"))
     await steps.say("w1", row, [5], "a")
-    assert (await told(transport)).ttft == {}
+    assert (await told(steps.transport)).ttft == {}
 
 
 async def test_a_slot_of_which_nothing_is_known_is_empty(transport: RedisTransport) -> None:
@@ -113,12 +109,11 @@ async def test_a_process_is_listed_while_it_reports(
     assert await steps.redis.zrange(steps.keys.reports(kind), 0, -1) == [b"b"]
 
 
-async def test_a_tenants_load_is_what_it_has_queued_and_running(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_tenants_load_is_what_it_has_queued_and_running(steps: Steps) -> None:
     await steps.running("w1", tenant="acme")
     for _ in range(2):
         await steps.submit(tenant="acme")
-    loads = await transport.deployment.tenants(["acme", "other"])
+    loads = await steps.transport.deployment.tenants(["acme", "other"])
     assert loads == [TenantLoad("acme", 2, 1, 6), TenantLoad("other")]
 
 
@@ -148,10 +143,13 @@ async def test_what_frontends_and_workers_report_of_a_tenant_is_one_account(
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
 
 
-async def test_accounts_begin_again_where_there_are_too_many(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_accounts_begin_again_where_there_are_too_many(steps: Steps) -> None:
     await steps.redis.hset(steps.keys.cpu, mapping={f"t{i}": 1 for i in range(10_000)})
-    await transport.deployment.report(ProcessKind.FRONTEND, "a", {"port": 1}, [Spent("t1", 5)])
+    await steps.transport.deployment.report(
+        ProcessKind.FRONTEND, "a", {"port": 1}, [Spent("t1", 5)]
+    )
     assert await steps.redis.hlen(steps.keys.cpu) == 10_000
-    await transport.deployment.report(ProcessKind.FRONTEND, "a", {"port": 1}, [Spent("new", 5)])
+    await steps.transport.deployment.report(
+        ProcessKind.FRONTEND, "a", {"port": 1}, [Spent("new", 5)]
+    )
     assert await steps.redis.hgetall(steps.keys.cpu) == {b"new": b"5"}

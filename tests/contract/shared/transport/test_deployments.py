@@ -16,15 +16,14 @@ from shared.messages import START, JobState, OnDisconnect, Started
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import RESYNC, TransportError
 from shared.transport.ports.registry import AnnouncedModel
+from tests.support.jobs import MODEL, Stream
 from tests.support.polling import until
 from tests.support.redis_server import assert_every_key_expires, new_namespace
 from tests.support.redis_topologies import ClusterSetup, SentinelSetup
 from tests.support.transport_steps import (
     FINISHED,
-    MODEL,
     WAIT_S,
     Steps,
-    Stream,
     assert_a_channel_left_is_heard_again,
     whole_log,
 )
@@ -74,8 +73,7 @@ async def test_a_job_is_submitted_heard_and_ended(steps: Steps) -> None:
     heard = [await subscription.get(WAIT_S) for _ in range(5)]
     assert heard == [RESYNC, Started("w1", 1), *await whole_log(steps, job.job_id)]
     await bus.unsubscribe(subscription)
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.completion_tokens) == (JobState.FINISHED, 3)
     assert [one.job_id for one in await steps.store.list_jobs(None, 10)] == [job.job_id]
     await steps.assert_counters_true()

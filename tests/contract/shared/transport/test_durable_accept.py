@@ -54,52 +54,48 @@ async def confirmed(
 
 @needs_waitaof
 async def test_a_confirmed_job_says_so_and_one_that_is_not_there_is_not_confirmed(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit()
-    assert await transport.durability.durability_fault(FSYNC, 1) is None
-    await transport.connections.commands.script_flush()
-    assert await confirmed(transport, job.job_id, FSYNC)
-    record = await transport.store.get(job.job_id)
-    assert record is not None
+    assert await steps.transport.durability.durability_fault(FSYNC, 1) is None
+    await steps.transport.connections.commands.script_flush()
+    assert await confirmed(steps.transport, job.job_id, FSYNC)
+    record = await steps.record(job.job_id)
     assert record.durability is FSYNC
-    assert not await confirmed(transport, "0-nobody", FSYNC)
+    assert not await confirmed(steps.transport, "0-nobody", FSYNC)
     assert await steps.hash("0-nobody") == {}
 
 
 @needs_waitaof
-async def test_many_jobs_are_confirmed_with_one_wait(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_many_jobs_are_confirmed_with_one_wait(steps: Steps) -> None:
     await steps.worker("w1")
     jobs = [(await steps.submit()).job_id for _ in range(8)]
-    await transport.connections.commands.script_flush()
-    info = transport.connections.commands.info
+    await steps.transport.connections.commands.script_flush()
+    info = steps.transport.connections.commands.info
     calls = (await info("commandstats")).get("cmdstat_waitaof", {"calls": 0})["calls"]
-    assert await transport.durability.confirm("job", jobs, FSYNC, 1, 5.0)
+    assert await steps.transport.durability.confirm("job", jobs, FSYNC, 1, 5.0)
     # Twice: the server had forgotten the script at the first time.
     assert (await info("commandstats"))["cmdstat_waitaof"]["calls"] == calls + 2
     for job_id in jobs:
         assert (await steps.hash(job_id))["durability"] == "fsync"
-    assert not await transport.durability.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
+    assert not await steps.transport.durability.confirm("job", [*jobs, "0-nobody"], FSYNC, 1, 5.0)
 
 
 @needs_waitaof
-async def test_fsync_waits_for_the_disk(transport: RedisTransport) -> None:
+async def test_fsync_waits_for_the_disk(steps: Steps) -> None:
     """With `appendfsync everysec` the waits of a while cover the time between two syncs."""
-    steps = Steps(transport)
     await steps.worker("w1")
     waits_s = []
     for _ in range(5):
         job = await steps.submit()
         begin_s = time.monotonic()
-        assert await confirmed(transport, job.job_id, FSYNC)
+        assert await confirmed(steps.transport, job.job_id, FSYNC)
         waits_s.append(time.monotonic() - begin_s)
     pings_s = []
     for _ in range(9):  # the quickest: any one may wait for a processor that others have
         begin_s = time.monotonic()
-        await transport.store.ping()
+        await steps.transport.store.ping()
         pings_s.append(time.monotonic() - begin_s)
     ping_s = min(pings_s)
     print(f"\nfsync: {[round(s, 2) for s in waits_s]} s, a round trip: {ping_s:.4f} s")

@@ -9,12 +9,12 @@ import pytest
 from shared.messages import Cursor, Delta, Failed, Finished, JobState, OnDisconnect, Usage
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus
+from tests.support.jobs import Stream
 from tests.support.polling import until
-from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, whole_log
 
 
-async def test_a_queued_job_is_cancelled_and_never_delivered(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_queued_job_is_cancelled_and_never_delivered(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit()
     result = await steps.store.cancel(job.job_id, "cancelled")
@@ -31,9 +31,8 @@ async def test_a_queued_job_is_cancelled_and_never_delivered(transport: RedisTra
 
 @pytest.mark.promise("HTTP: a disconnect reaches the engine, also if a message is lost")
 async def test_a_running_job_is_cancelled_at_once_and_its_worker_notified(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     hints = steps.queue.cancellations("w1")
     first = asyncio.create_task(anext(hints))
@@ -56,8 +55,7 @@ async def test_a_running_job_is_cancelled_at_once_and_its_worker_notified(
     await steps.assert_counters_true()
 
 
-async def test_cancel_twice_gives_the_latched_state(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_cancel_twice_gives_the_latched_state(steps: Steps) -> None:
     job = await steps.submit()
     await steps.store.cancel(job.job_id, "cancelled")
     again = await steps.store.cancel(job.job_id, "disconnected")
@@ -78,8 +76,7 @@ async def test_a_cancel_reason_must_be_a_code(transport: RedisTransport) -> None
 
 
 @pytest.mark.promise("Runtime: cancel wins over a finish in the same step; one reason, once")
-async def test_cancel_and_finish_at_once_latch_one_state(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_cancel_and_finish_at_once_latch_one_state(steps: Steps) -> None:
     await steps.worker("w1")
     for _ in range(20):
         await steps.submit()
@@ -90,8 +87,7 @@ async def test_cancel_and_finish_at_once_latch_one_state(transport: RedisTranspo
             steps.queue.append("w1", LEASE_MS, [item]),
             steps.store.cancel(stream.job_id, "cancelled"),
         )
-        record = await steps.store.get(stream.job_id)
-        assert record is not None
+        record = await steps.record(stream.job_id)
         assert cancelled is not None
         assert cancelled.state is record.state
         assert cancelled.won is (record.state is JobState.CANCELLED)
@@ -102,9 +98,8 @@ async def test_cancel_and_finish_at_once_latch_one_state(transport: RedisTranspo
 
 
 async def test_reap_expires_queued_and_running_jobs_past_their_deadline(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     running = await steps.running(timeout_ms=300)
     queued = await steps.submit(timeout_ms=1)
     living = await steps.submit()
@@ -120,8 +115,7 @@ async def test_reap_expires_queued_and_running_jobs_past_their_deadline(
     await steps.assert_counters_true()
 
 
-async def test_a_heartbeat_ends_a_running_job_past_its_deadline(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_heartbeat_ends_a_running_job_past_its_deadline(steps: Steps) -> None:
     delivery = await steps.running(timeout_ms=200)
     job_id = delivery.job.job_id
     await steps.deadline_passed(job_id)
@@ -129,15 +123,13 @@ async def test_a_heartbeat_ends_a_running_job_past_its_deadline(transport: Redis
     assert (await steps.hash(job_id))["reason"] == "deadline_exceeded"
 
 
-async def test_a_heartbeat_older_than_a_new_claim_drops_nothing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_heartbeat_older_than_a_new_claim_drops_nothing(steps: Steps) -> None:
     delivery = await steps.running()
     await steps.queue.reconcile("w1", frozenset())  # attempt 2
     assert list(await steps.heartbeat("w1", running=[(delivery.job.job_id, 1)])) == []
 
 
-async def test_a_heartbeat_reports_a_job_taken_by_another_worker(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_heartbeat_reports_a_job_taken_by_another_worker(steps: Steps) -> None:
     delivery = await steps.running("w1")
     await steps.die("w1")
     await steps.worker("w2")
@@ -149,8 +141,7 @@ async def test_a_heartbeat_reports_a_job_taken_by_another_worker(transport: Redi
     ]
 
 
-async def test_a_plain_calls_reader_leaving_cancels_at_once(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_plain_calls_reader_leaving_cancels_at_once(steps: Steps) -> None:
     delivery = await steps.running(frontend="fe1", on_disconnect=OnDisconnect.CANCEL)
     job_id = delivery.job.job_id
     assert await steps.attach(job_id, "fe1#7") is JobState.RUNNING
@@ -161,18 +152,16 @@ async def test_a_plain_calls_reader_leaving_cancels_at_once(transport: RedisTran
 
 
 async def test_the_submitting_frontends_reader_may_leave_without_attaching(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.CANCEL)
     await steps.store.detach(job.job_id, "fe1#3")
     assert (await steps.hash(job.job_id))["state"] == "cancelled"
 
 
 async def test_grace_runs_from_the_readers_leaving_and_stops_at_the_next(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.GRACE)
     await steps.attach(job.job_id, "fe1#1")
     await steps.store.detach(job.job_id, "fe1#1")
@@ -183,8 +172,7 @@ async def test_grace_runs_from_the_readers_leaving_and_stops_at_the_next(
     assert "orphan_ms" not in await steps.hash(job.job_id)
 
 
-async def test_a_job_whose_grace_has_passed_is_never_run(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_job_whose_grace_has_passed_is_never_run(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.GRACE)
     await steps.redis.hset(steps.keys.job(job.job_id), "orphan_ms", 1)
@@ -194,9 +182,8 @@ async def test_a_job_whose_grace_has_passed_is_never_run(transport: RedisTranspo
 
 @pytest.mark.parametrize("policy", list(OnDisconnect))
 async def test_a_dead_frontends_running_job_ends_by_its_policy(
-    transport: RedisTransport, policy: OnDisconnect
+    steps: Steps, policy: OnDisconnect
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running(frontend="fe1", on_disconnect=policy)
     job_id = delivery.job.job_id
     await steps.store.frontend_heartbeat("fe1", 20_000)
@@ -218,8 +205,7 @@ async def test_a_dead_frontends_running_job_ends_by_its_policy(
     assert (found["state"], found["reason"]) == ("cancelled", "orphaned")
 
 
-async def test_after_an_outage_no_job_is_an_orphan_for_a_while(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_after_an_outage_no_job_is_an_orphan_for_a_while(steps: Steps) -> None:
     delivery = await steps.running(frontend="fe1", on_disconnect=OnDisconnect.CANCEL)
     job_id = delivery.job.job_id
 
@@ -237,9 +223,8 @@ async def test_after_an_outage_no_job_is_an_orphan_for_a_while(transport: RedisT
 
 
 async def test_detach_of_an_ended_job_keeps_its_record_longer_than_its_log(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running(frontend="fe1", on_disconnect=OnDisconnect.CANCEL)
     stream = Stream(delivery)
     await steps.say("w1", stream, [5], "a", end=FINISHED)
@@ -247,15 +232,13 @@ async def test_detach_of_an_ended_job_keeps_its_record_longer_than_its_log(
     log_ms = await steps.redis.pttl(steps.keys.log(stream.job_id))
     job_ms = await steps.redis.pttl(steps.keys.job(stream.job_id))
     assert 0 < log_ms <= 60_000 < job_ms
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.state is JobState.FINISHED
 
 
 async def test_a_log_that_expired_first_gives_the_end_and_owns_up_to_lost_text(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a", end=FINISHED)
     await steps.redis.delete(steps.keys.log(stream.job_id))
@@ -266,8 +249,7 @@ async def test_a_log_that_expired_first_gives_the_end_and_owns_up_to_lost_text(
     assert behind.code == "job_lost"
 
 
-async def test_a_reader_ahead_of_an_ended_log_gets_its_end(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_reader_ahead_of_an_ended_log_gets_its_end(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a", end=FINISHED)
     for cursor in (Cursor(9, 9), Cursor(10**30, 10**30), Cursor(2, 0)):
@@ -280,8 +262,7 @@ async def test_a_reader_ahead_of_an_ended_log_gets_its_end(transport: RedisTrans
     "HTTP: memory stays flat over many requests (memory of the processes, with the echo runner and "
     "with the demo model in its default tier, blocks and keys; a device's memory needs a device)"
 )
-async def test_gauges_heal_when_hashes_vanished_unreaped(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_gauges_heal_when_hashes_vanished_unreaped(steps: Steps) -> None:
     job = await steps.submit(timeout_ms=1)
     await steps.deadline_passed(job.job_id)
     await steps.redis.delete(steps.keys.job(job.job_id))

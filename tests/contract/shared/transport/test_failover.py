@@ -14,17 +14,10 @@ from shared.messages import START, Delta, Finished, Job
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import RESYNC, Subscription, TransportError
 from shared.transport.ports.queue import Append, AppendStatus
+from tests.support.jobs import LIMITS, Stream, make_job
 from tests.support.polling import until
 from tests.support.redis_topologies import SERVICE, ClusterSetup, SentinelSetup
-from tests.support.transport_steps import (
-    FINISHED,
-    LEASE_MS,
-    LIMITS,
-    Steps,
-    Stream,
-    make_job,
-    whole_log,
-)
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, whole_log
 
 WAIT_S = 15.0
 RETRY_S = 0.05

@@ -6,6 +6,7 @@ transition, and its own pull, which polls, by what is pulled here.
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -30,8 +31,9 @@ from tests.contract.shared.transport import (
     test_restore,
     test_submit_and_pull,
 )
+from tests.support.transport_steps import Steps
 
-Case = Callable[[RedisTransport], Awaitable[None]]
+Case = Callable[..., Awaitable[None]]
 CASES: tuple[Case, ...] = (
     test_append.test_the_last_delta_and_the_end_are_one_step,
     test_batches.test_a_lease_that_ended_is_taken_over_with_the_progress,
@@ -63,4 +65,5 @@ async def fake() -> AsyncIterator[RedisTransport]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("test_"))
 async def test_the_in_process_server_passes(case: Case, fake: RedisTransport) -> None:
-    await case(fake)
+    given = {"transport": fake, "steps": Steps(fake)}
+    await case(**{name: given[name] for name in inspect.signature(case).parameters})

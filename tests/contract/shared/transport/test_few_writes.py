@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from shared.transport.connect import RedisTransport
 from tests.support.transport_steps import Steps, calls_of
 
 
 async def test_jobs_that_follow_each_other_renew_no_life_but_their_own(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     counts = [await calls_of(steps)]
     for _ in range(3):

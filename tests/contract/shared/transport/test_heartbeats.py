@@ -12,7 +12,8 @@ from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import HeartbeatReply, WorkerReport
 from tests.chaos.harness.proxy import Proxy
-from tests.support.transport_steps import MODEL, Steps
+from tests.support.jobs import MODEL
+from tests.support.transport_steps import Steps
 
 FRONTEND = "fe-x"
 

@@ -11,11 +11,12 @@ import pytest
 
 from penstock.launcher.redis_server import PrivateServer
 from shared.messages import OnDisconnect, SamplingParams
-from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.connect import open_transport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from tests.contract.shared.transport.batch_steps import FILE_LIMITS, new_batch, new_input
+from tests.support.jobs import Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 SHARED = AdmissionLimits(max_store_share_per_tenant=0.75)
 FILES_SHARED = replace(FILE_LIMITS, max_share_per_tenant=0.75)
@@ -71,8 +72,7 @@ async def refusal(steps: Steps, limits: AdmissionLimits = SHARED, **job: Any) ->
     return caught.value.scope
 
 
-async def test_a_job_holds_its_bytes_until_its_record_expires(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_job_holds_its_bytes_until_its_record_expires(steps: Steps) -> None:
     stream = await running(steps, request_record="x" * 5000)
     before = await held(steps)
     assert before == await counted(steps, stream.job_id)
@@ -89,8 +89,7 @@ async def test_a_job_holds_its_bytes_until_its_record_expires(transport: RedisTr
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
 
 
-async def test_a_log_that_grows_past_what_was_expected_counts(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_log_that_grows_past_what_was_expected_counts(steps: Steps) -> None:
     stream = Stream(await steps.running(sampling=SamplingParams(max_tokens=4, seed=7)))
     before = await held(steps)
     await steps.say("w1", stream, [5], "é" * 50_000)
@@ -99,16 +98,14 @@ async def test_a_log_that_grows_past_what_was_expected_counts(transport: RedisTr
 
 
 async def test_log_probabilities_are_expected_to_take_their_bytes(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.submit(tenant="plain")
     await steps.submit(tenant="logs", sampling=SamplingParams(max_tokens=64, seed=7, logprobs=20))
     assert await held(steps, "logs") >= await held(steps, "plain") + 64 * 20 * 30
 
 
-async def test_what_is_forgotten_or_read_to_its_end_is_not_held(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_what_is_forgotten_or_read_to_its_end_is_not_held(steps: Steps) -> None:
     stream = Stream(await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.GRACE))
     await steps.say("w1", stream, [5], "a" * 50_000, end=FINISHED)
     whole = await held(steps)
@@ -125,8 +122,7 @@ async def test_what_is_forgotten_or_read_to_its_end_is_not_held(transport: Redis
     assert await held(steps) == 0
 
 
-async def test_a_renewed_response_is_held_for_longer(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_renewed_response_is_held_for_longer(steps: Steps) -> None:
     stream = await running(steps, request_record="{}", retain_ms=HOUR_MS)
     await steps.say("w1", stream, [5], "a", end=FINISHED)
     before = (await steps.hash(stream.job_id))["kept_until_ms"]
@@ -137,25 +133,23 @@ async def test_a_renewed_response_is_held_for_longer(transport: RedisTransport) 
     assert await held(steps) == await counted(steps, stream.job_id)
 
 
-async def test_batches_and_files_hold_their_records(transport: RedisTransport) -> None:
-    steps = Steps(transport)
-    file_id = await new_input(transport, "t")
+async def test_batches_and_files_hold_their_records(steps: Steps) -> None:
+    file_id = await new_input(steps.transport, "t")
     of_file = await held(steps, "t")
     assert of_file > 0
-    batch = await new_batch(transport, file_id, tenant="t", metadata={"a": "b" * 500})
+    batch = await new_batch(steps.transport, file_id, tenant="t", metadata={"a": "b" * 500})
     assert await held(steps, "t") > of_file + 500
-    await transport.batches.cancel(batch.batch_id, "t")
-    assert await transport.batches.drop(batch.batch_id, "t")
-    assert not await transport.batches.drop(batch.batch_id, "t")
+    await steps.transport.batches.cancel(batch.batch_id, "t")
+    assert await steps.transport.batches.drop(batch.batch_id, "t")
+    assert not await steps.transport.batches.drop(batch.batch_id, "t")
     assert await held(steps, "t") == of_file
-    await transport.files.drop(file_id, "t")
+    await steps.transport.files.drop(file_id, "t")
     assert await held(steps, "t") == 0
 
 
 async def test_a_tenant_has_at_most_its_share_of_what_is_its_own_or_free(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await set_memory(steps, limit=10 * MEGABYTE, used=0)
     record = "x" * 100_000
     greedy: dict[str, Any] = {"request_record": record, "retain_ms": HOUR_MS, "tenant": "greedy"}
@@ -168,18 +162,17 @@ async def test_a_tenant_has_at_most_its_share_of_what_is_its_own_or_free(
         await steps.submit(limits=SHARED, request_record=record, retain_ms=HOUR_MS, tenant=tenant)
     # Its batches and files are of the same share.
     with pytest.raises(QueueFull, match="tenant_store"):
-        await new_input(transport, "greedy", limits=FILES_SHARED)
+        await new_input(steps.transport, "greedy", limits=FILES_SHARED)
 
 
 async def test_the_reserve_is_for_small_jobs_that_keep_nothing(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await set_memory(steps, limit=100 * MEGABYTE, used=95 * MEGABYTE)
     assert await refusal(steps, retain_ms=HOUR_MS) == "store"
     assert await refusal(steps, prompt_token_ids=tuple(range(30_000))) == "store"
     with pytest.raises(QueueFull, match="store"):
-        await new_input(transport, "t", limits=FILES_SHARED)
+        await new_input(steps.transport, "t", limits=FILES_SHARED)
     await steps.worker("w1")
     job = await steps.submit(limits=SHARED)
     (delivery,) = await steps.pull("w1")

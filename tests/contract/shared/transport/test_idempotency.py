@@ -8,7 +8,6 @@ import pytest
 
 from shared.keys import new_job_id
 from shared.messages import Idempotency, Job, JobState
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import (
     AdmissionLimits,
     KeptKey,
@@ -17,8 +16,9 @@ from shared.transport.ports.admission import (
     Submission,
 )
 from shared.transport.ports.jobs import Submitted
+from tests.support.jobs import LIMITS, Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 KEY = Idempotency("key", "body")
 OTHER_BODY = Idempotency("key", "another body")
@@ -31,8 +31,7 @@ async def taken(steps: Steps, job: Job) -> tuple[str, bool]:
     return caught.value.job_id, caught.value.same_request
 
 
-async def test_of_many_submits_at_once_one_makes_the_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_of_many_submits_at_once_one_makes_the_job(steps: Steps) -> None:
     jobs = [make_job(idempotency=KEY) for _ in range(20)]
     answers = await asyncio.gather(
         *(steps.store.submit(job, LIMITS, "") for job in jobs), return_exceptions=True
@@ -48,8 +47,7 @@ async def test_of_many_submits_at_once_one_makes_the_job(transport: RedisTranspo
     assert (await steps.registry.queue_stats()).queued == 1
 
 
-async def test_a_key_belongs_to_one_request(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_key_belongs_to_one_request(steps: Steps) -> None:
     job = await steps.submit(idempotency=KEY)
     assert await taken(steps, make_job(idempotency=OTHER_BODY)) == (job.job_id, False)
     assert await taken(steps, make_job(idempotency=KEY)) == (job.job_id, True)
@@ -57,8 +55,7 @@ async def test_a_key_belongs_to_one_request(transport: RedisTransport) -> None:
     await steps.submit(idempotency=Idempotency("another key", "body"))
 
 
-async def test_a_key_is_kept_as_long_as_its_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_key_is_kept_as_long_as_its_job(steps: Steps) -> None:
     delivery = await steps.running(timeout_ms=50_000)
     assert await steps.store.kept_key("key") is None
     job = await steps.submit(idempotency=KEY, timeout_ms=50_000)
@@ -75,9 +72,8 @@ async def test_a_key_is_kept_as_long_as_its_job(transport: RedisTransport) -> No
 
 @pytest.mark.parametrize("again", [KEY, OTHER_BODY])
 async def test_what_failed_may_be_tried_again_as_another_job(
-    transport: RedisTransport, again: Idempotency
+    steps: Steps, again: Idempotency
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(idempotency=KEY)
     await steps.store.cancel(job.job_id, "disconnected")
     kept = await steps.store.kept_key("key")
@@ -88,8 +84,7 @@ async def test_what_failed_may_be_tried_again_as_another_job(
     assert kept == KeptKey(second.job_id, again.body, JobState.QUEUED)
 
 
-async def test_a_key_whose_job_is_forgotten_is_free(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_key_whose_job_is_forgotten_is_free(steps: Steps) -> None:
     job = await steps.submit(idempotency=KEY)
     await steps.redis.delete(steps.keys.job(job.job_id))
     kept = await steps.store.kept_key("key")
@@ -98,16 +93,14 @@ async def test_a_key_whose_job_is_forgotten_is_free(transport: RedisTransport) -
     await steps.submit(idempotency=OTHER_BODY)
 
 
-async def test_a_refused_job_takes_no_key(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_refused_job_takes_no_key(steps: Steps) -> None:
     await steps.submit()
     with pytest.raises(QueueFull):
         await steps.store.submit(make_job(idempotency=KEY), AdmissionLimits(max_queued_jobs=1), "")
     assert await steps.store.kept_key("key") is None
 
 
-async def test_a_worker_never_sees_the_key(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_worker_never_sees_the_key(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit(idempotency=KEY, job_id=new_job_id())
     (delivery,) = await steps.pull("w1")

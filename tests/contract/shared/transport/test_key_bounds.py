@@ -8,16 +8,16 @@ import pytest
 
 from shared.messages import OnDisconnect
 from shared.transport.connect import RedisTransport
+from tests.support.jobs import Stream
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, Steps, Stream
+from tests.support.transport_steps import FINISHED, Steps
 
 
 @pytest.mark.promise("Streaming: an ended stream leaves nothing in tables, channels or keys")
-async def test_no_key_lives_for_ever_but_the_documented_ones(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_no_key_lives_for_ever_but_the_documented_ones(steps: Steps) -> None:
     namespace = steps.keys.namespace
-    if not transport.is_fake:
-        await transport.check()
+    if not steps.transport.is_fake:
+        await steps.transport.check()
     await steps.worker("w1")
     await steps.queue.announce("a", b"{}", {"abc": b"1"})
     await steps.store.frontend_heartbeat("fe1", 5000)
@@ -39,8 +39,7 @@ async def test_no_key_lives_for_ever_but_the_documented_ones(transport: RedisTra
     await assert_every_key_expires(steps.redis, namespace)
 
 
-async def test_a_long_jobs_keys_outlive_its_deadline(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_long_jobs_keys_outlive_its_deadline(steps: Steps) -> None:
     day_ms = 24 * 3_600_000
     stream = Stream(await steps.running(timeout_ms=2 * day_ms))
     await steps.say("w1", stream, [5], "a")
@@ -56,8 +55,7 @@ async def test_a_long_jobs_keys_outlive_its_deadline(transport: RedisTransport) 
         assert await steps.redis.pttl(key) > 2 * day_ms, key
 
 
-async def test_a_log_that_was_deleted_and_grows_again_expires(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_log_that_was_deleted_and_grows_again_expires(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")
     log_key = steps.keys.log(stream.job_id)
@@ -67,8 +65,7 @@ async def test_a_log_that_was_deleted_and_grows_again_expires(transport: RedisTr
     assert 0 < await steps.redis.pttl(log_key) <= 600_000 + 86_400_000
 
 
-async def test_an_ended_job_is_kept_for_its_retention_only(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_an_ended_job_is_kept_for_its_retention_only(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a", end=FINISHED)
     for key in (steps.keys.job(stream.job_id), steps.keys.log(stream.job_id)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from shared.transport.connect import RedisTransport
-from tests.support.transport_steps import FINISHED, MODEL, Steps, Stream, other_process
+from tests.support.jobs import MODEL, Stream
+from tests.support.transport_steps import FINISHED, Steps, other_process
 
 OLDEST_EVERY = 8
 
@@ -20,9 +21,8 @@ async def end(steps: Steps, *jobs: Stream) -> None:
 
 
 async def test_a_tenant_goes_back_a_lane_for_each_doubling_of_what_it_has_waiting(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.submit(tenant="other")
     jobs = [await steps.submit(tenant="big") for _ in range(300)]
     lanes = [await lane_of(steps, job.job_id) for job in jobs]
@@ -30,8 +30,7 @@ async def test_a_tenant_goes_back_a_lane_for_each_doubling_of_what_it_has_waitin
     await steps.assert_counters_true()
 
 
-async def test_a_small_tenant_does_not_wait_for_a_flood(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_small_tenant_does_not_wait_for_a_flood(steps: Steps) -> None:
     await steps.worker("w1")
     for _ in range(200):
         await steps.submit(tenant="flood")
@@ -42,8 +41,7 @@ async def test_a_small_tenant_does_not_wait_for_a_flood(transport: RedisTranspor
     assert set(small) <= set(taken)
 
 
-async def test_every_eighth_job_taken_is_the_oldest_that_waits(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_every_eighth_job_taken_is_the_oldest_that_waits(steps: Steps) -> None:
     await steps.worker("w1")
     old = [(await steps.submit(tenant="batch", lane=7)).job_id for _ in range(3)]
     taken: list[str] = []
@@ -57,9 +55,8 @@ async def test_every_eighth_job_taken_is_the_oldest_that_waits(transport: RedisT
 
 
 async def test_the_turn_of_the_oldest_comes_however_many_are_taken_at_once(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     old = (await steps.submit(tenant="batch", lane=7)).job_id
     young = [(await steps.submit(tenant=f"t{at}")).job_id for at in range(20)]
@@ -84,9 +81,8 @@ async def test_each_worker_takes_the_oldest_in_its_turn(transport: RedisTranspor
 
 
 async def test_a_tenant_alone_in_the_queue_is_served_in_its_order(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     rng = random.Random(5)
     submitted: list[str] = []
@@ -102,9 +98,8 @@ async def test_a_tenant_alone_in_the_queue_is_served_in_its_order(
 
 
 async def test_a_tenants_own_batch_does_not_hold_up_its_other_jobs(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     for _ in range(200):
         await steps.submit(lane=7)
@@ -114,8 +109,7 @@ async def test_a_tenants_own_batch_does_not_hold_up_its_other_jobs(
     assert taken == [job.job_id for job in urgent]
 
 
-async def test_a_priority_is_the_first_lane_that_a_job_may_get(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_priority_is_the_first_lane_that_a_job_may_get(steps: Steps) -> None:
     await steps.submit(tenant="other")
     lanes = [
         await lane_of(steps, (await steps.submit(tenant="a", lane=2)).job_id) for _ in range(9)
@@ -123,8 +117,7 @@ async def test_a_priority_is_the_first_lane_that_a_job_may_get(transport: RedisT
     assert lanes == [2, 2, 2, 2, 2, 2, 2, 3, 3]
 
 
-async def test_what_waits_in_a_lane_is_counted_as_work(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_what_waits_in_a_lane_is_counted_as_work(steps: Steps) -> None:
     await steps.worker("w1")
 
     async def work() -> dict[str, int]:
@@ -149,9 +142,8 @@ async def test_what_waits_in_a_lane_is_counted_as_work(transport: RedisTransport
 
 
 async def test_a_full_worker_takes_what_waits_for_tenants_that_are_not_left_out(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     for _ in range(4):
         await steps.submit(tenant="flood")  # lanes 0, 1, 1, 2
@@ -167,9 +159,8 @@ async def test_a_full_worker_takes_what_waits_for_tenants_that_are_not_left_out(
 
 
 async def test_a_worker_without_a_lease_or_queues_takes_nothing_beyond_its_places(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.queue.setup([MODEL])
     await steps.submit()
     assert await steps.queue.oversubscribe("w1", 1, []) == []
@@ -178,8 +169,7 @@ async def test_a_worker_without_a_lease_or_queues_takes_nothing_beyond_its_place
     assert await steps.queue.oversubscribe("w2", 1, []) == []
 
 
-async def test_a_full_worker_takes_the_oldest_in_its_turn_too(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_full_worker_takes_the_oldest_in_its_turn_too(steps: Steps) -> None:
     await steps.worker("w1")
     old = [(await steps.submit(tenant="batch", lane=7)).job_id for _ in range(2)]
     taken: list[str] = []
@@ -193,9 +183,8 @@ async def test_a_full_worker_takes_the_oldest_in_its_turn_too(transport: RedisTr
 
 
 async def test_a_lane_without_its_group_loses_no_claim_of_a_full_worker(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     await steps.submit(tenant="first")
     await steps.submit(tenant="second", lane=3)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from shared.messages import SamplingParams
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
+from tests.support.jobs import Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 MINUTE_MS = 60_000
 SAMPLING = SamplingParams(max_tokens=7, seed=7)  # with its prompt of three: ten tokens
@@ -38,6 +38,7 @@ async def pass_time(steps: Steps, seconds: float, tenant: str = "default") -> No
 @pytest.mark.parametrize(
     ("limits", "scope"),
     [
+        (AdmissionLimits(max_queued_jobs_per_tenant=2), "tenant"),
         (AdmissionLimits(max_queued_tokens_per_tenant=8), "tenant_tokens"),
         (AdmissionLimits(max_jobs_per_tenant=2), "tenant_jobs"),
         (AdmissionLimits(requests_per_minute=2), "requests_per_minute"),
@@ -45,9 +46,8 @@ async def pass_time(steps: Steps, seconds: float, tenant: str = "default") -> No
     ],
 )
 async def test_a_tenants_limit_refuses_before_anything_is_written(
-    transport: RedisTransport, limits: AdmissionLimits, scope: str
+    steps: Steps, limits: AdmissionLimits, scope: str
 ) -> None:
-    steps = Steps(transport)
     for _ in range(2):
         await steps.submit(limits=limits, sampling=SAMPLING)
     before = await steps.redis.hgetall(steps.keys.limit("default"))
@@ -73,9 +73,8 @@ async def test_a_tenants_limit_refuses_before_anything_is_written(
     ],
 )
 async def test_a_limit_holds_against_everybody_at_once(
-    transport: RedisTransport, limits: AdmissionLimits
+    steps: Steps, limits: AdmissionLimits
 ) -> None:
-    steps = Steps(transport)
     jobs = [make_job(sampling=SAMPLING) for _ in range(40)]
     answers = await asyncio.gather(
         *(steps.store.submit(job, limits, "") for job in jobs), return_exceptions=True
@@ -84,8 +83,7 @@ async def test_a_limit_holds_against_everybody_at_once(
     assert (len(refused), len(answers) - len(refused)) == (35, 5)
 
 
-async def test_jobs_count_until_they_have_ended(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_jobs_count_until_they_have_ended(steps: Steps) -> None:
     limits = AdmissionLimits(max_jobs_per_tenant=2)
     await steps.worker("w1")
     await steps.submit(limits=limits)
@@ -97,8 +95,7 @@ async def test_jobs_count_until_they_have_ended(transport: RedisTransport) -> No
     assert (await refusal(steps, limits)).scope == "tenant_jobs"
 
 
-async def test_an_allowance_fills_up_evenly(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_an_allowance_fills_up_evenly(steps: Steps) -> None:
     limits = AdmissionLimits(requests_per_minute=6)  # one every ten seconds
     for _ in range(6):
         await steps.submit(limits=limits)
@@ -113,8 +110,7 @@ async def test_an_allowance_fills_up_evenly(transport: RedisTransport) -> None:
     assert (await refusal(steps, limits)).scope == "requests_per_minute"
 
 
-async def test_tokens_that_were_not_needed_are_given_back(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_tokens_that_were_not_needed_are_given_back(steps: Steps) -> None:
     limits = AdmissionLimits(tokens_per_minute=1000)
     await steps.worker("w1")
     ended = await steps.submit(limits=limits, sampling=SAMPLING)
@@ -125,8 +121,7 @@ async def test_tokens_that_were_not_needed_are_given_back(transport: RedisTransp
     assert (await steps.hash(ended.job_id))["reserved"] == "10"
 
 
-async def test_a_job_that_no_worker_took_used_nothing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_job_that_no_worker_took_used_nothing(steps: Steps) -> None:
     limits = AdmissionLimits(tokens_per_minute=1000, requests_per_minute=100)
     await steps.worker("w1")
     queued = await steps.submit(limits=limits, sampling=SAMPLING)
@@ -139,8 +134,7 @@ async def test_a_job_that_no_worker_took_used_nothing(transport: RedisTransport)
     assert used_tokens == 3  # its prompt may have been read
 
 
-async def test_every_choice_is_reserved_for(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_every_choice_is_reserved_for(steps: Steps) -> None:
     await steps.submit(
         limits=AdmissionLimits(tokens_per_minute=1000), sampling=SAMPLING, num_choices=4
     )
@@ -148,9 +142,8 @@ async def test_every_choice_is_reserved_for(transport: RedisTransport) -> None:
 
 
 async def test_a_request_larger_than_an_allowance_is_admitted_when_it_is_full(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     limits = AdmissionLimits(tokens_per_minute=4)
     await steps.submit(limits=limits, sampling=SAMPLING)
     refused = await refusal(steps, limits)
@@ -161,16 +154,14 @@ async def test_a_request_larger_than_an_allowance_is_admitted_when_it_is_full(
     await steps.submit(limits=limits, sampling=SAMPLING)
 
 
-async def test_a_repeat_is_not_charged_again(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_repeat_is_not_charged_again(steps: Steps) -> None:
     limits = AdmissionLimits(tokens_per_minute=1000, requests_per_minute=10)
     job = await steps.submit(limits=limits, sampling=SAMPLING)
     await steps.store.submit(job, limits, "")
     assert (await used(steps, "tokens"), await used(steps, "requests")) == (10, 1)
 
 
-async def test_nothing_is_kept_of_a_tenant_without_limits(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_nothing_is_kept_of_a_tenant_without_limits(steps: Steps) -> None:
     delivery = await steps.running()
     await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
     assert not await steps.redis.exists(steps.keys.limit("default"))
@@ -203,9 +194,8 @@ async def flood(steps: Steps, tenant: str, limits: AdmissionLimits) -> tuple[int
     ],
 )
 async def test_tenants_that_flood_the_queue_leave_room_for_one_that_has_nothing_waiting(
-    transport: RedisTransport, limits: AdmissionLimits, scope: str
+    steps: Steps, limits: AdmissionLimits, scope: str
 ) -> None:
-    steps = Steps(transport)
     found = [await flood(steps, f"flooder{number}", limits) for number in range(12)]
     # 3/4 alone; up to the reserved tenth; then a little (1/200) each.
     assert found == [(300, scope), (60, scope), *[(2, scope)] * 10]
@@ -215,9 +205,8 @@ async def test_tenants_that_flood_the_queue_leave_room_for_one_that_has_nothing_
 
 
 async def test_a_queue_that_drains_is_divided_evenly_among_those_that_flood_it(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     limits = AdmissionLimits(max_queued_jobs=20, max_queue_share_per_tenant=0.75)
     await steps.worker("w1")
     waiting = dict.fromkeys("abc", 0)
@@ -232,9 +221,8 @@ async def test_a_queue_that_drains_is_divided_evenly_among_those_that_flood_it(
 
 
 async def test_a_full_queue_also_refuses_a_tenant_with_nothing_waiting(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     limits = replace(SHARE, max_queued_jobs=4)
     for number in range(4):
         await steps.submit(limits=limits, tenant=f"t{number}")

@@ -12,7 +12,8 @@ from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.admission import QueueFull
 from shared.transport.ports.jobs import Restored
 from shared.transport.ports.queue import AppendStatus
-from tests.support.transport_steps import FINISHED, LIMITS, Steps, Stream, make_job
+from tests.support.jobs import LIMITS, Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from shared.messages import JobState
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, ModelFiles
-from tests.support.transport_steps import Steps, Stream, other_process
+from tests.support.jobs import Stream
+from tests.support.transport_steps import Steps, other_process
 
 OLD, NEW = ModelFiles("old-prompts", "old-weights"), ModelFiles("new-prompts", "new-weights")
 TRAINED = ModelFiles("old-prompts", "new-weights")  # the same tokenizer and template
 
 
 async def end_of(steps: Steps, job_id: str) -> tuple[str, str]:
-    record = await steps.store.get(job_id)
-    assert record is not None
+    record = await steps.record(job_id)
     return record.state.value, record.reason
 
 
-async def test_a_worker_takes_the_jobs_of_its_own_files(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_worker_takes_the_jobs_of_its_own_files(steps: Steps) -> None:
     await steps.worker("new", files=NEW)
     job = await steps.submit(prompt_digest=NEW.prompt_digest)
     assert [taken.job for taken in await steps.pull("new")] == [job]
@@ -30,9 +28,8 @@ async def test_a_worker_takes_the_jobs_of_its_own_files(transport: RedisTranspor
 
 @pytest.mark.parametrize("changes", [{}, {"num_choices": 3}, {"lane": 7}])
 async def test_a_job_of_files_that_no_worker_has_ends_with_a_code(
-    transport: RedisTransport, changes: dict[str, Any]
+    steps: Steps, changes: dict[str, Any]
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(prompt_digest=OLD.prompt_digest, **changes)
     await steps.worker("new", files=NEW)
     assert await steps.pull("new") == []
@@ -40,8 +37,7 @@ async def test_a_job_of_files_that_no_worker_has_ends_with_a_code(
     await steps.assert_counters_true()
 
 
-async def test_two_workers_of_one_name_serve_their_own_jobs(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_two_workers_of_one_name_serve_their_own_jobs(steps: Steps) -> None:
     await steps.worker("old", files=OLD)
     await steps.worker("new", files=NEW)
     jobs = [
@@ -55,7 +51,7 @@ async def test_two_workers_of_one_name_serve_their_own_jobs(transport: RedisTran
     got: dict[str, set[str]] = {"old": set(), "new": set()}
     for _ in range(3):
         for name in ("new", "old"):
-            process = other_process(transport, defer_ms=0)
+            process = other_process(steps.transport, defer_ms=0)
             await process.queue.setup(["org/tiny:1"])
             taken = [*await process.queue.recover(name, 8), *await process.pull(name)]
             got[name] |= {delivery.job.job_id for delivery in taken}
@@ -65,19 +61,17 @@ async def test_two_workers_of_one_name_serve_their_own_jobs(transport: RedisTran
 
 
 async def test_jobs_set_aside_end_when_the_last_worker_of_their_files_is_gone(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("old", files=OLD)
     await steps.worker("new", files=NEW)
     jobs = [await steps.submit(prompt_digest=OLD.prompt_digest) for _ in range(3)]
-    new = other_process(transport, defer_ms=0)
+    new = other_process(steps.transport, defer_ms=0)
     await new.queue.setup(["org/tiny:1"])
     assert await new.pull("new") == []
     assert await new.queue.recover("new", 8) == []
     for job in jobs:
-        record = await steps.store.get(job.job_id)
-        assert record is not None
+        record = await steps.record(job.job_id)
         assert record.state is JobState.QUEUED
     await steps.heartbeat("old", files=OLD, draining=True)  # it takes nothing any more
     assert await new.queue.recover("new", 8) == []
@@ -88,13 +82,12 @@ async def test_jobs_set_aside_end_when_the_last_worker_of_their_files_is_gone(
 
 
 async def test_a_job_resumes_only_with_the_weights_it_started_with(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("old", files=OLD)
     await steps.worker("twin", files=OLD)
     await steps.submit(prompt_digest=OLD.prompt_digest)
-    old = other_process(transport, defer_ms=0)
+    old = other_process(steps.transport, defer_ms=0)
     await old.queue.setup(["org/tiny:1"])
     (delivery,) = await old.pull("old")
     stream = Stream(delivery)
@@ -108,9 +101,8 @@ async def test_a_job_resumes_only_with_the_weights_it_started_with(
 
 
 async def test_an_output_of_weights_that_are_gone_ends_with_a_code(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("old", files=OLD)
     await steps.submit(prompt_digest=OLD.prompt_digest)
     (delivery,) = await steps.pull("old")
@@ -123,9 +115,8 @@ async def test_an_output_of_weights_that_are_gone_ends_with_a_code(
 
 
 async def test_other_weights_take_a_job_that_waits_or_has_no_output(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("old", files=OLD)
     await steps.submit(prompt_digest=OLD.prompt_digest)
     (begun,) = await steps.pull("old")
@@ -142,26 +133,24 @@ async def test_other_weights_take_a_job_that_waits_or_has_no_output(
 
 @pytest.mark.parametrize("prompt_digest", ["", OLD.prompt_digest])
 async def test_without_digests_every_worker_of_the_name_takes_a_job(
-    transport: RedisTransport, prompt_digest: str
+    steps: Steps, prompt_digest: str
 ) -> None:
     """Older releases send none: neither in jobs nor in heartbeats."""
-    steps = Steps(transport)
     await steps.worker("any", files=NEW if not prompt_digest else ModelFiles())
     job = await steps.submit(prompt_digest=prompt_digest)
     assert [taken.job for taken in await steps.pull("any")] == [job]
 
 
 async def test_a_job_that_kills_its_workers_is_blamed_although_others_set_it_aside(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("new", files=NEW)
     await steps.worker("spare", files=OLD)
     job = await steps.submit(prompt_digest=OLD.prompt_digest)
     for round_ in range(6):
         name = f"old{round_}"
         await steps.worker(name, files=OLD)
-        process = other_process(transport, defer_ms=0)
+        process = other_process(steps.transport, defer_ms=0)
         await process.queue.setup(["org/tiny:1"])
         taken = [*await process.queue.recover(name, 8), *await process.pull(name)]
         if not taken:

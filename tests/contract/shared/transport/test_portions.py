@@ -10,16 +10,9 @@ import pytest
 
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import Delivery
+from tests.support.jobs import MODEL, Stream
 from tests.support.polling import until
-from tests.support.transport_steps import (
-    FINISHED,
-    LEASE_MS,
-    MODEL,
-    Steps,
-    Stream,
-    calls_of,
-    other_process,
-)
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, calls_of, other_process
 
 FAR_MS = 600_000  # no test takes so long
 SHORT_MS = 200

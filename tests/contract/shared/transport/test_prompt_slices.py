@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from shared.messages import START, Cursor, Delta, PromptLogprob, PromptSlice, SamplingParams
 from shared.prompt_logprobs import decode_prompt_logprobs, encode_prompt_logprobs
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import Append, AppendResult, AppendStatus
-from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, Stream, whole_log
+from tests.support.jobs import Stream
+from tests.support.transport_steps import FINISHED, LEASE_MS, Steps, whole_log
 
 SCORED = SamplingParams(max_tokens=64, seed=7, prompt_logprobs=2)
 NOTHING = Delta(START, START, (), "")
@@ -32,8 +32,7 @@ def behind(item: Append, num_slices: int) -> Append:
     return item._replace(num_prompt_slices=num_slices)
 
 
-async def test_slices_are_read_back_before_the_first_delta(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_slices_are_read_back_before_the_first_delta(steps: Steps) -> None:
     stream = Stream(await steps.running(sampling=SCORED))
     entries = [
         PromptLogprob(2, -0.25, 1, ((2, -0.25), (9, -1.5))),
@@ -54,9 +53,8 @@ async def test_slices_are_read_back_before_the_first_delta(transport: RedisTrans
 
 
 async def test_a_repeated_slice_is_logged_once_and_a_missing_one_is_a_gap(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running(sampling=SCORED))
     assert await statuses(steps, "w1", slice_of(stream, 1)) == [AppendStatus.GAP]
     for _ in range(2):
@@ -65,9 +63,8 @@ async def test_a_repeated_slice_is_logged_once_and_a_missing_one_is_a_gap(
 
 
 async def test_no_delta_and_no_end_comes_before_the_slices_it_follows(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running(sampling=SCORED))
     assert await statuses(steps, "w1", slice_of(stream, 0)) == [AppendStatus.OK]
     delta = behind(stream.append([5], "x"), 2)
@@ -80,9 +77,8 @@ async def test_no_delta_and_no_end_comes_before_the_slices_it_follows(
 
 
 async def test_an_older_attempt_scores_nothing_and_a_newer_one_goes_on(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     old = Stream(await steps.running(sampling=SCORED))
     assert await statuses(steps, "w1", slice_of(old, 0, b"[1]")) == [AppendStatus.OK]
     await steps.die("w1")
@@ -106,9 +102,8 @@ async def test_an_older_attempt_scores_nothing_and_a_newer_one_goes_on(
 
 
 async def test_a_job_that_was_put_back_has_no_slices_until_they_are_written_again(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running(sampling=SCORED)
     stream = Stream(delivery)
     assert await statuses(steps, "w1", slice_of(stream, 0)) == [AppendStatus.OK]
@@ -121,8 +116,7 @@ async def test_a_job_that_was_put_back_has_no_slices_until_they_are_written_agai
     assert await whole_log(steps, stream.job_id) == [PromptSlice(0, b"[]")]
 
 
-async def test_a_different_slice_is_rejected(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_different_slice_is_rejected(steps: Steps) -> None:
     stream = Stream(await steps.running(sampling=SCORED))
     item = stream.append([5], "x")._replace(prompt_slice=PromptSlice(0, b"[]"))
     assert await statuses(steps, "w1", item) == [AppendStatus.REJECTED]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Failed, JobState, OnDisconnect, SamplingParams
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits
-from shared.transport.ports.jobs import JobRecord
 from tests.contract.shared.transport.test_admission import large, measure, refusal
-from tests.support.transport_steps import FINISHED, Steps, Stream, whole_log
+from tests.support.jobs import Stream
+from tests.support.transport_steps import FINISHED, Steps, whole_log
 
 HOUR_MS = 3_600_000
 
@@ -18,25 +17,18 @@ async def queue_deadline_passed(steps: Steps, job_id: str) -> None:
     await steps.deadline_passed(job_id, "queue_deadline_ms")
 
 
-async def record_of(steps: Steps, job_id: str) -> JobRecord:
-    record = await steps.store.get(job_id)
-    assert record is not None
-    return record
-
-
 async def assert_waited_in_vain(steps: Steps, job_id: str) -> None:
     (end,) = await whole_log(steps, job_id)
     assert isinstance(end, Failed)
     assert (end.state, end.code) == (JobState.EXPIRED, "queue_timeout")
     assert "within its queue timeout" in end.message
-    record = await record_of(steps, job_id)
+    record = await steps.record(job_id)
     assert (record.state, record.reason, record.attempt) == (JobState.EXPIRED, "queue_timeout", 0)
     assert not await steps.redis.exists(steps.keys.queued_deadlines, steps.keys.request(job_id))
     await steps.assert_counters_true()
 
 
-async def test_reap_ends_once_what_no_worker_began_in_time(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_reap_ends_once_what_no_worker_began_in_time(steps: Steps) -> None:
     job = await steps.submit(queue_timeout_ms=1)
     patient = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)
     await queue_deadline_passed(steps, job.job_id)
@@ -46,8 +38,7 @@ async def test_reap_ends_once_what_no_worker_began_in_time(transport: RedisTrans
     await assert_waited_in_vain(steps, job.job_id)
 
 
-async def test_a_job_that_waited_too_long_is_not_delivered(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_job_that_waited_too_long_is_not_delivered(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit(queue_timeout_ms=1)
     await queue_deadline_passed(steps, job.job_id)
@@ -57,10 +48,7 @@ async def test_a_job_that_waited_too_long_is_not_delivered(transport: RedisTrans
 
 
 @pytest.mark.parametrize("how", ["released", "worker lost", "engine died", "reply lost"])
-async def test_a_job_once_begun_is_not_subject_to_it_again(
-    transport: RedisTransport, how: str
-) -> None:
-    steps = Steps(transport)
+async def test_a_job_once_begun_is_not_subject_to_it_again(steps: Steps, how: str) -> None:
     job = (await steps.running(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)).job
     job_id = job.job_id
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
@@ -87,33 +75,30 @@ async def test_a_job_once_begun_is_not_subject_to_it_again(
 
 
 async def test_a_job_once_begun_and_put_back_still_has_its_deadline(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job_id = (await steps.running(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)).job.job_id
     await steps.queue.release("w1", job_id, 1)
     for name in ("queue_deadline_ms", "deadline_ms"):
         await steps.redis.hset(steps.keys.job(job_id), name, 1)
     await steps.redis.zadd(steps.keys.live, {job_id: 1})
     assert await steps.store.reap() == 1
-    assert (await record_of(steps, job_id)).reason == "deadline_exceeded"
+    assert (await steps.record(job_id)).reason == "deadline_exceeded"
 
 
-async def test_a_mark_that_an_older_release_left_ends_nothing(transport: RedisTransport) -> None:
+async def test_a_mark_that_an_older_release_left_ends_nothing(steps: Steps) -> None:
     """Its claim knows nothing of queue timeouts."""
-    steps = Steps(transport)
     job_id = (await steps.running(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)).job.job_id
     await steps.redis.zadd(steps.keys.queued_deadlines, {job_id: 1, "0-gone": 1})
     assert await steps.store.reap() == 0
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
-    assert (await record_of(steps, job_id)).state is JobState.RUNNING
+    assert (await steps.record(job_id)).state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
 async def test_of_both_deadlines_it_is_the_jobs_own_that_ends_it(
-    transport: RedisTransport, is_claimed: bool
+    steps: Steps, is_claimed: bool
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit(queue_timeout_ms=1, timeout_ms=2)
     await steps.deadline_passed(job.job_id)
@@ -121,24 +106,22 @@ async def test_of_both_deadlines_it_is_the_jobs_own_that_ends_it(
         assert await steps.pull("w1") == []
     else:
         assert await steps.store.reap() == 1
-    assert (await record_of(steps, job.job_id)).reason == "deadline_exceeded"
+    assert (await steps.record(job.job_id)).reason == "deadline_exceeded"
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
 
 
-async def test_one_that_is_not_shorter_than_the_deadline_is_none(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_one_that_is_not_shorter_than_the_deadline_is_none(steps: Steps) -> None:
     job = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=HOUR_MS)
     assert "queue_deadline_ms" not in await steps.hash(job.job_id)
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
-    assert (await record_of(steps, job.job_id)).queue_deadline_ms is None
+    assert (await steps.record(job.job_id)).queue_deadline_ms is None
 
 
 async def test_its_keys_cover_the_deadline_and_the_order_of_jobs_is_theirs(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     hasty = await steps.submit(queue_timeout_ms=1000, timeout_ms=48 * HOUR_MS)
-    record = await record_of(steps, hasty.job_id)
+    record = await steps.record(hasty.job_id)
     assert record.queue_deadline_ms == record.submitted_ms + 1000
     assert record.deadline_ms == record.submitted_ms + 48 * HOUR_MS
     for key in (
@@ -150,8 +133,7 @@ async def test_its_keys_cover_the_deadline_and_the_order_of_jobs_is_theirs(
     assert await steps.redis.zscore(steps.keys.live, hasty.job_id) == record.deadline_ms
 
 
-async def test_a_repeated_submit_does_not_begin_the_wait_anew(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_repeated_submit_does_not_begin_the_wait_anew(steps: Steps) -> None:
     job = await steps.submit(queue_timeout_ms=HOUR_MS, timeout_ms=2 * HOUR_MS)
     before = await steps.redis.zscore(steps.keys.queued_deadlines, job.job_id)
     await steps.redis.zadd(steps.keys.queued_deadlines, {job.job_id: before - 5})
@@ -159,20 +141,18 @@ async def test_a_repeated_submit_does_not_begin_the_wait_anew(transport: RedisTr
     assert await steps.redis.zscore(steps.keys.queued_deadlines, job.job_id) == before - 5
 
 
-async def test_every_other_end_takes_the_mark_away(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_every_other_end_takes_the_mark_away(steps: Steps) -> None:
     waiting = {"queue_timeout_ms": HOUR_MS, "timeout_ms": 2 * HOUR_MS}
     cancelled = await steps.submit(**waiting)
     await steps.store.cancel(cancelled.job_id, "cancelled")
     orphan = await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.CANCEL, **waiting)
     await steps.store.detach(orphan.job_id, "fe1")
-    assert (await record_of(steps, orphan.job_id)).state is JobState.CANCELLED
+    assert (await steps.record(orphan.job_id)).state is JobState.CANCELLED
     assert not await steps.redis.exists(steps.keys.queued_deadlines)
 
 
-async def test_who_would_not_be_begun_in_time_is_refused_at_once(transport: RedisTransport) -> None:
+async def test_who_would_not_be_begun_in_time_is_refused_at_once(steps: Steps) -> None:
     """By the work that goes before: what the job itself takes comes after its beginning."""
-    steps = Steps(transport)
     for number in range(5):
         await steps.submit(tenant=f"t{number}", **large())
     await measure(steps, tokens_per_s=200)
@@ -185,9 +165,8 @@ async def test_who_would_not_be_begun_in_time_is_refused_at_once(transport: Redi
 
 
 async def test_what_a_tenant_was_charged_for_waiting_in_vain_is_given_back(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     limits = AdmissionLimits(tokens_per_minute=110)
     sampling = SamplingParams(max_tokens=100, seed=1)
     job = await steps.submit(limits=limits, queue_timeout_ms=1, sampling=sampling)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from shared.messages import JobState, OnDisconnect
-from shared.transport.connect import RedisTransport
-from tests.support.transport_steps import FINISHED, Steps, Stream
+from tests.support.jobs import Stream
+from tests.support.transport_steps import FINISHED, Steps
 
 POLICIES = (OnDisconnect.CANCEL, OnDisconnect.GRACE)
 
@@ -25,9 +25,8 @@ async def orphan(steps: Steps, job_id: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_reader_whose_frontend_lives_is_not_displaced(
-    transport: RedisTransport, policy: OnDisconnect
+    steps: Steps, policy: OnDisconnect
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(frontend="fe1#1", on_disconnect=policy)
     for reader in ("fe2#1", "fe1#2", "fe2#1"):
         assert await steps.attach(job.job_id, reader) is JobState.QUEUED
@@ -35,9 +34,8 @@ async def test_a_reader_whose_frontend_lives_is_not_displaced(
 
 
 async def test_the_next_living_reader_takes_the_mark_of_a_dead_frontend_over(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)
     job_id = delivery.job.job_id
     await steps.attach(job_id, "fe2#1")
@@ -53,9 +51,8 @@ async def test_the_next_living_reader_takes_the_mark_of_a_dead_frontend_over(
 
 
 async def test_a_plain_call_is_cancelled_when_its_frontend_dies_and_no_reader_follows(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)
     job_id = delivery.job.job_id
     await steps.attach(job_id, "fe2#1")  # and leaves, which cancels nothing
@@ -69,9 +66,8 @@ async def test_a_plain_call_is_cancelled_when_its_frontend_dies_and_no_reader_fo
 
 
 async def test_a_plain_job_of_a_dead_frontend_does_not_begin_without_a_reader(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     read, unread = [
         (await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)).job_id
@@ -91,9 +87,8 @@ async def test_a_plain_job_of_a_dead_frontend_does_not_begin_without_a_reader(
 
 
 async def test_a_job_with_a_grace_period_is_begun_without_a_reader(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.GRACE)
     await steps.lose_frontend("fe1")
@@ -101,9 +96,8 @@ async def test_a_job_with_a_grace_period_is_begun_without_a_reader(
 
 
 async def test_when_the_marked_reader_leaves_the_one_that_stays_takes_over(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.GRACE)
     await steps.attach(job.job_id, "fe1#2")
     await steps.store.detach(job.job_id, "fe1#1")
@@ -115,8 +109,7 @@ async def test_when_the_marked_reader_leaves_the_one_that_stays_takes_over(
     assert "orphan_ms" not in await steps.hash(job.job_id)
 
 
-async def test_a_reader_without_the_mark_leaves_without_a_trace(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_reader_without_the_mark_leaves_without_a_trace(steps: Steps) -> None:
     job = await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)
     await steps.attach(job.job_id, "fe2#1")
     before = await steps.hash(job.job_id)
@@ -125,9 +118,8 @@ async def test_a_reader_without_the_mark_leaves_without_a_trace(transport: Redis
 
 
 async def test_after_an_outage_the_mark_stays_where_it_is_for_a_while(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)
     await steps.redis.delete(steps.keys.frontend("fe1"))  # its lease ran out meanwhile
     await steps.redis.hincrby(steps.keys.pulse, "at_ms", -2500)
@@ -135,8 +127,7 @@ async def test_after_an_outage_the_mark_stays_where_it_is_for_a_while(
     assert await mark(steps, delivery.job.job_id) == "fe1#1"
 
 
-async def test_many_readers_are_renewed_in_one_call(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_many_readers_are_renewed_in_one_call(steps: Steps) -> None:
     jobs = [await steps.submit(frontend="fe1", on_disconnect=OnDisconnect.GRACE) for _ in range(3)]
     await steps.store.cancel(jobs[0].job_id, "cancelled")
     readers = [(job.job_id, f"fe2#{at}") for at, job in enumerate(jobs)]
@@ -150,8 +141,7 @@ async def test_many_readers_are_renewed_in_one_call(transport: RedisTransport) -
     "Access: readers at several frontends keep a job alive; jobs without readers leave the queue"
 )
 @pytest.mark.parametrize("state", ["queued", "running"])
-async def test_reap_ends_the_jobs_of_dead_frontends(transport: RedisTransport, state: str) -> None:
-    steps = Steps(transport)
+async def test_reap_ends_the_jobs_of_dead_frontends(steps: Steps, state: str) -> None:
     job = await steps.submit(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)
     read = await steps.submit(frontend="fe2#1", on_disconnect=OnDisconnect.CANCEL)
     kept = await steps.submit(frontend="fe1#2", on_disconnect=OnDisconnect.CONTINUE)
@@ -169,8 +159,7 @@ async def test_reap_ends_the_jobs_of_dead_frontends(transport: RedisTransport, s
     await steps.assert_counters_true()
 
 
-async def test_reap_looks_at_every_live_job_in_turn(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_reap_looks_at_every_live_job_in_turn(steps: Steps) -> None:
     jobs = [
         await steps.submit(frontend=f"fe{at % 2}#{at}", on_disconnect=OnDisconnect.CANCEL)
         for at in range(250)
@@ -188,8 +177,7 @@ async def test_reap_looks_at_every_live_job_in_turn(transport: RedisTransport) -
     await steps.assert_counters_true()
 
 
-async def test_readers_of_an_ended_job_leave_its_record_alone(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_readers_of_an_ended_job_leave_its_record_alone(steps: Steps) -> None:
     delivery = await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.CANCEL)
     stream = Stream(delivery)
     await steps.say("w1", stream, [5], "a", end=FINISHED)
@@ -203,15 +191,14 @@ async def test_readers_of_an_ended_job_leave_its_record_alone(transport: RedisTr
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("is_listening", [True, False])
 async def test_a_frontend_that_may_wake_has_longer_than_one_that_died(
-    transport: RedisTransport, policy: OnDisconnect, is_listening: bool
+    steps: Steps, policy: OnDisconnect, is_listening: bool
 ) -> None:
     """One that stands still keeps its connections; the system closes those of one that died."""
-    steps = Steps(transport)
     delivery = await steps.running(frontend="fe1#1", on_disconnect=policy)
     job_id = delivery.job.job_id
-    subscription = await transport.bus.subscribe(job_id)
+    subscription = await steps.transport.bus.subscribe(job_id)
     if not is_listening:
-        await transport.bus.unsubscribe(subscription)
+        await steps.transport.bus.unsubscribe(subscription)
         while dict(await steps.redis.pubsub_numsub(steps.keys.channel(job_id))).popitem()[1]:
             await asyncio.sleep(0.01)
     await steps.lose_frontend("fe1")
@@ -222,11 +209,10 @@ async def test_a_frontend_that_may_wake_has_longer_than_one_that_died(
     expected_ms = max(grace_ms, 20_000 if is_listening else 4000)
     assert expected_ms - 2000 < wait_ms <= expected_ms
     if is_listening:
-        await transport.bus.unsubscribe(subscription)
+        await steps.transport.bus.unsubscribe(subscription)
 
 
-async def test_a_heartbeat_knows_whether_it_is_in_time(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_heartbeat_knows_whether_it_is_in_time(steps: Steps) -> None:
     assert not await steps.store.frontend_heartbeat("fe1", 60_000)  # the first
     assert await steps.store.frontend_heartbeat("fe1", 60_000)
     await steps.redis.delete(steps.keys.frontend("fe1"))

@@ -11,12 +11,12 @@ from shared.messages import START, Cursor, Delta, JobState
 from shared.transport import job_records
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.jobs import JobLook, TransportError
+from tests.support.jobs import MODEL, Stream
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, MODEL, Steps, Stream, whole_log
+from tests.support.transport_steps import FINISHED, Steps, whole_log
 
 
-async def test_a_log_is_read_in_pages_strictly_after_the_cursor(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_log_is_read_in_pages_strictly_after_the_cursor(steps: Steps) -> None:
     stream = Stream(await steps.running())
     for number in range(7):
         await steps.say("w1", stream, [number], "é", end=FINISHED if number == 6 else None)
@@ -39,24 +39,21 @@ async def test_unknown_jobs_have_no_log_and_no_record(transport: RedisTransport)
         await transport.store.detach(job_id, "fe1#1")
 
 
-async def test_entries_and_fields_of_a_newer_release_are_ignored(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_entries_and_fields_of_a_newer_release_are_ignored(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "a")
     log = steps.keys.log(stream.job_id)
     await steps.redis.xadd(log, {"k": "note", "what": "?"}, id="1-2")
     await steps.redis.hset(steps.keys.job(stream.job_id), "colour", "blue")
     assert len(await whole_log(steps, stream.job_id)) == 1
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert record.extra == {"colour": "blue"}
 
 
 @pytest.mark.parametrize("count", [1, 4, 32, 256])
 async def test_pages_of_nothing_but_unknown_entries_are_passed_over(
-    transport: RedisTransport, count: int
+    steps: Steps, count: int
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     log = steps.keys.log(stream.job_id)
     for number in range(1, 41):
@@ -71,16 +68,14 @@ async def test_pages_of_nothing_but_unknown_entries_are_passed_over(
     assert len(await whole_log(steps, stream.job_id)) == 4
 
 
-async def test_a_malformed_log_is_an_error_in_words(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_malformed_log_is_an_error_in_words(steps: Steps) -> None:
     stream = Stream(await steps.running())
     await steps.redis.xadd(steps.keys.log(stream.job_id), {"t": "five", "d": "a"}, id="1-1")
     with pytest.raises(TransportError, match="malformed"):
         await whole_log(steps, stream.job_id)
 
 
-async def test_queue_positions_count_what_goes_before(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_queue_positions_count_what_goes_before(steps: Steps) -> None:
     await steps.worker("w1")
     running = await steps.submit()
     await steps.pull("w1")
@@ -88,8 +83,7 @@ async def test_queue_positions_count_what_goes_before(transport: RedisTransport)
     high = [await steps.submit(lane=0) for _ in range(2)]
 
     async def position(job_id: str) -> int | None:
-        record = await steps.store.get(job_id)
-        assert record is not None
+        record = await steps.record(job_id)
         return record.queue_position
 
     assert [await position(job.job_id) for job in (*high, *low)] == [0, 1, 2, 3]
@@ -99,9 +93,8 @@ async def test_queue_positions_count_what_goes_before(transport: RedisTransport)
 
 
 async def test_a_list_gives_the_positions_that_single_looks_give(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1", models=(MODEL, "other"))
     released = (await steps.running()).job.job_id
     for at in range(9):
@@ -120,8 +113,7 @@ async def test_a_list_gives_the_positions_that_single_looks_give(
     assert first.queue_position == places[first.job_id]
 
 
-async def test_positions_are_counted_up_to_a_bound(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_positions_are_counted_up_to_a_bound(steps: Steps) -> None:
     await steps.queue.setup([MODEL])
     queue = steps.keys.queue(MODEL, 7)
     pipe = steps.redis.pipeline(transaction=False)
@@ -133,8 +125,7 @@ async def test_positions_are_counted_up_to_a_bound(transport: RedisTransport) ->
     assert (listed.job_id, listed.queue_position) == (job.job_id, 1000)
 
 
-async def test_jobs_are_listed_by_state(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_jobs_are_listed_by_state(steps: Steps) -> None:
     running = (await steps.running()).job.job_id
     queued = [(await steps.submit()).job_id for _ in range(3)]
     cancelled = (await steps.submit()).job_id
@@ -152,8 +143,7 @@ async def test_jobs_are_listed_by_state(transport: RedisTransport) -> None:
     assert await listed(None, 0) == set()
 
 
-async def test_the_index_of_ended_jobs_is_bounded(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_the_index_of_ended_jobs_is_bounded(steps: Steps) -> None:
     index = steps.keys.ended(JobState.CANCELLED)
     far_ms = 4 * 10**12
     await steps.redis.zadd(index, {f"0-old{n}": far_ms + n for n in range(1200)})
@@ -162,8 +152,7 @@ async def test_the_index_of_ended_jobs_is_bounded(transport: RedisTransport) -> 
     assert await steps.redis.zcard(index) == 1000
 
 
-async def test_workers_are_listed_while_their_lease_runs(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_workers_are_listed_while_their_lease_runs(steps: Steps) -> None:
     await steps.worker("w1", stats={"step": 7, "tok_s": 1.5, "device": "cpu"}, draining=True)
     await steps.worker("w2", stalled=True)
     await steps.worker("w3")
@@ -181,9 +170,8 @@ async def test_a_statistic_may_not_pose_as_the_workers_state(transport: RedisTra
 
 
 async def test_models_list_how_long_no_worker_has_served_them(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1", models=("a", "b"))
     for model in ("a", "b", "c"):
         await steps.queue.announce(model, f'{{"name": "{model}"}}'.encode(), {})
@@ -202,9 +190,8 @@ async def test_models_list_how_long_no_worker_has_served_them(
 
 @pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
 async def test_times_of_models_are_by_the_clock_that_they_are_compared_with(
-    transport: RedisTransport, skew_ms: int
+    steps: Steps, skew_ms: int
 ) -> None:
-    steps = Steps(transport)
     await steps.redis.hset(steps.keys.pulse, "skew_ms", skew_ms)
     await steps.queue.announce("a", b"{}", {})
     await steps.registry.keep_models({"a": []})
@@ -218,9 +205,8 @@ async def test_times_of_models_are_by_the_clock_that_they_are_compared_with(
 
 
 async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.queue.announce("a", b"{}", {})
     await steps.queue.announce("b", b"{}", {})
     for model in ("a", "a", "b", "never-announced"):
@@ -243,9 +229,8 @@ async def test_what_waits_is_counted_by_model_with_and_without_a_worker(
     "at least once a day)"
 )
 async def test_kept_models_outlive_the_day_after_their_last_announcement(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.queue.announce("kept", b"{}", {"abc": b"1"})
     await steps.queue.announce("old", b"{}", {"def": b"2"})
     keys = steps.keys
@@ -269,9 +254,8 @@ async def test_kept_models_outlive_the_day_after_their_last_announcement(
     "ones are the last thousand of each)"
 )
 async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     old = [(await steps.submit(tenant="a")).job_id for _ in range(3)]
     taken = [delivery.job.job_id for delivery in await steps.pull("w1", 3)]
@@ -295,9 +279,8 @@ async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
 
 
 async def test_jobs_of_an_older_release_are_listed_once_reap_has_met_them(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     running = await steps.submit(tenant="a")
     await steps.pull("w1", 1)
@@ -321,8 +304,7 @@ async def test_jobs_of_an_older_release_are_listed_once_reap_has_met_them(
     await steps.assert_counters_true()
 
 
-async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_blobs_are_sent_once_and_kept_by_announcing(steps: Steps) -> None:
     await steps.worker("w1")
     blobs = {"abc": b"\x00\xff", "def": b"2"}
     await steps.queue.announce("a", b"{}", blobs)
@@ -336,8 +318,7 @@ async def test_blobs_are_sent_once_and_kept_by_announcing(transport: RedisTransp
     assert await steps.registry.get_blob("def") == b"untouched"
 
 
-async def test_a_card_is_read_only_while_its_blobs_are_stored(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_card_is_read_only_while_its_blobs_are_stored(steps: Steps) -> None:
     is_read = asyncio.Event()
     missing: list[str] = []
 
@@ -366,8 +347,7 @@ async def test_a_card_is_read_only_while_its_blobs_are_stored(transport: RedisTr
     assert await steps.registry.get_blob("blob-model-4") == b"x"
 
 
-async def test_cards_that_no_worker_announces_are_forgotten(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_cards_that_no_worker_announces_are_forgotten(steps: Steps) -> None:
     await steps.queue.announce("old", b"{}", {})
     await steps.redis.zadd(steps.keys.models_seen, {"old": 1})
     await steps.queue.announce("new", b"{}", {})
@@ -379,9 +359,8 @@ async def test_ping_measures_a_round_trip(transport: RedisTransport) -> None:
 
 
 async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5, 6], "né")
     queued = (await steps.submit()).job_id
@@ -410,10 +389,9 @@ async def test_a_look_tells_where_each_job_stands_and_changes_nothing(
 
 @pytest.mark.parametrize(("limit", "tenant"), [(3, None), (3, "rare"), (50, "rare"), (1, "none")])
 async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
-    transport: RedisTransport, limit: int, tenant: str | None
+    steps: Steps, limit: int, tenant: str | None
 ) -> None:
     """Live jobs before ended ones, and a tenant's own, however many others have ended since."""
-    steps = Steps(transport)
     rare = [(await steps.submit(tenant="rare")).job_id for _ in range(4)]
     others = [(await steps.submit(tenant="many")).job_id for _ in range(20)]
     for job_id in (*rare, *others):
@@ -429,9 +407,8 @@ async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
 
 
 async def test_a_tenant_without_ended_jobs_reads_none_of_the_others(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     for number in range(30):
         job = await steps.submit(tenant=f"other {number}")
         await steps.store.cancel(job.job_id, "cancelled")
@@ -444,15 +421,14 @@ async def test_a_tenant_without_ended_jobs_reads_none_of_the_others(
         after = await steps.redis.info("commandstats")
         return int(after["cmdstat_hgetall"]["calls"] - before["cmdstat_hgetall"]["calls"])
 
-    if not transport.is_fake:
+    if not steps.transport.is_fake:
         assert await records_read("none") == 0
         assert await records_read("own") == 1
     await steps.store.forget(own.job_id)
     assert not await steps.redis.exists(steps.keys.ended_of("own")), "it leaves nothing"
 
 
-async def test_stored_bytes_are_those_of_the_record_and_the_log(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_stored_bytes_are_those_of_the_record_and_the_log(steps: Steps) -> None:
     stream = Stream(await steps.running())
     before = await steps.store.stored_bytes(stream.job_id)
     await steps.say("w1", stream, [5], "a" * 100_000)

@@ -5,21 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
-from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery, WorkerReport
+from tests.support.jobs import MODEL, Stream
 from tests.support.polling import until
-from tests.support.transport_steps import (
-    FINISHED,
-    MODEL,
-    Steps,
-    Stream,
-    other_process,
-    whole_log,
-)
+from tests.support.transport_steps import FINISHED, Steps, other_process, whole_log
 
 
-async def test_a_dead_workers_job_goes_on_where_its_log_ends(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_dead_workers_job_goes_on_where_its_log_ends(steps: Steps) -> None:
     old = Stream(await steps.running("w1"))
     logprobs = (TokenLogprob(5, -0.5), TokenLogprob(6, -0.75))
     await steps.say("w1", old, [5, 6], "aé", logprobs=logprobs, cached_tokens=2)
@@ -39,8 +31,7 @@ async def test_a_dead_workers_job_goes_on_where_its_log_ends(transport: RedisTra
     await steps.assert_counters_true()
 
 
-async def test_a_lease_that_runs_out_is_a_death(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_lease_that_runs_out_is_a_death(steps: Steps) -> None:
     delivery = await steps.running("w1")
     await steps.worker("w2")
     assert await steps.queue.recover("w2", 8) == []
@@ -52,8 +43,7 @@ async def test_a_lease_that_runs_out_is_a_death(transport: RedisTransport) -> No
     assert await until(recovered) == [delivery.job.job_id]
 
 
-async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_zombies_words_are_fenced(steps: Steps) -> None:
     old = Stream(await steps.running("w1"))
     await steps.die("w1")
     await steps.worker("w2")
@@ -68,9 +58,8 @@ async def test_a_zombies_words_are_fenced(transport: RedisTransport) -> None:
 
 
 async def test_a_claim_reports_what_the_lost_attempt_logged_and_when(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     old = Stream(await steps.running("w1"))
     await steps.say("w1", old, [5], "a")
     await steps.say("w1", old, [6, 7], "bc")
@@ -103,9 +92,8 @@ async def test_a_claim_reports_what_the_lost_attempt_logged_and_when(
 
 
 async def test_a_heartbeat_distinguishes_taken_jobs_from_ended_ones(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     taken, ended = await steps.running("w1"), await steps.running("w1")
     assert (await steps.say("w1", Stream(ended), [5], "x", end=FINISHED)).status is AppendStatus.OK
     await steps.die("w1")
@@ -122,10 +110,9 @@ async def test_a_heartbeat_distinguishes_taken_jobs_from_ended_ones(
 
 
 async def test_recover_takes_no_more_than_its_limit_and_then_the_rest(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
     """More than one page of pending entries: nothing may be buried with the worker."""
-    steps = Steps(transport)
     await steps.worker("w1")
     jobs = {(await steps.submit()).job_id for _ in range(150)}
     assert len(await steps.pull("w1", 200)) == 150
@@ -139,8 +126,7 @@ async def test_recover_takes_no_more_than_its_limit_and_then_the_rest(
     await steps.assert_counters_true()
 
 
-async def test_a_buried_worker_leaves_no_consumer(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_buried_worker_leaves_no_consumer(steps: Steps) -> None:
     await steps.running("w1")
     await steps.die("w1")
     await steps.worker("w2")
@@ -152,15 +138,14 @@ async def test_a_buried_worker_leaves_no_consumer(transport: RedisTransport) -> 
 
 
 async def test_a_worker_of_two_models_is_buried_when_both_are_empty(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1", models=("a", "b"))
     await steps.submit(model="a")
     of_b = await steps.submit(model="b")
     assert len(await steps.pull("w1")) == 2
     await steps.die("w1")
-    only_a, only_b = other_process(transport), other_process(transport)
+    only_a, only_b = other_process(steps.transport), other_process(steps.transport)
     await only_a.worker("wa", models=("a",))
     assert len(await only_a.queue.recover("wa", 8)) == 1
     assert b"w1" in await steps.redis.hkeys(steps.keys.workers)
@@ -170,15 +155,13 @@ async def test_a_worker_of_two_models_is_buried_when_both_are_empty(
     assert b"w1" not in await steps.redis.hkeys(steps.keys.workers)
 
 
-async def test_a_recover_without_a_lease_takes_nothing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_recover_without_a_lease_takes_nothing(steps: Steps) -> None:
     await steps.running("w1")
     await steps.die("w1")
     assert await steps.queue.recover("w1", 8) == []
 
 
-async def test_a_lost_recover_reply_is_healed_by_reconcile(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_lost_recover_reply_is_healed_by_reconcile(steps: Steps) -> None:
     delivery = await steps.running("w1")
     await steps.die("w1")
     await steps.worker("w2")
@@ -187,14 +170,12 @@ async def test_a_lost_recover_reply_is_healed_by_reconcile(transport: RedisTrans
     assert (again.job, again.attempt, again.crashes) == (delivery.job, 3, 1)
 
 
-async def test_a_released_job_is_queued_again_without_blame(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_released_job_is_queued_again_without_blame(steps: Steps) -> None:
     stream = Stream(await steps.running("w1"))
     await steps.say("w1", stream, [5], "a")
     assert await steps.queue.release("w1", stream.job_id, 1)
     assert not await steps.queue.release("w1", stream.job_id, 1)
-    record = await steps.store.get(stream.job_id)
-    assert record is not None
+    record = await steps.record(stream.job_id)
     assert (record.state, record.owner, record.queue_position) == (JobState.QUEUED, None, 0)
     await steps.assert_counters_true()
     assert await steps.pull("w1") == []
@@ -203,8 +184,7 @@ async def test_a_released_job_is_queued_again_without_blame(transport: RedisTran
     await steps.assert_counters_true()
 
 
-async def test_a_released_job_can_be_cancelled(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_released_job_can_be_cancelled(steps: Steps) -> None:
     delivery = await steps.running("w1")
     await steps.queue.release("w1", delivery.job.job_id, 1)
     assert await steps.store.cancel(delivery.job.job_id, "cancelled") is not None
@@ -213,9 +193,8 @@ async def test_a_released_job_can_be_cancelled(transport: RedisTransport) -> Non
 
 
 async def test_a_retiring_worker_gives_everything_back_without_blame(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     jobs = {(await steps.submit()).job_id for _ in range(70)}
     await steps.pull("w1", 100)
@@ -230,9 +209,8 @@ async def test_a_retiring_worker_gives_everything_back_without_blame(
 
 
 async def test_a_poison_job_is_dead_lettered_and_its_neighbours_finish(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w0")
     poison = (await steps.submit()).job_id
     innocents = {(await steps.submit()).job_id for _ in range(7)}
@@ -263,8 +241,7 @@ async def test_a_poison_job_is_dead_lettered_and_its_neighbours_finish(
     await steps.assert_counters_true()
 
 
-async def test_jobs_of_a_dead_engine_are_queued_again_with_blame(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_jobs_of_a_dead_engine_are_queued_again_with_blame(steps: Steps) -> None:
     stream = Stream(await steps.running("w1"))
     await steps.say("w1", stream, [5], "a")
     await steps.queue.crashed("w1", [(stream.job_id, 1)])
@@ -275,8 +252,7 @@ async def test_jobs_of_a_dead_engine_are_queued_again_with_blame(transport: Redi
     assert (taken.attempt, taken.crashes, taken.output_token_ids) == (2, 1, (5,))
 
 
-async def test_a_stale_workers_crash_blames_no_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_stale_workers_crash_blames_no_job(steps: Steps) -> None:
     delivery = await steps.running("w1")
     await steps.die("w1")
     await steps.worker("w2")
@@ -287,10 +263,16 @@ async def test_a_stale_workers_crash_blames_no_job(transport: RedisTransport) ->
     assert (found["state"], found["owner"], found["crashes"]) == ("running", "w2", "1")
 
 
-async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_finish(
-    transport: RedisTransport,
+@pytest.mark.parametrize(
+    ("before", "after", "most"),  # what it does before and after its neighbours have shown to run
+    [
+        (CrashCause.ENGINE, CrashCause.ENGINE, 4),
+        (CrashCause.DEVICE, CrashCause.PROVEN_DEVICE, 5),
+    ],
+)
+async def test_a_job_that_kills_engines_or_devices_is_a_dead_letter_and_its_neighbours_finish(
+    steps: Steps, before: CrashCause, after: CrashCause, most: int
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     poison = (await steps.submit()).job_id
     innocents = {(await steps.submit()).job_id for _ in range(7)}
@@ -300,8 +282,9 @@ async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_fini
     while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
         if poison in held:  # it kills the engine before anybody gets a token
             num_deaths += 1
-            assert num_deaths <= 4
-            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()])
+            assert num_deaths <= most
+            cause = after if finished else before
+            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()], cause)
         else:
             for job_id, delivery in held.items():
                 word = await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
@@ -317,8 +300,7 @@ async def test_a_job_that_kills_engines_is_dead_lettered_and_its_neighbours_fini
     await steps.assert_counters_true()
 
 
-async def test_a_device_that_fails_blames_none_of_its_jobs(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_device_that_fails_blames_none_of_its_jobs(steps: Steps) -> None:
     await steps.worker("w1")
     job_ids = [(await steps.submit()).job_id for _ in range(8)]
     held = await steps.pull("w1")
@@ -344,9 +326,8 @@ async def test_a_device_that_fails_blames_none_of_its_jobs(transport: RedisTrans
 
 
 async def test_what_was_there_when_devices_failed_waits_until_one_is_known_to_work(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job = (await steps.running("w1")).job
     await steps.queue.crashed("w1", [(job.job_id, 1)], CrashCause.DEVICE)
     (again,) = await steps.queue.recover("w1", 8, suspects=False)  # once is chance
@@ -359,36 +340,8 @@ async def test_what_was_there_when_devices_failed_waits_until_one_is_known_to_wo
     assert not await steps.redis.exists(steps.keys.probe("w1"))
 
 
-async def test_a_job_that_makes_devices_fail_is_found_and_its_neighbours_finish(
-    transport: RedisTransport,
-) -> None:
-    steps = Steps(transport)
-    await steps.worker("w1")
-    poison = (await steps.submit()).job_id
-    innocents = {(await steps.submit()).job_id for _ in range(7)}
-    held = {delivery.job.job_id: delivery for delivery in await steps.pull("w1")}
-    finished: set[str] = set()
-    num_failures = 0
-    while (await steps.hash(poison))["state"] in ("queued", "running") or finished != innocents:
-        if poison in held:
-            num_failures += 1
-            assert num_failures <= 5
-            cause = CrashCause.PROVEN_DEVICE if finished else CrashCause.DEVICE
-            await steps.queue.crashed("w1", [(i, d.attempt) for i, d in held.items()], cause)
-        else:
-            for job_id, delivery in held.items():
-                await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
-                finished.add(job_id)
-        held = {d.job.job_id: d for d in await steps.queue.recover("w1", 8)}
-    (end,) = await whole_log(steps, poison)
-    assert isinstance(end, Failed)
-    assert end.code == "poison"
-    await steps.assert_counters_true()
-
-
-async def test_devices_that_fail_ten_times_under_one_job_end_it(transport: RedisTransport) -> None:
+async def test_devices_that_fail_ten_times_under_one_job_end_it(steps: Steps) -> None:
     """Nothing else waited that could have shown whether they work."""
-    steps = Steps(transport)
     delivery = await steps.running("w1")
     for number in range(1, 11):
         await steps.queue.crashed("w1", [(delivery.job.job_id, number)], CrashCause.DEVICE)
@@ -398,27 +351,32 @@ async def test_devices_that_fail_ten_times_under_one_job_end_it(transport: Redis
     await steps.assert_counters_true()
 
 
-async def test_a_job_that_kills_engine_after_engine_ends_in_spite_of_progress(
-    transport: RedisTransport,
+@pytest.mark.parametrize("reason", ["engine_died", "worker_lost"])
+async def test_a_job_that_kills_one_after_another_ends_in_spite_of_progress(
+    steps: Steps, reason: str
 ) -> None:
-    steps = Steps(transport)
-    delivery: Delivery = await steps.running("w1")
+    delivery: Delivery = await steps.running("w0")
     job_id = delivery.job.job_id
+    owner = "w0"
     for number in range(1, 40):
-        await steps.say("w1", Stream(delivery), [number], "a")
-        await steps.queue.crashed("w1", [(job_id, delivery.attempt)])
-        taken = await steps.queue.recover("w1", 8)
+        await steps.say(owner, Stream(delivery), [number], "a")
+        if reason == "engine_died":
+            await steps.queue.crashed(owner, [(job_id, delivery.attempt)])
+        else:
+            await steps.die(owner)
+            owner = f"w{number}"
+            await steps.worker(owner)
+        taken = await steps.queue.recover(owner, 8)
         if not taken:
             break
         (delivery,) = taken
     else:
         pytest.fail("the job was tried without end")
     found = await steps.hash(job_id)
-    assert (found["state"], found["reason"], found["deaths"]) == ("failed", "engine_died", "10")
+    assert (found["state"], found["reason"], found["deaths"]) == ("failed", reason, "10")
 
 
-async def test_a_suspect_that_gives_a_token_is_cleared(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_suspect_that_gives_a_token_is_cleared(steps: Steps) -> None:
     await steps.running("w0")
     taken: Delivery | None = None
     for number in (1, 2):
@@ -433,9 +391,8 @@ async def test_a_suspect_that_gives_a_token_is_cleared(transport: RedisTransport
     assert (await steps.hash(taken.job.job_id))["crashes"] == "0"
 
 
-async def test_a_token_between_two_deaths_makes_no_suspect(transport: RedisTransport) -> None:
+async def test_a_token_between_two_deaths_makes_no_suspect(steps: Steps) -> None:
     """Else a long job that lives through three unrelated deaths would end as poison."""
-    steps = Steps(transport)
     delivery = await steps.running("w0")
     for number in (1, 2, 3, 4):
         await steps.die(f"w{number - 1}")
@@ -447,28 +404,7 @@ async def test_a_token_between_two_deaths_makes_no_suspect(transport: RedisTrans
         assert (await steps.hash(delivery.job.job_id))["crashes"] == "0"
 
 
-async def test_a_job_that_kills_worker_after_worker_ends_in_spite_of_progress(
-    transport: RedisTransport,
-) -> None:
-    steps = Steps(transport)
-    delivery: Delivery = await steps.running("w0")
-    job_id = delivery.job.job_id
-    for number in range(1, 40):
-        await steps.say(f"w{number - 1}", Stream(delivery), [number], "a")
-        await steps.die(f"w{number - 1}")
-        await steps.worker(f"w{number}")
-        taken = await steps.queue.recover(f"w{number}", 8)
-        if not taken:
-            break
-        (delivery,) = taken
-    else:
-        pytest.fail("the job was tried without end")
-    found = await steps.hash(job_id)
-    assert (found["state"], found["reason"], found["deaths"]) == ("failed", "worker_lost", "10")
-
-
-async def test_a_job_whose_log_was_lost_is_failed_not_restarted(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_job_whose_log_was_lost_is_failed_not_restarted(steps: Steps) -> None:
     stream = Stream(await steps.running("w1"))
     await steps.say("w1", stream, [5], "a")
     await steps.redis.delete(steps.keys.log(stream.job_id))
@@ -477,9 +413,8 @@ async def test_a_job_whose_log_was_lost_is_failed_not_restarted(transport: Redis
 
 
 async def test_after_an_outage_an_ended_lease_means_nothing_for_a_while(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running("w1")
     await steps.worker("w2")
     await steps.die("w1")  # its lease ended like everybody's
@@ -492,8 +427,7 @@ async def test_after_an_outage_an_ended_lease_means_nothing_for_a_while(
     assert taken.job == delivery.job
 
 
-async def test_after_an_outage_released_jobs_are_taken_at_once(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_after_an_outage_released_jobs_are_taken_at_once(steps: Steps) -> None:
     delivery = await steps.running("w1")
     await steps.queue.release("w1", delivery.job.job_id, 1)
     await _silent_for(steps, ms=2500)
@@ -506,9 +440,8 @@ async def _silent_for(steps: Steps, *, ms: int) -> None:
 
 
 async def test_a_job_that_hangs_two_engines_is_a_dead_letter_and_its_neighbours_finish(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     innocents = {(await steps.submit()).job_id for _ in range(7)}
     poison = (await steps.submit()).job_id
@@ -538,8 +471,7 @@ async def test_a_job_that_hangs_two_engines_is_a_dead_letter_and_its_neighbours_
     await steps.assert_counters_true()
 
 
-async def test_one_engine_that_hung_ends_no_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_one_engine_that_hung_ends_no_job(steps: Steps) -> None:
     delivery = await steps.running("w1")
     job = (delivery.job.job_id, delivery.attempt)
     await steps.queue.crashed("w1", [job], CrashCause.STALL)

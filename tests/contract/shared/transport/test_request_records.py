@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, JobState
-from shared.transport.connect import RedisTransport
+from tests.support.jobs import Stream, make_job
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import FINISHED, Steps, Stream, make_job, whole_log
+from tests.support.transport_steps import FINISHED, Steps, whole_log
 
 RECORD = '{"asked": "é|\\n"}'
 HOUR_MS = 3_600_000
@@ -27,9 +27,8 @@ def kept(steps: Steps, job_id: str) -> tuple[str, str, str]:
 
 
 async def test_facts_come_back_as_submitted_and_never_reach_the_worker(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     job = await steps.submit(request_record=RECORD, retain_ms=HOUR_MS)
     assert await steps.store.request_record(job.job_id) == RECORD
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
@@ -39,8 +38,7 @@ async def test_facts_come_back_as_submitted_and_never_reach_the_worker(
     assert await steps.store.request_record(job.job_id) == RECORD
 
 
-async def test_a_job_without_facts_has_none(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_job_without_facts_has_none(steps: Steps) -> None:
     job = await steps.submit()
     assert await steps.store.request_record(job.job_id) is None
     assert await steps.store.request_record("not an id") is None
@@ -62,20 +60,17 @@ def test_records_and_retention_are_bounded() -> None:
     "Responses: the job is the response: kept for its retention, deleted on request, not stored "
     "without `store`"
 )
-async def test_an_ended_job_is_kept_for_as_long_as_it_says(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_an_ended_job_is_kept_for_as_long_as_it_says(steps: Steps) -> None:
     job_id = await ended(steps, request_record=RECORD, retain_ms=20 * HOUR_MS)
     for key in kept(steps, job_id):
         assert 19 * HOUR_MS < await steps.redis.pttl(key) <= 20 * HOUR_MS, key
-    record = await steps.store.get(job_id)
-    assert record is not None
+    record = await steps.record(job_id)
     assert record.extra == {}
 
 
 async def test_delivery_to_its_reader_shortens_no_retention_of_its_own(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     for retain_ms, least_ms in ((20 * HOUR_MS, 19 * HOUR_MS), (None, 0)):
         job_id = await ended(steps, frontend="fe1#1", retain_ms=retain_ms)
         await steps.store.detach(job_id, "fe1#1")
@@ -83,8 +78,7 @@ async def test_delivery_to_its_reader_shortens_no_retention_of_its_own(
     assert await steps.redis.pttl(steps.keys.log(job_id)) <= 60_000
 
 
-async def test_renewed_jobs_are_kept_anew_and_others_left_alone(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_renewed_jobs_are_kept_anew_and_others_left_alone(steps: Steps) -> None:
     own = await ended(steps, request_record=RECORD, retain_ms=HOUR_MS)
     plain = await ended(steps)
     live = (await steps.submit(request_record=RECORD, retain_ms=1000)).job_id
@@ -99,9 +93,8 @@ async def test_renewed_jobs_are_kept_anew_and_others_left_alone(transport: Redis
 
 
 async def test_only_an_ended_job_is_forgotten_and_then_nothing_is_left(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     live = (await steps.submit(request_record=RECORD, retain_ms=HOUR_MS)).job_id
     assert await steps.store.forget(live) is False
     assert await steps.store.request_record(live) == RECORD

@@ -11,16 +11,9 @@ from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.jobs import TOMBSTONE_MS, Restored, Submitted
 from shared.transport.ports.queue import AppendStatus, Delivery
+from tests.support.jobs import LIMITS, MODEL, Stream
 from tests.support.redis_server import assert_every_key_expires
-from tests.support.transport_steps import (
-    FINISHED,
-    LIMITS,
-    MODEL,
-    Steps,
-    Stream,
-    other_process,
-    whole_log,
-)
+from tests.support.transport_steps import FINISHED, Steps, other_process, whole_log
 
 
 async def lose_everything(steps: Steps) -> None:
@@ -39,8 +32,7 @@ async def restore(
     return await steps.queue.restore(worker, job_id, attempt, delivery.snapshot, sure_ms)
 
 
-async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_lost_job_is_put_back_whole_and_ends(steps: Steps) -> None:
     key = Idempotency(key="k" * 64, body="b" * 64)
     await steps.worker("w1")
     await steps.submit(request_record="a record", retain_ms=60_000, idempotency=key, tenant="acme")
@@ -62,8 +54,7 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
     told_anew = {"qid", "claim_ms", "deadline_ms", "first_ms", "cached_tokens", "held", "held_log"}
     for name in before.keys() - told_anew - {"n", "b", "h", "state"}:
         assert after[name] == before[name], name
-    record = await steps.store.get(job_id)
-    assert record is not None
+    record = await steps.record(job_id)
     assert record.state is JobState.FINISHED
     assert record.tenant == "acme"
     assert await steps.store.request_record(job_id) == "a record"
@@ -79,10 +70,9 @@ async def test_a_lost_job_is_put_back_whole_and_ends(transport: RedisTransport) 
 
 @pytest.mark.parametrize("skew_ms", [3_600_000, -3_600_000])
 async def test_a_job_that_was_put_back_keeps_what_was_left_of_its_timeout(
-    transport: RedisTransport, skew_ms: int
+    steps: Steps, skew_ms: int
 ) -> None:
     """What the clock was set by is lost with the job, and was part of its deadline."""
-    steps = Steps(transport)
     await steps.store.reap()
     await steps.worker("w1")
     await steps.submit(timeout_ms=900_000)  # with a live job the skew stays
@@ -105,14 +95,13 @@ async def test_a_job_that_was_put_back_keeps_what_was_left_of_its_timeout(
 
 
 async def test_the_log_of_earlier_attempts_is_delivered_to_be_written_again(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     stream = Stream(await steps.running())
     await steps.say("w1", stream, [5], "é")
     await steps.say("w1", stream, [6, 7], "f")
     await steps.die("w1")
-    other = other_process(transport)
+    other = other_process(steps.transport)
     await other.worker("w2")
     (taken,) = await other.queue.recover("w2", 8)
     assert taken.logged == (
@@ -121,8 +110,7 @@ async def test_the_log_of_earlier_attempts_is_delivered_to_be_written_again(
     )
 
 
-async def test_putting_back_twice_changes_nothing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_putting_back_twice_changes_nothing(steps: Steps) -> None:
     delivery = await steps.running()
     await lose_everything(steps)
     assert await restore(steps, delivery) is Restored.RESTORED
@@ -136,14 +124,13 @@ async def test_putting_back_twice_changes_nothing(transport: RedisTransport) -> 
 
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_a_job_that_was_put_back_is_delivered_to_one_worker(
-    transport: RedisTransport, is_full: bool
+    steps: Steps, is_full: bool
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)
     assert await restore(steps, delivery) is Restored.RESTORED
     waiting = await steps.submit()
-    other = other_process(transport)
+    other = other_process(steps.transport)
     await other.worker("w2")
     if is_full:
         taken = [*await other.queue.oversubscribe("w2", 4, ())]
@@ -158,14 +145,13 @@ async def test_a_job_that_was_put_back_is_delivered_to_one_worker(
 
 
 async def test_when_its_worker_dies_a_job_that_was_put_back_is_taken_over(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)
     await restore(steps, delivery)
     await steps.say("w1", Stream(delivery), [5], "e")
-    other = other_process(transport)
+    other = other_process(steps.transport)
     await other.worker("w2")
     await other.pull("w2")  # it meets the entry, and leaves it to its owner
     await steps.die("w1")
@@ -179,15 +165,14 @@ async def test_when_its_worker_dies_a_job_that_was_put_back_is_taken_over(
 
 @pytest.mark.parametrize("is_claimed", [False, True])
 async def test_a_job_that_its_frontend_was_first_to_submit_again(
-    transport: RedisTransport, is_claimed: bool
+    steps: Steps, is_claimed: bool
 ) -> None:
     """One that waits goes back to who holds its log; one that runs elsewhere stays there."""
-    steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)
     job_id = delivery.job.job_id
     assert await steps.store.submit_again(delivery.job, 60_000) is Restored.RESTORED
-    other = other_process(transport)
+    other = other_process(steps.transport)
     await other.worker("w2")
     if is_claimed:
         (found,) = await other.pull("w2")
@@ -202,10 +187,9 @@ async def test_a_job_that_its_frontend_was_first_to_submit_again(
 
 
 async def test_a_worker_that_takes_back_its_own_job_gets_no_drop(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
     """The server has the worker's own earlier attempt of a job, as before its last second."""
-    steps = Steps(transport)
     first = await steps.running()
     job_id = first.job.job_id
     assert await steps.queue.release("w1", job_id, first.attempt)
@@ -222,9 +206,8 @@ async def test_a_worker_that_takes_back_its_own_job_gets_no_drop(
 
 
 async def test_what_is_known_of_waiting_work_expires_after_a_loss(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)
     assert await restore(steps, delivery) is Restored.RESTORED
@@ -252,9 +235,8 @@ async def test_the_holder_of_a_later_attempt_wins(transport: RedisTransport) -> 
         await steps.assert_counters_true()
 
 
-async def test_a_claim_that_was_lost_is_taken_back(transport: RedisTransport) -> None:
+async def test_a_claim_that_was_lost_is_taken_back(steps: Steps) -> None:
     """The server is as it was before the claim: the entry waits, the hash says so."""
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit()
     before = await steps.hash(job.job_id)
@@ -277,8 +259,7 @@ async def test_a_claim_that_was_lost_is_taken_back(transport: RedisTransport) ->
     "or its frontend puts it back (while one of the two lives)"
 )
 @pytest.mark.parametrize("how", ["cancelled", "finished", "deleted", "expired"])
-async def test_what_has_ended_does_not_come_back(transport: RedisTransport, how: str) -> None:
-    steps = Steps(transport)
+async def test_what_has_ended_does_not_come_back(steps: Steps, how: str) -> None:
     retain_ms = 50 if how == "expired" else None
     delivery = await steps.running(retain_ms=retain_ms)
     job_id = delivery.job.job_id
@@ -304,17 +285,15 @@ async def test_what_has_ended_does_not_come_back(transport: RedisTransport, how:
 
 
 async def test_who_was_out_of_reach_for_too_long_puts_nothing_back(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     delivery = await steps.running()
     await lose_everything(steps)
     assert await restore(steps, delivery, sure_ms=TOMBSTONE_MS) is Restored.OVER
     assert await restore(steps, delivery, sure_ms=TOMBSTONE_MS - 1) is Restored.RESTORED
 
 
-async def test_no_job_is_restored_without_a_lease(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_no_job_is_restored_without_a_lease(steps: Steps) -> None:
     delivery = await steps.running()
     await lose_everything(steps)
     await steps.queue.declare_dead("w1")
@@ -323,9 +302,8 @@ async def test_no_job_is_restored_without_a_lease(transport: RedisTransport) -> 
 
 
 async def test_a_job_that_was_accepted_before_is_queued_again_whatever_the_limits(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit(queue_timeout_ms=30_000)
     await lose_everything(steps)
@@ -340,9 +318,8 @@ async def test_a_job_that_was_accepted_before_is_queued_again_whatever_the_limit
 
 
 async def test_a_request_sent_again_under_its_key_runs_though_a_tombstone_is_there(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit(idempotency=Idempotency(key="k" * 64, body="b" * 64))
     await steps.store.cancel(job.job_id, "cancelled")

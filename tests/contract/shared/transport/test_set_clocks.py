@@ -20,9 +20,10 @@ from shared.transport.ports.batches import BatchClaim, BatchProgress, BatchStatu
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery
 from tests.contract.shared.transport.batch_steps import new_batch
+from tests.support.jobs import Stream, make_job
 from tests.support.polling import until
 from tests.support.settable_clock import SettableClock
-from tests.support.transport_steps import FINISHED, Steps, Stream, make_job
+from tests.support.transport_steps import FINISHED, Steps
 
 pytestmark = pytest.mark.clock
 

@@ -13,21 +13,20 @@ from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
 from shared.transport.ports.jobs import Submitted
 from shared.transport.ports.queue import AppendStatus
+from tests.support.jobs import LIMITS, MODEL, Stream, make_job
 from tests.support.polling import until
-from tests.support.transport_steps import LIMITS, MODEL, Steps, Stream, make_job
+from tests.support.transport_steps import Steps
 
 
 async def test_a_submitted_job_is_delivered_whole_with_attempt_one(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit(client_request_id="theirs")
     (delivery,) = await steps.pull("w1")
     assert delivery.job == job
     assert (delivery.attempt, delivery.output_token_ids) == (1, ())
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.owner, record.attempt) == (JobState.RUNNING, "w1", 1)
     assert record.client_request_id == "theirs"
     assert record.started_ms is not None
@@ -36,8 +35,7 @@ async def test_a_submitted_job_is_delivered_whole_with_attempt_one(
     await steps.assert_counters_true()
 
 
-async def test_submitting_the_same_id_again_changes_nothing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_submitting_the_same_id_again_changes_nothing(steps: Steps) -> None:
     job = await steps.submit()
     assert (await steps.store.submit(job, LIMITS, "")).outcome is Submitted.DUPLICATE
     assert await steps.redis.xlen(steps.keys.queue(MODEL, 0)) == 1
@@ -45,9 +43,8 @@ async def test_submitting_the_same_id_again_changes_nothing(transport: RedisTran
 
 
 async def test_jobs_submitted_before_any_worker_was_set_up_are_delivered(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     jobs = [await steps.submit() for _ in range(3)]
     await steps.worker("w1")
     assert [delivery.job for delivery in await steps.pull("w1")] == jobs
@@ -62,9 +59,8 @@ async def test_jobs_submitted_before_any_worker_was_set_up_are_delivered(
     ],
 )
 async def test_a_full_queue_refuses_before_anything_is_written(
-    transport: RedisTransport, limits: AdmissionLimits, scope: str
+    steps: Steps, limits: AdmissionLimits, scope: str
 ) -> None:
-    steps = Steps(transport)
     for _ in range(2):
         await steps.submit(limits=limits)
     refused = make_job()
@@ -79,8 +75,7 @@ async def test_a_full_queue_refuses_before_anything_is_written(
     await steps.assert_counters_true()
 
 
-async def test_a_claimed_job_makes_room_in_the_queue(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_claimed_job_makes_room_in_the_queue(steps: Steps) -> None:
     limits = AdmissionLimits(max_queued_jobs=1, max_queued_tokens=3)
     await steps.worker("w1")
     await steps.submit(limits=limits)
@@ -89,15 +84,13 @@ async def test_a_claimed_job_makes_room_in_the_queue(transport: RedisTransport) 
     await steps.assert_counters_true()
 
 
-async def test_one_tenants_limit_does_not_bind_another(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_one_tenants_limit_does_not_bind_another(steps: Steps) -> None:
     limits = AdmissionLimits(max_queued_jobs_per_tenant=1)
     await steps.submit(limits=limits, tenant="a")
     await steps.submit(limits=limits, tenant="b")
 
 
-async def test_concurrent_submits_never_exceed_the_limit(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_concurrent_submits_never_exceed_the_limit(steps: Steps) -> None:
     limits = AdmissionLimits(max_queued_jobs=5)
     replies = await asyncio.gather(
         *(steps.store.submit(make_job(), limits, "") for _ in range(20)), return_exceptions=True
@@ -125,8 +118,7 @@ async def test_what_cannot_be_queued_is_refused_in_words(
         await transport.store.submit(make_job(**changes), LIMITS, "")
 
 
-async def test_pull_takes_at_most_its_limit_over_all_lanes(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_pull_takes_at_most_its_limit_over_all_lanes(steps: Steps) -> None:
     await steps.worker("w1")
     for lane in (3, 0, 7, 1):
         await steps.submit(lane=lane)
@@ -135,8 +127,7 @@ async def test_pull_takes_at_most_its_limit_over_all_lanes(transport: RedisTrans
     assert [delivery.job.lane for delivery in (*first, *rest)] == [0, 1, 3, 7]
 
 
-async def test_the_last_lane_is_not_starved(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_the_last_lane_is_not_starved(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.submit(lane=7)
     for _ in range(12):
@@ -145,8 +136,7 @@ async def test_the_last_lane_is_not_starved(transport: RedisTransport) -> None:
     assert 7 in lanes
 
 
-async def test_two_workers_never_get_the_same_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_two_workers_never_get_the_same_job(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.worker("w2")
     jobs = {(await steps.submit()).job_id for _ in range(20)}
@@ -155,8 +145,7 @@ async def test_two_workers_never_get_the_same_job(transport: RedisTransport) -> 
     assert sorted(got) == sorted(jobs)
 
 
-async def test_a_worker_without_a_lease_is_given_nothing(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_worker_without_a_lease_is_given_nothing(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.die("w1")
     await steps.submit()
@@ -165,8 +154,7 @@ async def test_a_worker_without_a_lease_is_given_nothing(transport: RedisTranspo
     assert len(await steps.pull("w1")) == 1
 
 
-async def test_pull_waits_for_the_first_job_and_no_longer(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_pull_waits_for_the_first_job_and_no_longer(steps: Steps) -> None:
     await steps.worker("w1")
     pulling = asyncio.create_task(steps.queue.pull("w1", 4, 20_000))
     await asyncio.sleep(0)
@@ -178,9 +166,8 @@ async def test_pull_waits_for_the_first_job_and_no_longer(transport: RedisTransp
 
 
 async def test_a_pull_that_is_given_up_while_it_waits_takes_nothing(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     await steps.worker("w2")
     pulling = asyncio.create_task(steps.queue.pull("w1", 4, 20_000))
@@ -202,29 +189,25 @@ async def test_a_pull_that_is_given_up_while_it_waits_takes_nothing(
     assert (delivery.job, delivery.attempt) == (job, 1)
 
 
-async def test_pull_returns_nothing_after_its_wait(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_pull_returns_nothing_after_its_wait(steps: Steps) -> None:
     await steps.worker("w1")
     assert await steps.queue.pull("w1", 4, 60) == []
 
 
 async def test_a_job_past_its_deadline_is_expired_instead_of_delivered(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     job = await steps.submit(timeout_ms=1)
     await steps.deadline_passed(job.job_id)
     assert await steps.pull("w1") == []
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.reason) == (JobState.EXPIRED, "deadline_exceeded")
     assert record.message
     await steps.assert_counters_true()
 
 
-async def test_a_lost_pull_reply_is_healed_by_reconcile(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_lost_pull_reply_is_healed_by_reconcile(steps: Steps) -> None:
     await steps.worker("w1")
     jobs = [await steps.submit() for _ in range(3)]
     assert len(await steps.pull("w1")) == 3  # and the reply is lost
@@ -235,8 +218,7 @@ async def test_a_lost_pull_reply_is_healed_by_reconcile(transport: RedisTranspor
     assert await steps.queue.reconcile("w1", frozenset(job.job_id for job in jobs)) == []
 
 
-async def test_reconcile_reads_more_than_one_page(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_reconcile_reads_more_than_one_page(steps: Steps) -> None:
     await steps.worker("w1")
     for _ in range(150):
         await steps.submit()
@@ -244,8 +226,7 @@ async def test_reconcile_reads_more_than_one_page(transport: RedisTransport) -> 
     assert len(await steps.queue.reconcile("w1", frozenset())) == 150
 
 
-async def test_a_second_claim_fences_the_first(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_second_claim_fences_the_first(steps: Steps) -> None:
     old = Stream(await steps.running("w1"))
     (again,) = await steps.queue.reconcile("w1", frozenset())
     refused = await steps.say("w1", old, [5], "x")
@@ -254,32 +235,27 @@ async def test_a_second_claim_fences_the_first(transport: RedisTransport) -> Non
 
 
 async def test_an_unreadable_request_fails_the_job_and_spares_the_worker(
-    transport: RedisTransport,
+    steps: Steps,
 ) -> None:
-    steps = Steps(transport)
     await steps.worker("w1")
     broken, sound = await steps.submit(), await steps.submit()
     await steps.redis.set(steps.keys.request(broken.job_id), b'{"job_id": 5', px=60_000)
     assert [delivery.job for delivery in await steps.pull("w1")] == [sound]
-    record = await steps.store.get(broken.job_id)
-    assert record is not None
+    record = await steps.record(broken.job_id)
     assert (record.state, record.reason) == (JobState.FAILED, "payload_invalid")
 
 
-async def test_a_lost_request_fails_the_job(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_lost_request_fails_the_job(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit()
     await steps.redis.delete(steps.keys.request(job.job_id))
     assert await steps.pull("w1") == []
-    record = await steps.store.get(job.job_id)
-    assert record is not None
+    record = await steps.record(job.job_id)
     assert (record.state, record.reason) == (JobState.FAILED, "payload_lost")
     await steps.assert_counters_true()
 
 
-async def test_a_newer_releases_job_is_left_for_a_newer_worker(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_newer_releases_job_is_left_for_a_newer_worker(steps: Steps) -> None:
     await steps.worker("w1")
     job = await steps.submit()
     await steps.redis.hset(steps.keys.job(job.job_id), "v", 2)
@@ -289,8 +265,7 @@ async def test_a_newer_releases_job_is_left_for_a_newer_worker(transport: RedisT
     assert [delivery.job for delivery in await steps.queue.recover("w1", 8)] == [job]
 
 
-async def test_a_vanished_stream_is_made_anew(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_a_vanished_stream_is_made_anew(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.redis.delete(*steps.keys.queues(MODEL))
     job = await steps.submit()
@@ -301,8 +276,7 @@ async def test_a_vanished_stream_is_made_anew(transport: RedisTransport) -> None
     assert await until(pulled) == [job.job_id]
 
 
-async def test_an_empty_queue_entry_is_dropped(transport: RedisTransport) -> None:
-    steps = Steps(transport)
+async def test_an_empty_queue_entry_is_dropped(steps: Steps) -> None:
     await steps.worker("w1")
     await steps.redis.xadd(steps.keys.queue(MODEL, 0), {"what": "is this"})
     await steps.redis.xadd(steps.keys.queue(MODEL, 0), {"id": "0-nobody"})

@@ -16,10 +16,8 @@ from shared.messages import (
     START,
     Cursor,
     Idempotency,
-    Job,
     JobState,
     OnDisconnect,
-    SamplingParams,
 )
 from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.queue import Append, AppendStatus, CrashCause, Delivery, WorkerReport
@@ -28,7 +26,7 @@ from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
 from tests.contract.shared.transport.targets import FAR_MS, MODELS, Target
 from tests.contract.shared.transport.weights import WEIGHTS
-from tests.support.transport_steps import Stream
+from tests.support.jobs import Stream, make_job
 
 LIMITS = AdmissionLimits(
     max_queued_jobs=12,
@@ -99,12 +97,10 @@ class Walk:
     async def _submit(self) -> None:
         rng = self.rng
         self.num_jobs += 1
-        job = Job(
-            job_id=f"0-job{self.num_jobs}",
+        job = make_job(
+            f"0-job{self.num_jobs}",
             model=rng.choice(MODELS),
-            prompt_token_ids=tuple(range(rng.randint(1, 6))),
-            sampling=SamplingParams(max_tokens=64, seed=7),
-            kind="generate",
+            prompt=range(rng.randint(1, 6)),
             tenant=rng.choice("abc"),
             lane=rng.choice((0, 0, 1, 3, 7)),
             timeout_ms=FAR_MS,
@@ -139,15 +135,12 @@ class Walk:
         if not old_id:
             return
         self.num_jobs += 1
-        job = Job(
-            job_id=f"0-job{self.num_jobs}",
+        job = make_job(
+            f"0-job{self.num_jobs}",
+            (1, 2),
             model=self.rng.choice(MODELS),
-            prompt_token_ids=(1, 2),
-            sampling=SamplingParams(max_tokens=64, seed=7),
-            kind="generate",
             tenant=self.rng.choice("abc"),
             timeout_ms=FAR_MS,
-            on_disconnect=OnDisconnect.CONTINUE,
         )
         try:
             taken_by = await self.mirrors.everywhere(

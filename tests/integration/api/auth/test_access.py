@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from api.auth.keys import digest_of, new_key
+from tests.support.keys import Keys
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
@@ -26,41 +27,29 @@ from tests.support.running_service import (
     running_service,
     wait_until,
 )
-from tests.support.scripted_worker import Script
+from tests.support.service_fixtures import module_service, service
 from tests.support.table import table
 
 anthropic = lazy_import("anthropic")
 
-ACME, OTHER, OPERATOR, DISABLED, FEW, ONE, LITTLE = (new_key() for _ in range(7))
-LINES = "\n".join(
-    (
-        f"{digest_of(ACME)} tenant=acme name=first",
-        f"{digest_of(OTHER)} tenant=other",
-        f"{digest_of(OPERATOR)} tenant=ops operator",
-        f"{digest_of(DISABLED)} tenant=acme disabled",
-        f"{digest_of(FEW)} tenant=few requests_per_minute=2",
-        f"{digest_of(ONE)} tenant=one max_jobs=1",
-        f"{digest_of(LITTLE)} tenant=little tokens_per_minute=50",
-    )
+KEYS = Keys(
+    acme="name=first",
+    other="",
+    operator="tenant=ops operator",
+    disabled="tenant=acme disabled",
+    few="requests_per_minute=2",
+    one="max_jobs=1",
+    little="tokens_per_minute=50",
 )
+ACME, OTHER, OPERATOR, DISABLED, FEW, ONE, LITTLE = KEYS.values()
+LINES = KEYS.lines
 METRICS_KEY = "for the scraper alone"
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8}
 FREE = ("/", "/dashboard", "/docs", "/redoc", "/static/service.js", "/ready", "/openapi.json")
 
 
-@pytest.fixture(scope="module")
-def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
-    with running_service(
-        redis_url, new_namespace(), checkpoint, api_keys=LINES, metrics_key=METRICS_KEY
-    ) as service:
-        yield service
-
-
-@pytest.fixture(autouse=True)
-def _untouched_script(keyed: RunningService) -> Iterator[None]:
-    keyed.worker.script = Script()
-    yield
-    keyed.worker.script = Script()
+shared_service = module_service(api_keys=LINES, metrics_key=METRICS_KEY)
+keyed = service
 
 
 def client_of(service: RunningService, key: str | None) -> httpx.Client:

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from api.auth.keys import digest_of, new_key
+from tests.support.dialects import DIALECTS, Dialect
+from tests.support.keys import Keys
 from tests.support.lazy_import import lazy_import
-from tests.support.redis_server import new_namespace
-from tests.support.running_service import MODEL, RunningService, running_service
-from tests.support.scripted_worker import Script
+from tests.support.running_service import MODEL, RunningService
+from tests.support.service_fixtures import module_service, service
 
 anthropic = lazy_import("anthropic")
 
-LIMITS = {
-    "three": "requests_per_minute=3",
-    "one": "requests_per_minute=1",
-    "tokens": "tokens_per_minute=6000",
-    "both": "requests_per_minute=100 tokens_per_minute=100000",
-    "free": "",
-    "sdk": "requests_per_minute=1 tokens_per_minute=100000",
-    "theirs": "requests_per_minute=1 tokens_per_minute=100000",
-    "again": "requests_per_minute=5",
-    "prompts": "requests_per_minute=2",
-}
-KEYS = {tenant: new_key() for tenant in LIMITS}
-LINES = "\n".join(
-    f"{digest_of(KEYS[tenant])} tenant={tenant} {limits}" for tenant, limits in LIMITS.items()
+KEYS = Keys(
+    three="requests_per_minute=3",
+    one="requests_per_minute=1",
+    tokens="tokens_per_minute=6000",
+    both="requests_per_minute=100 tokens_per_minute=100000",
+    free="",
+    sdk="requests_per_minute=1 tokens_per_minute=100000",
+    theirs="requests_per_minute=1 tokens_per_minute=100000",
+    again="requests_per_minute=5",
+    prompts="requests_per_minute=2",
 )
 PROMPT = {"prompt": "a gate and a wheel", "max_tokens": 8, "stream": False}
 ASK: dict[str, Any] = {
@@ -43,31 +37,15 @@ ASK: dict[str, Any] = {
     "max_tokens": 4,
     "messages": [{"role": "user", "content": "water"}],
 }
-ROUTES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": ASK,
-    "/v1/completions": {"model": MODEL, "prompt": "water", "max_tokens": 4},
-    "/generate": {"prompt": "water", "max_tokens": 4},
-    "/v1/responses": {"model": MODEL, "input": "water", "max_output_tokens": 16},
-    "/v1/messages": ASK,
-}
 
 
-@pytest.fixture(scope="module")
-def limited(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
-    with running_service(redis_url, new_namespace(), checkpoint, api_keys=LINES) as service:
-        yield service
-
-
-@pytest.fixture(autouse=True)
-def _untouched_script(limited: RunningService) -> Iterator[None]:
-    limited.worker.script = Script()
-    yield
-    limited.worker.script = Script()
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
+shared_service = module_service(api_keys=KEYS.lines)
+limited = service
 
 
 def client_of(service: RunningService, tenant: str) -> httpx.Client:
-    headers = {"authorization": f"Bearer {KEYS[tenant]}"}
-    return httpx.Client(base_url=service.base_url, headers=headers, timeout=20)
+    return KEYS.client(service.base_url, tenant)
 
 
 def rate_limits(headers: httpx.Headers) -> dict[str, str]:
@@ -143,19 +121,19 @@ def test_the_time_of_a_reset_is_time_that_passes(limited: RunningService) -> Non
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("path", ROUTES)
+@every_dialect
 def test_every_route_has_the_headers_on_responses_and_streams(
-    limited: RunningService, path: str, streamed: bool
+    limited: RunningService, dialect: Dialect, streamed: bool
 ) -> None:
     limited.script.starts = not streamed  # a stream's headers come before any token
     with ExitStack() as stack:
         client = stack.enter_context(client_of(limited, "both"))
-        body = {**ROUTES[path], "stream": streamed}
-        answer = stack.enter_context(client.stream("POST", path, json=body))
+        body = dialect.body(stream=streamed)
+        answer = stack.enter_context(client.stream("POST", dialect.path, json=body))
         assert answer.status_code == 200
         output = rate_limits(answer.headers)
         assert len(output) == 6
-        if path == "/v1/messages":
+        if dialect.name == "messages":
             assert output["anthropic-ratelimit-requests-limit"] == "100"
             assert int(output["anthropic-ratelimit-requests-remaining"]) < 100
             assert output["anthropic-ratelimit-tokens-limit"] == "100000"
@@ -170,16 +148,17 @@ def test_every_route_has_the_headers_on_responses_and_streams(
 
 def test_a_response_in_the_background_has_the_headers(limited: RunningService) -> None:
     with client_of(limited, "both") as client:
-        body = {**ROUTES["/v1/responses"], "background": True}
-        begun = client.post("/v1/responses", json=body)
+        begun = DIALECTS["responses"].post(client, background=True)
         assert begun.json()["status"] == "queued"
         assert len(rate_limits(begun.headers)) == 6
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_without_limits_there_are_no_rate_limit_headers(limited: RunningService, path: str) -> None:
+@every_dialect
+def test_without_limits_there_are_no_rate_limit_headers(
+    limited: RunningService, dialect: Dialect
+) -> None:
     with client_of(limited, "free") as client:
-        answer = client.post(path, json={**ROUTES[path], "stream": False})
+        answer = dialect.post(client)
         assert answer.status_code == 200
         assert rate_limits(answer.headers) == {}
 

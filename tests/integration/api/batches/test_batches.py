@@ -422,8 +422,7 @@ def test_a_batch_out_of_time_has_an_error_for_each_row_without_a_response(
     "queue (among queued jobs; a running row is not interrupted)"
 )
 def test_interactive_requests_run_before_a_batch(client: OpenAI, service: RunningService) -> None:
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to rest")
+    service.park()
     batch = begin(client, *(row(f"r{index}") for index in range(8)))
     base = service.base_url
 

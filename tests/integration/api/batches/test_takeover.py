@@ -204,8 +204,7 @@ def test_a_frontend_that_was_taken_for_dead_writes_nothing_that_counts(
 def test_a_batch_leaves_half_of_the_queue_to_interactive_requests(
     service: RunningService, client: OpenAI, files_dir: Path
 ) -> None:
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to rest")
+    service.park()
     with (
         runner(service, files_dir, MAX_QUEUED_JOBS="6", MAX_QUEUE_SHARE_PER_TENANT="1") as frontend,
         ExitStack() as stack,

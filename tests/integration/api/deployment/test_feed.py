@@ -7,24 +7,18 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from httpx_sse import EventSource, connect_sse
 
-from api.auth.keys import digest_of, new_key
 from api.deployment import feed as feed_module
 from api.deployment.feed import DeploymentFeed
+from tests.support.keys import Keys
 from tests.support.redis_server import new_namespace
-from tests.support.running_service import (
-    RunningService,
-    running_frontend,
-    running_service,
-    wait_until,
-)
-from tests.support.scripted_worker import Script
+from tests.support.running_service import RunningService, running_frontend, wait_until
+from tests.support.service_fixtures import module_service
 
 PATH = "/v1/deployment/stream"
 BODY = {"prompt": "a gate and a wheel", "max_tokens": 8, "stream": False}
@@ -74,8 +68,7 @@ def watching(client: httpx.Client, **query: str) -> Iterator[Watcher]:
 def test_a_job_is_shown_from_the_queue_to_its_end(
     client: httpx.Client, service: RunningService
 ) -> None:
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    service.park()
     with watching(client) as watcher:
         assert watcher.kinds == ["snapshot"]
         (worker,) = watcher.rows("workers")
@@ -253,30 +246,14 @@ def test_a_round_that_took_long_is_not_waited_for_without_end(
             watcher.look()
 
 
-ACME, OTHER, OPERATOR = (new_key() for _ in range(3))
-LINES = (
-    f"{digest_of(ACME)} tenant=acme max_jobs=7",
-    f"{digest_of(OTHER)} tenant=other",
-    f"{digest_of(OPERATOR)} tenant=ops operator",
-)
-
-
-@pytest.fixture(scope="module")
-def keyed(redis_url: str, checkpoint: Path) -> Iterator[RunningService]:
-    with running_service(
-        redis_url, new_namespace(), checkpoint, api_keys="\n".join(LINES)
-    ) as service:
-        service.worker.script = Script()
-        yield service
+KEYS = Keys(acme="max_jobs=7", other="", ops="operator")
+keyed = module_service(api_keys=KEYS.lines)
 
 
 @pytest.mark.promise("Dashboard: a key shows its tenant's own, an operator's key all")
 def test_a_key_shows_its_tenants_own_and_an_operators_key_all(keyed: RunningService) -> None:
-    def client_of(key: str) -> httpx.Client:
-        headers = {"authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=keyed.base_url, headers=headers, timeout=30)
-
-    with client_of(ACME) as acme, client_of(OTHER) as other, client_of(OPERATOR) as operator:
+    acme, other, operator = (KEYS.client(keyed.base_url, name) for name in KEYS)
+    with acme, other, operator:
         name = acme.post("/generate", json=BODY).json()["id"]
         with watching(acme) as watcher:
             assert [job["id"] for job in watcher.rows("jobs")] == [name]

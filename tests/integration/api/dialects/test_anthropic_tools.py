@@ -14,12 +14,12 @@ from tests.integration.api.chat_service import (
     ECHO_HERMES,
     ENFORCED,
     STOP,
-    anthropic_client,
     hermes_call,
     module_chat_service,
 )
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import anthropic_client
 
 anthropic = lazy_import("anthropic")
 jsonschema = lazy_import("jsonschema")
@@ -257,24 +257,6 @@ def test_thinking_is_enabled_through_the_template(client: anthropic.Anthropic) -
         for thinking in ({"type": "adaptive"}, {"type": "disabled"})
     ]
     assert counted[1].input_tokens > counted[0].input_tokens  # the template closes it at once
-
-
-@pytest.mark.parametrize("choice", ["any", "tool"])
-def test_a_required_call_is_made(client: anthropic.Anthropic, choice: str) -> None:
-    chosen: Any = {"type": "any"} if choice == "any" else {"type": "tool", "name": "depth"}
-    message = client.messages.create(
-        model=ENFORCED,
-        max_tokens=400,
-        messages=QUESTION,
-        tools=[TOOLS[0]],
-        tool_choice={**chosen, "disable_parallel_tool_use": True},
-        thinking={"type": "disabled"},
-        extra_body=ALWAYS_THE_SAME,
-    )
-    assert message.stop_reason == "tool_use"
-    (call,) = message.content
-    assert call.type == "tool_use"
-    jsonschema.validate(call.input, GATE)
 
 
 class Reading(BaseModel):

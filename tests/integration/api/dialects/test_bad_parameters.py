@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -19,11 +18,7 @@ from tests.integration.api.dialects.bad_parameters import (
     BAD_MESSAGES,
     BAD_RESPONSES,
     ENFORCED,
-    GOOD,
-    LACKING,
-    NAMES,
     NO_STRUCTURE,
-    PATHS,
     PLAIN,
     TOO_LONG,
     TOOLS_ONLY,
@@ -32,6 +27,7 @@ from tests.integration.api.dialects.bad_parameters import (
 )
 from tests.support.asgi_client import asgi_client
 from tests.support.checkpoints import make_checkpoint
+from tests.support.dialects import DIALECTS, Dialect
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import running_frontend
 from tests.support.tool_models import make_hermes_checkpoint
@@ -43,6 +39,7 @@ ONE_DIALECT = {
     "messages": BAD_MESSAGES,
     "generate": BAD_GENERATES,
 }
+JSON = {"content-type": "application/json"}
 # Parameters that a stream allows, or refuses for another reason.
 OTHERWISE_STREAMED = {"stream", "stream_options", "stream_interval", "prompt_logprobs", "best_of"}
 
@@ -74,41 +71,20 @@ def app(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ht
             assert client.get("/v1/jobs").json()["data"] == []
 
 
-def error_of(dialect: str, answer: httpx.Response) -> dict[str, Any]:
-    """Returns param, code and message, checked for what each error has."""
-    assert answer.status_code == 400, answer.text
-    assert answer.headers["x-request-id"]
-    assert answer.headers["content-type"] == "application/json"
-    body = answer.json()
-    error = body["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["message"]
-    if dialect == "messages":
-        assert body.keys() == {"type", "error", "request_id"}
-        assert body["request_id"] == answer.headers["request-id"]
-        details = error.get("details", {})
-        param, code = details.get("param"), details.get("error_code")
-        return {"message": error["message"], "param": param, "code": code}
-    assert body.keys() == {"error"}
-    assert error.keys() == {"message", "type", "param", "code"}
-    return {name: error[name] for name in ("message", "param", "code")}
-
-
-def check(app: httpx.Client, dialect: str, bad: Bad) -> None:
-    body = {"model": bad.model, **GOOD[dialect], **bad.params}
-    headers = {"content-type": "application/json"}
-    error = error_of(dialect, app.post(PATHS[dialect], content=json.dumps(body), headers=headers))
-    assert (error["param"], error["code"]) == (bad.param, bad.code), error
-    assert re.search(bad.message, error["message"])
-    assert bad.param in error["message"] or bad.code in (TOO_LONG, NO_STRUCTURE)
+def check(app: httpx.Client, dialect: Dialect, bad: Bad) -> None:
+    body = {**dialect.body("hi"), "model": bad.model, **bad.params}
+    error = dialect.error(app.post(dialect.path, content=json.dumps(body), headers=JSON), 400)
+    assert (error.param, error.code) == (bad.param, bad.code), error
+    assert re.search(bad.message, error.message)
+    assert bad.param in error.message or bad.code in (TOO_LONG, NO_STRUCTURE)
     if not OTHERWISE_STREAMED & bad.params.keys():
         streamed = json.dumps({**body, "stream": True})
-        again = app.post(PATHS[dialect], content=streamed, headers=headers)
+        again = app.post(dialect.path, content=streamed, headers=JSON)
         # Refused before the stream begins, and alike.
-        assert error_of(dialect, again) == error
+        assert dialect.error(again, 400) == error
 
 
-def check_all(app: httpx.Client, cases: list[tuple[str, Bad]]) -> None:
+def check_all(app: httpx.Client, cases: list[tuple[Dialect, Bad]]) -> None:
     """Raises one AssertionError that names every case that failed."""
     failed = []
     for dialect, bad in cases:
@@ -120,12 +96,12 @@ def check_all(app: httpx.Client, cases: list[tuple[str, Bad]]) -> None:
 
 
 @pytest.mark.promise("Responses: unsupported parameters are refused by name")
-@pytest.mark.parametrize("dialect", PATHS)
-def test_a_bad_value_is_a_400_that_names_the_parameter(app: httpx.Client, dialect: str) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
+def test_a_bad_value_is_a_400_that_names_the_parameter(app: httpx.Client, dialect: Dialect) -> None:
     cases = []
     for parameter, values, code in BAD_EVERYWHERE:
-        name = NAMES.get(parameter, {}).get(dialect, parameter)
-        if name in LACKING.get(dialect, ()):
+        name = dialect.names.get(parameter, parameter)
+        if parameter in dialect.lacking:
             code = UNSUPPORTED
         cases += [(dialect, Bad({name: value}, name, code)) for value in values]
     check_all(app, cases)
@@ -137,6 +113,6 @@ def test_a_bad_value_is_a_400_that_names_the_parameter(app: httpx.Client, dialec
     "queued"
 )
 @pytest.mark.promise("Grammars: requests with a grammar are refused for workers without support")
-@pytest.mark.parametrize("dialect", ONE_DIALECT)
-def test_what_a_dialect_refuses_of_its_own_parameters(app: httpx.Client, dialect: str) -> None:
-    check_all(app, [(dialect, bad) for bad in ONE_DIALECT[dialect]])
+@pytest.mark.parametrize("name", ONE_DIALECT)
+def test_what_a_dialect_refuses_of_its_own_parameters(app: httpx.Client, name: str) -> None:
+    check_all(app, [(DIALECTS[name], bad) for bad in ONE_DIALECT[name]])

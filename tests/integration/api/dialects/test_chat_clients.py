@@ -1,4 +1,4 @@
-"""LangChain, LiteLLM and the asynchronous SDK against one running service, as their users do."""
+"""LangChain and LiteLLM against one running service, as their users do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field, SecretStr
 
 from tests.integration.api.chat_service import (
@@ -122,45 +121,6 @@ def test_langchain_gets_structured_output(base_url: str, method: Any) -> None:
     structured = model.with_structured_output(get_weather, method=method, strict=True)
     answer = structured.invoke([("human", "Weather?")], reasoning_effort="none")
     assert isinstance(answer, get_weather)
-
-
-def test_the_sdk_parses_structured_output(base_url: str) -> None:
-    with OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-        params: Any = {
-            "model": ENFORCED,
-            "messages": [{"role": "user", "content": "Weather?"}],
-            "response_format": get_weather,
-            "max_tokens": 600,
-            "seed": 4,
-            "reasoning_effort": "none",
-        }
-        parsed = client.chat.completions.parse(**params).choices[0].message.parsed
-        with client.chat.completions.stream(**params) as helped:
-            streamed = helped.get_final_completion().choices[0].message.parsed
-    assert isinstance(parsed, get_weather)
-    assert streamed == parsed
-
-
-async def test_the_asynchronous_sdk_streams_calls(base_url: str) -> None:
-    tool: Any = {
-        "type": "function",
-        "function": {"name": "get_weather", "parameters": get_weather.model_json_schema()},
-    }
-    thought = f"<think>\nHm.\n</think>\n\n{CALL}"
-    async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-        async with client.chat.completions.stream(
-            model=ECHO_HERMES, messages=saying(thought), tools=[tool], stop=STOP
-        ) as helped:
-            async for _ in helped:
-                pass
-            message = (await helped.get_final_completion()).choices[0].message
-        whole = await client.chat.completions.create(
-            model=ECHO_HERMES, messages=saying(thought), tools=[tool], stop=STOP
-        )
-    for output in (message, whole.choices[0].message):
-        assert (output.model_extra or {})["reasoning_content"] == "Hm."
-        assert output.tool_calls is not None
-        assert output.tool_calls[0].function.arguments == OSLO  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")

@@ -8,19 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
-from tests.integration.api.chat_service import (
-    ECHO_HERMES,
-    STOP,
-    anthropic_client,
-    hermes_call,
-    module_chat_service,
-)
+from tests.integration.api.chat_service import ECHO_HERMES, STOP, hermes_call, module_chat_service
 from tests.support.claude_code import BETAS, PICTURE, TURN
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import anthropic_client
 
 anthropic = lazy_import("anthropic")
 
@@ -121,48 +115,3 @@ def test_what_is_asked_at_the_start_is_harmless(base_url: str) -> None:
     assert httpx.get(f"{base_url}/api/claude_cli/bootstrap").status_code == 404
     listed = httpx.get(f"{base_url}/v1/models", headers={"anthropic-version": "2023-06-01"})
     assert [model["type"] for model in listed.json()["data"]] == ["model"]
-
-
-# --- the same rule in chat completions ---
-
-
-def chat(*content: Any, role: str = "tool") -> dict[str, Any]:
-    call = {"id": "c", "type": "function", "function": {"name": "photo", "arguments": "{}"}}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "taken"},
-    ]
-    if role == "tool":
-        messages[-1]["content"] = list(content)
-    else:
-        messages.append({"role": role, "content": list(content)})
-    return {"model": ECHO_HERMES, "max_tokens": 3, "messages": messages}
-
-
-IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-AUDIO = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
-FILE = {"type": "file", "file": {"file_data": "JVBERi0xLjQK", "filename": "a.pdf"}}
-
-
-def test_a_picture_in_a_tools_result_is_left_out_in_chat_too(base_url: str) -> None:
-    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
-        body: Any = chat({"type": "text", "text": "Here:"}, IMAGE_URL, AUDIO, FILE)
-        raw = client.chat.completions.with_raw_response.create(**body)
-        names = ("image_url", "input_audio", "file")
-        assert raw.headers[HEADER] == ", ".join(f"messages.content.{name}" for name in names)
-        assert raw.parse().usage is not None
-        plain: Any = chat({"type": "text", "text": "Here:"})
-        assert HEADER not in client.chat.completions.with_raw_response.create(**plain).headers
-
-
-@pytest.mark.parametrize(("part", "kind"), [(IMAGE_URL, "image"), (AUDIO, "audio"), (FILE, "file")])
-def test_the_users_own_picture_is_refused_in_chat_too(
-    base_url: str, part: dict[str, Any], kind: str
-) -> None:
-    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
-        body: Any = chat({"type": "text", "text": "Look:"}, part, role="user")
-        with pytest.raises(openai.BadRequestError, match=f"not support {kind} input") as refused:
-            client.chat.completions.create(**body)
-        assert refused.value.code == f"{kind}_not_supported"
-        assert refused.value.param == "messages.3.content.1"

@@ -22,6 +22,8 @@ from tests.integration.api.chat_service import (
     saying,
 )
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import openai_client
+from tests.support.sse_readers import payloads
 
 PATCH = '*** Begin Patch\n*** Add File: a "b".txt\n+é \\ 😀\n*** End Patch\n'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -44,6 +46,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 base_url = module_chat_service(ECHO_HERMES, ENFORCED)
+client = openai_client
 
 
 def respond(base_url: str, text: str, **members: Any) -> httpx.Response:
@@ -51,11 +54,6 @@ def respond(base_url: str, text: str, **members: Any) -> httpx.Response:
     answer = httpx.post(f"{base_url}/v1/responses", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
 
 
 def _without_ids(items: Sequence[BaseModel]) -> list[dict[str, Any]]:
@@ -121,7 +119,7 @@ def test_a_call_is_the_item_of_its_tool_whole_and_streamed(
     assert item.items() <= whole.items()
     assert whole["call_id"]
 
-    events = events_of(respond(base_url, said, stream=True).text)
+    events = payloads(respond(base_url, said, stream=True).text)
     done = next(event for event in events if event["type"] == "response.output_item.done")["item"]
     unnamed = {"id", "call_id"}
     assert {key: value for key, value in done.items() if key not in unnamed} == {
@@ -316,25 +314,24 @@ def test_an_image_of_the_user_is_refused_with_its_code(base_url: str) -> None:
     assert "this model does not support image input" in error["message"]
 
 
-def test_the_sdk_reads_the_items(base_url: str) -> None:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
-        response = client.responses.create(
-            model=ECHO_HERMES,
-            input=saying(hermes_call("apply_patch", json.dumps({"input": PATCH}))),  # type: ignore[arg-type]
-            tools=TOOLS,  # type: ignore[arg-type]
-            extra_body={"stop": STOP},
-        )
-        call = response.output[0]
-        assert call.type == "custom_tool_call"
-        assert call.input == PATCH
-        more = client.responses.create(
-            model=ECHO_HERMES,
-            previous_response_id=response.id,
-            input=[{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}],
-            tools=TOOLS,  # type: ignore[arg-type]
-            max_output_tokens=5,
-        )
-        assert more.status in ("completed", "incomplete")
+def test_the_sdk_reads_the_items(client: OpenAI) -> None:
+    response = client.responses.create(
+        model=ECHO_HERMES,
+        input=saying(hermes_call("apply_patch", json.dumps({"input": PATCH}))),  # type: ignore[arg-type]
+        tools=TOOLS,  # type: ignore[arg-type]
+        extra_body={"stop": STOP},
+    )
+    call = response.output[0]
+    assert call.type == "custom_tool_call"
+    assert call.input == PATCH
+    more = client.responses.create(
+        model=ECHO_HERMES,
+        previous_response_id=response.id,
+        input=[{"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}],
+        tools=TOOLS,  # type: ignore[arg-type]
+        max_output_tokens=5,
+    )
+    assert more.status in ("completed", "incomplete")
 
 
 def test_references_stand_for_the_items_of_a_stored_response(base_url: str) -> None:
@@ -373,17 +370,16 @@ def test_references_stand_for_the_items_of_a_stored_response(base_url: str) -> N
         assert {item.id for item in kept[1]}.isdisjoint(item["id"] for item in items)
 
 
-def test_a_compacted_conversation_goes_on_from_its_summary(base_url: str) -> None:
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
-        history: list[Any] = saying("The key is 42.")
-        made = client.responses.compact(model=ECHO_HERMES, input=history, extra_body={"stop": STOP})
-        assert made.object == "response.compaction"
-        (item,) = made.output
-        assert item.type == "compaction"
-        assert made.usage.output_tokens > 0
-        sent = [item.to_dict(), {"role": "user", "content": "And?"}]
-        after = client.responses.create(model=ECHO_HERMES, input=sent)  # type: ignore[arg-type]
-        assert "The key is 42." in after.output_text  # the model repeats its prompt
+def test_a_compacted_conversation_goes_on_from_its_summary(client: OpenAI) -> None:
+    history: list[Any] = saying("The key is 42.")
+    made = client.responses.compact(model=ECHO_HERMES, input=history, extra_body={"stop": STOP})
+    assert made.object == "response.compaction"
+    (item,) = made.output
+    assert item.type == "compaction"
+    assert made.usage.output_tokens > 0
+    sent = [item.to_dict(), {"role": "user", "content": "And?"}]
+    after = client.responses.create(model=ECHO_HERMES, input=sent)  # type: ignore[arg-type]
+    assert "The key is 42." in after.output_text  # the model repeats its prompt
 
 
 def test_the_prompt_of_a_summary_is_the_conversations_with_its_tools(base_url: str) -> None:
@@ -403,7 +399,7 @@ def test_the_prompt_of_a_summary_is_the_conversations_with_its_tools(base_url: s
 
 def test_a_trigger_makes_the_same_item_as_a_stream(base_url: str) -> None:
     items = [*saying("The key is 42."), {"type": "compaction_trigger"}]
-    events = events_of(respond(base_url, "", input=items, stream=True).text)
+    events = payloads(respond(base_url, "", input=items, stream=True).text)
     kinds = [event["type"] for event in events]
     assert kinds == [
         "response.created",

@@ -1,8 +1,7 @@
-"""Responses over two frontends and worker processes that die; calls of tools."""
+"""Responses over two frontends, and worker processes that die."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,30 +14,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import running_frontend, wait_until
 from tests.support.service_processes import MODEL, process, worker_process
 from tests.support.throttle import FAULTS, Throttle
 
-# What was said comes first, so that the echo begins with it; calls are written as Hermes does.
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ call.function.name }}", "arguments": '
-    "{{ call.function.arguments | tojson }}}</tool_call>"
-    "{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-TOOL: Any = {
-    "type": "function",
-    "name": "gate",
-    "description": None,
-    "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
-    "strict": False,
-}
-END_OF_TURN = DEFAULT_VOCAB_SIZE - 1  # the echo runner's engine goes on over it by itself
 LIMIT_S = 60.0
 
 
@@ -79,9 +60,7 @@ def deployment(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Deployment]:
     directory, namespace = tmp_path_factory.mktemp("responses"), new_namespace()
-    checkpoint = make_checkpoint(
-        directory / "tiny", chat_template=TEMPLATE, max_position_embeddings=2048
-    )
+    checkpoint = make_checkpoint(directory / "tiny")
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(running_frontend(redis_url, namespace)) for _ in range(2)
@@ -183,41 +162,3 @@ def test_a_response_in_the_background_goes_on_when_its_frontend_is_killed(
         late = clients[1].responses.retrieve(response_id, stream=True)
         assert received == [event.to_dict() for event in late]
         assert received[-1]["response"]["usage"]["output_tokens"] == 30
-
-
-def test_a_call_of_a_tool_goes_there_and_back(
-    deployment: Deployment, clients: list[OpenAI]
-) -> None:
-    arguments = '{"number": 4}'
-    output = f'<tool_call>{{"name": "gate", "arguments": {arguments}}}</tool_call>'
-    with deployment.worker("tools"):
-        deployment.until_ready(1)
-        with clients[0].responses.stream(
-            model=MODEL, input=output, tools=[TOOL], extra_body={"stop_token_ids": [END_OF_TURN]}
-        ) as received:
-            kinds = [event.type for event in received]
-            first = received.get_final_response()
-        assert "response.function_call_arguments.delta" in kinds
-        assert "response.function_call_arguments.done" in kinds
-        message, call = first.output
-        assert (message.type, first.output_text) == ("message", "user")
-        assert (call.type, call.name, json.loads(call.arguments)) == (
-            "function_call",
-            "gate",
-            {"number": 4},
-        )
-        assert first.status == "completed"
-        stored = clients[1].responses.retrieve(first.id)
-        assert [item.to_dict() for item in stored.output][1]["call_id"] == call.call_id
-        second = clients[1].responses.create(
-            model=MODEL,
-            input=[
-                {"type": "function_call_output", "call_id": call.call_id, "output": "it is open"}
-            ],
-            previous_response_id=first.id,
-            max_output_tokens=300,
-            extra_body={"ignore_eos": True},
-        )
-        # The echo of its prompt: the user's turn, the turn with the call, the result of the tool.
-        turns = (f"user\n{output}", f"assistant\nuser{output}", "tool\nit is open")
-        assert second.output_text.startswith("\n".join(turns))

@@ -29,15 +29,6 @@ TURN = {
 }
 
 
-@pytest.fixture(scope="module")
-def other_url(shared_service: RunningService, redis_url: str) -> Iterator[str]:
-    """A frontend of its own over the same store."""
-    namespace = shared_service.settings.namespace
-    with running_frontend(redis_url, namespace, keepalive_s=0.1) as made:
-        made.until_ready()
-        yield made.base_url
-
-
 def opened(url: str, **options: Any) -> ClientConnection:
     return connect(f"{url.replace('http', 'ws', 1)}/v1/responses", **options)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import openai
 import pytest
 from openai import OpenAI
 
-from api.auth.keys import digest_of, new_key
+from tests.support.keys import Keys
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import RunningService, running_frontend, wait_until
 
@@ -106,13 +104,12 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(
 ) -> None:
     sweep(service)
     before = on_disk(service)
-    address = urlsplit(service.base_url)
     head = (
         "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000\r\n"
         "content-type: multipart/form-data; boundary=xyz\r\n\r\n"
         '--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     )
-    with socket.create_connection((address.hostname, address.port)) as connection:
+    with service.connect() as connection:
         connection.sendall(head.encode() + b"x" * 1000)
         wait_until(lambda: len(on_disk(service)) == len(before) + 1, "the upload's begin", LIMIT_S)
     wait_until(lambda: on_disk(service) == before, "the upload's end", LIMIT_S)
@@ -123,13 +120,12 @@ def test_tenants_do_not_see_the_files_and_batches_of_others(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    keys = {tenant: new_key() for tenant in ("a", "b")}
-    lines = "\n".join(f"{digest_of(key)} tenant={tenant}" for tenant, key in keys.items())
+    keys = Keys(a="", b="")
     with running_frontend(
         redis_url,
         new_namespace(),
         files_dir=str(tmp_path),
-        api_keys=lines,
+        api_keys=keys.lines,
         batches_at_once=0,
     ) as keyed:
         url = f"{keyed.base_url}/v1"

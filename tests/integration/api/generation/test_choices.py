@@ -16,15 +16,16 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.integration.api.chat_service import openai_client
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import (
-    frontend_of_worker,
+    frontend_of_workers,
     make_tiny_checkpoint,
     running_frontend,
     wait_until,
 )
+from tests.support.service_fixtures import openai_client
 from tests.support.service_processes import MODEL
+from tests.support.sse_readers import payloads
 from tests.support.throttle import FAULTS, Throttle
 
 PROMPT = "The keeper counts to sixty, and the water is still"
@@ -37,11 +38,6 @@ SAMPLED: dict[str, Any] = {
     "seed": 3,
     "extra_body": {"ignore_eos": True},
 }
-
-
-@pytest.fixture(scope="module")
-def throttle(tmp_path_factory: pytest.TempPathFactory) -> Throttle:
-    return Throttle(tmp_path_factory.mktemp("throttle") / "throttle")
 
 
 @pytest.fixture
@@ -65,8 +61,8 @@ def base_url(
     throttle: Throttle,
 ) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("choices")
-    files = make_tiny_checkpoint(directory)
     settings = {
+        "MODEL": str(make_tiny_checkpoint(directory)),
         "RUNNER": "model",
         "DEVICE": "cpu",
         "CPU_TIER": "reference",
@@ -74,7 +70,7 @@ def base_url(
         "PYTHONPATH": str(FAULTS),
         **throttle.env,
     }
-    with frontend_of_worker(redis_url, namespace, files, directory, **settings) as frontend:
+    with frontend_of_workers(redis_url, namespace, directory, {MODEL: settings}) as frontend:
         yield frontend.base_url
 
 
@@ -149,17 +145,13 @@ def test_three_chat_answers_are_the_same_streamed_and_whole(client: OpenAI) -> N
     assert {choice.index: choice.message.content for choice in accumulated} == answers
 
 
-def events_of(text: str) -> list[Any]:
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-
-
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPTS])
 def test_there_is_one_done_and_nothing_after_it(base_url: str, prompt: Any) -> None:
     body = {"model": MODEL, "prompt": prompt, "n": 2, "stream": True, "max_tokens": 3}
     text = httpx.post(f"{base_url}/v1/completions", json=body, timeout=60).text
     assert text.count("data: [DONE]") == 1
     assert text.endswith("data: [DONE]\n\n")
-    ids = {event["id"] for event in events_of(text)}
+    ids = {event["id"] for event in payloads(text)}
     assert len(ids) == 1
 
 

@@ -3,129 +3,90 @@ more tokens than the context has left, 64 stop strings, seed -1, a thousand tool
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import (
-    MODEL,
-    make_tiny_checkpoint,
-    running_service,
-)
+from tests.support.dialects import DIALECTS, Dialect
+from tests.support.running_service import RunningService
+from tests.support.service_fixtures import module_service
+from tests.support.sse_readers import payloads
 
 HEADER = "x-penstock-ignored"
-USER = [{"role": "user", "content": "hi"}]
-# route -> a request, the name of the bound of its tokens, and an effort
-ROUTES: dict[str, tuple[dict[str, Any], str, dict[str, Any] | None]] = {
-    "/v1/chat/completions": ({"messages": USER}, "max_tokens", {"reasoning_effort": "high"}),
-    "/v1/completions": ({"prompt": "hi"}, "max_completion_tokens", None),
-    "/v1/responses": ({"input": "hi"}, "max_output_tokens", {"reasoning": {"effort": "high"}}),
-    "/v1/messages": ({"messages": USER}, "max_tokens", {"output_config": {"effort": "high"}}),
-    "/generate": ({"prompt": "hi", "stream": False}, "max_tokens", None),
+EFFORTS: dict[str, dict[str, Any]] = {
+    "chat": {"reasoning_effort": "high"},
+    "responses": {"reasoning": {"effort": "high"}},
+    "messages": {"output_config": {"effort": "high"}},
 }
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
+lenient = module_service()  # it ignores, as by default
+strict = module_service(refuse_unused_parameters=True)
 
 
-@pytest.fixture(scope="module")
-def urls(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, str]]:
-    """A service that ignores, as by default, and one that refuses."""
-    checkpoint = make_tiny_checkpoint(tmp_path_factory.mktemp("clipped"))
-    with (
-        running_service(redis_url, new_namespace(), checkpoint) as lenient,
-        running_service(
-            redis_url, new_namespace(), checkpoint, refuse_unused_parameters=True
-        ) as strict,
-    ):
-        yield lenient.base_url, strict.base_url
+def post(service: RunningService, dialect: Dialect, **members: Any) -> httpx.Response:
+    with httpx.Client(base_url=service.base_url, timeout=60) as client:
+        return dialect.post(client, **members)
 
 
-def post(url: str, route: str, **members: Any) -> httpx.Response:
-    body = {"model": MODEL, **ROUTES[route][0], **members}
-    return httpx.post(f"{url}{route}", json=body, timeout=60)
-
-
-def job_of(url: str, answer: httpx.Response) -> dict[str, Any]:
-    return dict(httpx.get(f"{url}/v1/jobs/{answer.headers['x-request-id']}").json())
-
-
-@pytest.mark.parametrize("route", ROUTES)
+@every_dialect
 @pytest.mark.parametrize("streamed", [False, True])
 def test_more_tokens_than_the_context_has_left_are_clipped_and_reported(
-    urls: tuple[str, str], route: str, streamed: bool
+    lenient: RunningService, strict: RunningService, dialect: Dialect, streamed: bool
 ) -> None:
-    lenient, strict = urls
-    name = ROUTES[route][1]
-    answer = post(lenient, route, **{name: 32_000}, stream=streamed)
+    name = dialect.names.get("max_tokens", "max_tokens")
+    answer = post(lenient, dialect, max_tokens=32_000, stream=streamed)
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER] == name
-    job = job_of(lenient, answer)
-    context = httpx.get(f"{lenient}/v1/models").json()["data"][0]["max_model_len"]
-    assert job["sampling"]["max_tokens"] == context - job["usage"]["prompt_tokens"]
-    assert HEADER not in post(lenient, route, **{name: 2}).headers
-    refused = post(strict, route, **{name: 32_000})
-    assert (refused.status_code, "maximum context length" in refused.text) == (400, True)
-    too_long = "abc " * 3000
-    prompt = {"messages": [{"role": "user", "content": too_long}]}
-    key = next(iter(ROUTES[route][0]))
-    refused = post(
-        lenient, route, **{name: 2}, **(prompt if key == "messages" else {key: too_long})
-    )
-    assert (refused.status_code, "context_length_exceeded" in refused.text) == (400, True)
+    job = lenient.job(answer.headers["x-request-id"])
+    context_tokens = lenient.card.max_model_len
+    assert job["sampling"]["max_tokens"] == context_tokens - job["usage"]["prompt_tokens"]
+    assert HEADER not in post(lenient, dialect, max_tokens=2).headers
+    refused = post(strict, dialect, max_tokens=32_000)
+    assert "maximum context length" in dialect.error(refused, 400).message
 
 
-@pytest.mark.parametrize("route", [route for route, case in ROUTES.items() if case[2]])
+def test_the_older_bound_of_completions_is_known(lenient: RunningService) -> None:
+    answer = post(lenient, DIALECTS["completions"], max_tokens=None, max_completion_tokens=32_000)
+    assert answer.headers[HEADER] == "max_completion_tokens"
+
+
+@pytest.mark.parametrize("name", EFFORTS)
 def test_an_effort_that_the_template_has_no_variable_for_is_reported(
-    urls: tuple[str, str], route: str
+    lenient: RunningService, strict: RunningService, name: str
 ) -> None:
-    lenient, strict = urls
-    _, bound, effort = ROUTES[route]
-    assert effort is not None
     named = {"reasoning_effort", "reasoning.effort", "output_config.effort"}
     for streamed in (False, True):
-        answer = post(lenient, route, **{bound: 2}, **effort, stream=streamed)
+        answer = post(lenient, DIALECTS[name], **EFFORTS[name], stream=streamed)
         assert (answer.status_code, answer.headers[HEADER] in named) == (200, True), answer.text
-    refused = post(strict, route, **{bound: 2}, **effort)
-    assert refused.status_code == 400
-    assert next(iter(effort)) in refused.text
+    refused = post(strict, DIALECTS[name], **EFFORTS[name])
+    assert next(iter(EFFORTS[name])) in DIALECTS[name].error(refused, 400).message
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_stops_seeds_and_whole_numbers_are_taken(urls: tuple[str, str], route: str) -> None:
-    lenient, _ = urls
-    bound = ROUTES[route][1]
+@every_dialect
+def test_stops_seeds_and_whole_numbers_are_taken(lenient: RunningService, dialect: Dialect) -> None:
     stops = [f"stop-{number}" for number in range(64)]
-    stop = {"stop_sequences" if route == "/v1/messages" else "stop": stops}
-    seed = {} if route == "/v1/messages" else {"seed": -1}
     seeds = set()
     for _ in range(2):
-        answer = post(lenient, route, **{bound: 2.0}, **stop, **seed)
+        answer = post(lenient, dialect, max_tokens=2.0, stop=stops, seed=-1)
         assert (answer.status_code, HEADER in answer.headers) == (200, False), answer.text
-        seeds.add(job_of(lenient, answer)["sampling"]["seed"])
+        seeds.add(lenient.job(answer.headers["x-request-id"])["sampling"]["seed"])
     assert len(seeds) == 2
     assert -1 not in seeds
-    if seed:
-        answer = post(lenient, route, **{bound: 2}, seed=7)
-        assert job_of(lenient, answer)["sampling"]["seed"] == 7
-    for too_many in ([*stops, "one more"], ["x" * 500] * 17):
-        refused = post(lenient, route, **{bound: 2}, **dict.fromkeys(stop, too_many))
-        assert (refused.status_code, next(iter(stop)) in refused.text) == (400, True)
+    if "seed" not in dialect.lacking:
+        answer = post(lenient, dialect, seed=7)
+        assert lenient.job(answer.headers["x-request-id"])["sampling"]["seed"] == 7
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("name", ["chat", "completions"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_each_chunk_with_choices_has_the_usage_so_far(
-    urls: tuple[str, str], route: str, n: int
+    lenient: RunningService, name: str, n: int
 ) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    answer = post(urls[0], route, max_tokens=6, n=n, stream=True, stream_options=options)
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    chunks = [json.loads(line) for line in lines if line.startswith("{")]
+    asked: dict[str, Any] = {"stream": True, "stream_options": options}
+    answer = post(lenient, DIALECTS[name], max_tokens=6, n=n, **asked)
+    chunks = payloads(answer.content)
     whole = chunks.pop()
     assert whole["choices"] == []
     assert all(chunk["choices"] and chunk["usage"] for chunk in chunks)
@@ -137,7 +98,7 @@ def test_each_chunk_with_choices_has_the_usage_so_far(
         assert usage["prompt_tokens"] == whole["usage"]["prompt_tokens"]
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     options["continuous_usage_stats"] = False
-    answer = post(urls[0], route, max_tokens=2, stream=True, stream_options=options)
+    answer = post(lenient, DIALECTS[name], max_tokens=2, **asked)
     assert '"usage":null' in answer.text
 
 
@@ -155,17 +116,17 @@ def test_each_chunk_with_choices_has_the_usage_so_far(
         ("/v1/generate", ""),
     ],
 )
-def test_a_404_names_the_right_base_url(urls: tuple[str, str], path: str, base: str) -> None:
+def test_a_404_names_the_right_base_url(lenient: RunningService, path: str, base: str) -> None:
     for method in ("GET", "POST"):
-        answer = httpx.request(method, f"{urls[0]}{path}", json={})
+        answer = httpx.request(method, f"{lenient.base_url}{path}", json={})
         assert answer.status_code == 404
-        assert answer.text.count(f'base URL has to be {urls[0]}{base}"') == 1, answer.text
-    assert "base URL" not in httpx.get(f"{urls[0]}/nothing/here").text
+        assert answer.text.count(f'base URL has to be {lenient.base_url}{base}"') == 1, answer.text
+    assert "base URL" not in httpx.get(f"{lenient.base_url}/nothing/here").text
 
 
-def test_a_404_below_the_right_base_url_names_no_other_one(urls: tuple[str, str]) -> None:
-    fim = httpx.post(f"{urls[0]}/v1/fim/completions", json={})
+def test_a_404_below_the_right_base_url_names_no_other_one(lenient: RunningService) -> None:
+    fim = httpx.post(f"{lenient.base_url}/v1/fim/completions", json={})
     assert fim.status_code == 404
     assert "/v1/completions" in fim.json()["error"]["message"]
     assert "base URL" not in fim.text
-    assert "base URL" not in httpx.post(f"{urls[0]}/v1/audio/completions", json={}).text
+    assert "base URL" not in httpx.post(f"{lenient.base_url}/v1/audio/completions", json={}).text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,13 +10,8 @@ import pytest
 from openai import OpenAI
 
 from tests.support.lazy_import import lazy_import
-from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import (
-    MODEL,
-    RunningService,
-    make_tiny_checkpoint,
-    running_service,
-)
+from tests.support.running_service import MODEL, RunningService
+from tests.support.service_fixtures import module_service
 
 anthropic = lazy_import("anthropic")
 
@@ -39,42 +33,22 @@ AGENT: dict[str, Any] = {
 IGNORED = "include, reasoning.summary, text.verbosity, truncation"
 
 
-@pytest.fixture(scope="module")
-def services(
-    redis_url: str,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[RunningService, RunningService]]:
-    """One that ignores, as by default, and one that refuses."""
-    checkpoint = make_tiny_checkpoint(tmp_path_factory.mktemp("ignored"))
-    with (
-        running_service(redis_url, new_namespace(), checkpoint) as lenient,
-        running_service(
-            redis_url, new_namespace(), checkpoint, refuse_unused_parameters=True
-        ) as strict,
-    ):
-        yield lenient, strict
+lenient = module_service()  # it ignores, as by default
+strict = module_service(refuse_unused_parameters=True)
 
 
-@pytest.fixture(scope="module")
-def lenient(services: tuple[RunningService, RunningService]) -> str:
-    return services[0].base_url
-
-
-@pytest.fixture(scope="module")
-def strict(services: tuple[RunningService, RunningService]) -> str:
-    return services[1].base_url
-
-
-def post(base_url: str, route: str, **members: Any) -> httpx.Response:
-    return httpx.post(f"{base_url}{route}", json={"model": MODEL, **members}, timeout=30)
+def post(service: RunningService, route: str, **members: Any) -> httpx.Response:
+    return httpx.post(f"{service.base_url}{route}", json={"model": MODEL, **members}, timeout=30)
 
 
 def ordered(header: str) -> list[str]:
     return sorted(header.split(", "))
 
 
-def test_a_response_with_what_agents_send_names_the_ignored_parameters(lenient: str) -> None:
-    with OpenAI(base_url=f"{lenient}/v1", api_key="none", max_retries=0) as client:
+def test_a_response_with_what_agents_send_names_the_ignored_parameters(
+    lenient: RunningService,
+) -> None:
+    with OpenAI(base_url=f"{lenient.base_url}/v1", api_key="none", max_retries=0) as client:
         raw = client.responses.with_raw_response.create(**AGENT)
         assert ordered(raw.headers[HEADER]) == ordered(IGNORED)
         response = raw.parse()
@@ -84,13 +58,13 @@ def test_a_response_with_what_agents_send_names_the_ignored_parameters(lenient: 
             assert b"response.incomplete" in b"".join(streamed.iter_bytes())
 
 
-def test_truncation_refuses_what_does_not_fit(lenient: str) -> None:
+def test_truncation_refuses_what_does_not_fit(lenient: RunningService) -> None:
     body = {"input": "abc " * 3000, "truncation": "auto"}
     error = post(lenient, "/v1/responses", **body).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
 
 
-def test_a_chat_and_a_completion_report_them_too(lenient: str) -> None:
+def test_a_chat_and_a_completion_report_them_too(lenient: RunningService) -> None:
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     answer = post(lenient, "/v1/chat/completions", **chat)
     assert answer.status_code == 200
@@ -117,12 +91,12 @@ def test_a_chat_and_a_completion_report_them_too(lenient: str) -> None:
     assert (answer.status_code, answer.headers[HEADER]) == (200, "user")
 
 
-def test_an_error_reports_them_too(lenient: str) -> None:
+def test_an_error_reports_them_too(lenient: RunningService) -> None:
     answer = post(lenient, "/v1/responses", input="hi", truncation="auto", max_output_tokens=0)
     assert (answer.status_code, answer.headers[HEADER]) == (400, "truncation")
 
 
-def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
+def test_a_message_with_what_agents_send(lenient: RunningService, strict: RunningService) -> None:
     params: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": 3,
@@ -134,11 +108,11 @@ def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
             "mcp_servers": [],
         },
     }
-    with anthropic.Anthropic(base_url=lenient, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=lenient.base_url, api_key="none", max_retries=0) as client:
         raw = client.messages.with_raw_response.create(**params)
         assert ordered(raw.headers[HEADER]) == ["context_management", "metadata"]
     with (
-        anthropic.Anthropic(base_url=strict, api_key="none", max_retries=0) as client,
+        anthropic.Anthropic(base_url=strict.base_url, api_key="none", max_retries=0) as client,
         pytest.raises(anthropic.BadRequestError, match=r"context_management|metadata"),
     ):
         client.messages.create(**params)
@@ -157,8 +131,10 @@ def test_a_message_with_what_agents_send(lenient: str, strict: str) -> None:
         ({"truncation": "auto"}, "truncation"),
     ],
 )
-def test_a_setting_refuses_them_by_name(strict: str, members: dict[str, Any], param: str) -> None:
-    with OpenAI(base_url=f"{strict}/v1", api_key="none", max_retries=0) as client:
+def test_a_setting_refuses_them_by_name(
+    strict: RunningService, members: dict[str, Any], param: str
+) -> None:
+    with OpenAI(base_url=f"{strict.base_url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model=MODEL, input="hi", **members)
         assert (refused.value.param, refused.value.code) == (param, "unsupported_parameter")
@@ -168,6 +144,6 @@ def test_a_setting_refuses_them_by_name(strict: str, members: dict[str, Any], pa
         assert kept.metadata == {"a": "b"}
 
 
-def test_a_page_may_read_what_was_ignored(lenient: str) -> None:
-    answer = httpx.get(f"{lenient}/v1/models", headers={"origin": "http://localhost:3000"})
+def test_a_page_may_read_what_was_ignored(lenient: RunningService) -> None:
+    answer = httpx.get(f"{lenient.base_url}/v1/models", headers={"origin": "http://localhost:3000"})
     assert HEADER in answer.headers["access-control-expose-headers"].split(", ")

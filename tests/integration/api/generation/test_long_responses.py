@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.integration.api.single_row_batch import batch_of
+from tests.support.batches import batch_of
 from tests.support.running_service import MODEL, RunningService
 from tests.support.service_fixtures import module_service
+from tests.support.sse_readers import payloads
 
 LONG = {"max_tokens": 400, "ignore_eos": True}  # with twenty alternatives each: half a megabyte
 MESSAGES = [{"role": "user", "content": "water"}]
@@ -28,9 +27,10 @@ CHAT: dict[str, Any] = {
 shared_service = module_service(keepalive_s=0.1)
 
 
-def events_of(answer: httpx.Response) -> list[Any]:
-    lines = (line for line in answer.text.split("\n") if line.startswith("data: {"))
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+def spelled(entries: list[Any]) -> str:
+    """The text of log probabilities, whose tokens the worker gives -0.5 each."""
+    assert {entry["logprob"] for entry in entries} <= {-0.5}
+    return "".join(entry["token"] for entry in entries if not entry["token"].startswith("<|"))
 
 
 @pytest.mark.promise(
@@ -49,7 +49,7 @@ def test_a_long_chat_answer_comes_in_chunks_and_is_its_stream(
     stream = client.post("/v1/chat/completions", json={**CHAT, "stream": True})
     (choice,) = whole.json()["choices"]
     text, entries = "", []
-    for event in events_of(stream):
+    for event in payloads(stream.content):
         for part in event["choices"]:
             text += part["delta"].get("content", "")
             entries += (part["logprobs"] or {"content": []})["content"]
@@ -57,6 +57,7 @@ def test_a_long_chat_answer_comes_in_chunks_and_is_its_stream(
     assert choice["logprobs"]["content"] == entries
     assert len(entries) == LONG["max_tokens"]
     assert all(len(entry["top_logprobs"]) == 20 for entry in entries)
+    assert spelled(entries) == text
 
 
 def test_a_long_completion_comes_in_chunks_and_is_its_stream(
@@ -70,7 +71,7 @@ def test_a_long_completion_comes_in_chunks_and_is_its_stream(
     for choice in whole.json()["choices"]:
         parts = [
             part
-            for event in events_of(stream)
+            for event in payloads(stream.content)
             for part in event["choices"]
             if part["index"] == choice["index"]
         ]
@@ -80,6 +81,8 @@ def test_a_long_completion_comes_in_chunks_and_is_its_stream(
                 one for part in parts for one in (part["logprobs"] or {name: []})[name]
             ]
             assert len(values) == LONG["max_tokens"]
+        assert choice["logprobs"]["token_logprobs"] == [-0.5] * LONG["max_tokens"]
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
 
 
 def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
@@ -99,34 +102,23 @@ def test_a_long_response_is_the_same_whole_streamed_stored_and_replayed(
     stored = client.get(f"/v1/responses/{whole.json()['id']}")
     assert stored.json() == whole.json()
     stream = client.post("/v1/responses", json={**params, "stream": True})
-    last = events_of(stream)[-1]["response"]
+    last = payloads(stream.content)[-1]["response"]
     again = client.get(f"/v1/responses/{last['id']}", params={"stream": "true"})
-    assert events_of(again) == events_of(stream)
+    assert payloads(again.content) == payloads(stream.content)
     for one in (whole.json(), last):
         (part,) = one["output"][0]["content"]
         assert len(part["logprobs"]) == 400
         assert part["logprobs"] == last["output"][0]["content"][0]["logprobs"]
-
-
-def test_a_short_answer_has_its_length(client: httpx.Client) -> None:
-    for path, params in (
-        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "max_tokens": 4}),
-        ("/v1/completions", {"prompt": "water", "max_tokens": 4}),
-        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
-        ("/v1/responses", {"input": "water", "max_output_tokens": 4}),
-        ("/generate", {"prompt": "water", "max_tokens": 4, "stream": False}),
-    ):
-        answer = client.post(path, json={"model": MODEL, **params})
-        assert answer.status_code == 200, answer.text
-        assert int(answer.headers["content-length"]) == len(answer.content)
+        assert spelled(part["logprobs"]) == part["text"]
+    deltas = [event for event in payloads(stream.content) if "delta" in event]
+    assert [spelled(delta["logprobs"]) for delta in deltas] == [delta["delta"] for delta in deltas]
 
 
 def test_an_old_client_gets_a_long_answer_until_the_connection_ends(
     service: RunningService,
 ) -> None:
-    address = urlsplit(service.base_url)
     body = json.dumps(CHAT).encode()
-    with socket.create_connection((str(address.hostname), address.port or 0), 60) as made:
+    with service.connect() as made:
         head = b"POST /v1/chat/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n" % len(body)
         made.sendall(head + body)

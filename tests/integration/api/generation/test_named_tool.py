@@ -13,9 +13,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.integration.api.chat_service import ENFORCED, module_chat_service, openai_client
+from tests.integration.api.chat_service import ENFORCED, module_chat_service
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import openai_client
 
 anthropic = lazy_import("anthropic")
 
@@ -129,7 +130,9 @@ def test_a_message_calls_a_named_tool_once(base_url: str) -> None:
                     tool_choice=choice,
                     thinking={"type": "disabled"},
                 )
-                assert [block.type for block in message.content] == ["tool_use"]
+                (call,) = message.content
+                assert (call.type, call.name) == ("tool_use", "depth")
+                assert call.input["gate"] in ("north", "south")
                 assert message.stop_reason == "tool_use"
 
 

@@ -16,10 +16,12 @@ import pytest
 from openai import OpenAI
 
 from shared.messages import PROMPT_SLICE_TOKENS
+from tests.support.batches import batch_of
 from tests.support.checkpoints import make_checkpoint
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
-from tests.support.running_service import frontend_of_worker, wait_until
+from tests.support.running_service import frontend_of_workers
 from tests.support.service_processes import MODEL
+from tests.support.sse_readers import payloads
 
 PROMPT = "The keeper counts to sixty, and the water is still 🌊."
 PROMPTS = ["The gate opens", "By noon the wind", "What happens in the night?"]
@@ -41,13 +43,17 @@ def base_url(
 ) -> Iterator[str]:
     directory, namespace = tmp_path_factory.mktemp("prompt_logprobs"), new_namespace()
     settings = {
+        "MODEL": str(checkpoint),
         "RUNNER": "model",
         "DEVICE": "cpu",
         "CPU_TIER": "reference",
         "MAX_NUM_BATCHED_TOKENS": "256",
         "DRAIN_TIMEOUT_S": "1",
     }
-    with frontend_of_worker(redis_url, namespace, checkpoint, directory, **settings) as frontend:
+    files = str(directory / "files")
+    with frontend_of_workers(
+        redis_url, namespace, directory, {MODEL: settings}, files_dir=files
+    ) as frontend:
         yield frontend.base_url
 
 
@@ -199,12 +205,11 @@ def test_prompts_in_a_list_and_choices_have_each_their_own(
     for choice, by_ids in zip(texts, by_ids_of, strict=True):
         assert by_ids["text"] == choice["text"]
         check_echo(reference, by_ids, PROMPTS[choice["index"] // 2], 1, num_out=4)
-    events = post(base_url, prompt=PROMPTS, stream=True, **body).text.split("\n\n")
+    events = payloads(post(base_url, prompt=PROMPTS, stream=True, **body).text)
     streamed: dict[int, list[Any]] = {index: [] for index in range(6)}
     for event in events:
-        if event.startswith("data: {"):
-            for choice in json.loads(event.removeprefix("data: "))["choices"]:
-                streamed[choice["index"]].append(choice)
+        for choice in event["choices"]:
+            streamed[choice["index"]].append(choice)
     for index, choice in enumerate(texts):
         assert "".join(part["text"] for part in streamed[index]) == choice["text"]
         values = [
@@ -302,25 +307,13 @@ def test_a_job_that_scored_is_read_along_as_any_other(base_url: str) -> None:
     answered = httpx.post(f"{base_url}/v1/completions", json=body, timeout=60).json()
     text = answered["choices"][0]["text"].removeprefix(LONG)
     tail = httpx.get(f"{base_url}/v1/jobs/{answered['id']}/stream").text
-    events = [json.loads(line[6:]) for line in tail.splitlines() if line.startswith("data: {")]
+    events = payloads(tail)
     assert "".join(event["text"] for event in events) == text
     assert sum(len(event["token_ids"]) for event in events) == 4
 
 
 def test_rows_of_a_batch_are_scored(base_url: str, reference: Reference) -> None:
-    row = {
-        "custom_id": "a",
-        "method": "POST",
-        "url": "/v1/completions",
-        "body": {**BODY, "prompt": LONG, "echo": True, "logprobs": 1, "max_tokens": 0},
-    }
-    with OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
-        made = client.files.create(file=("rows.jsonl", json.dumps(row).encode()), purpose="batch")
-        batch = client.batches.create(
-            input_file_id=made.id, endpoint="/v1/completions", completion_window="24h"
-        )
-        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch")
-        done = client.batches.retrieve(batch.id)
-        assert done.output_file_id is not None
-        line = json.loads(client.files.content(done.output_file_id).text)
+    body = {**BODY, "prompt": LONG, "echo": True, "logprobs": 1, "max_tokens": 0}
+    with httpx.Client(base_url=base_url, timeout=60) as client:
+        line = batch_of(client, body, "output_file_id", "/v1/completions")
     check_echo(reference, line["response"]["body"]["choices"][0], LONG, 1, num_out=0)

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.api.single_row_batch import batch_of
+from tests.support.batches import batch_of
+from tests.support.dialects import DIALECTS
 from tests.support.running_service import MODEL, RunningService
 from tests.support.service_fixtures import module_service
 
@@ -26,25 +27,25 @@ shared_service = module_service(max_answer_bytes=FEW_BYTES)
 
 TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
     (
-        "/v1/chat/completions",
+        "chat",
         {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, "n": 2, "max_tokens": 3},
         "max_tokens",
         "n 2, max_tokens 3, top_logprobs 20",
     ),
     (
-        "/v1/chat/completions",
+        "chat",
         {"messages": MESSAGES, "max_completion_tokens": 300},
         "max_completion_tokens",
         "max_completion_tokens 300",
     ),
     (
-        "/v1/completions",
+        "completions",
         {"prompt": ["a", "b"], "n": 2, "max_tokens": 5, "logprobs": 2},
         "max_tokens",
         "prompts 2, n 2, max_tokens 5, logprobs 2",
     ),
     (
-        "/v1/responses",
+        "responses",
         {
             "input": "water",
             "include": ["message.output_text.logprobs"],
@@ -55,35 +56,32 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
         "max_output_tokens 3, top_logprobs 9",
     ),
     (
-        "/v1/completions",
+        "completions",
         {"prompt": "water " * 20, "n": 20, "max_tokens": 1, "echo": True},
         "echo",
         "n 20, max_tokens 1 and 2440 bytes of prompts (echo)",
     ),
-    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 300}, "max_tokens", "max_tokens 300"),
-    ("/generate", {"prompt": "water", "max_tokens": 200}, "max_tokens", "max_tokens 200"),
+    ("messages", {"messages": MESSAGES, "max_tokens": 300}, "max_tokens", "max_tokens 300"),
+    ("generate", {"prompt": "water", "max_tokens": 200}, "max_tokens", "max_tokens 200"),
 ]
 
 
-@pytest.mark.parametrize(("path", "params", "param", "named"), TOO_LONG)
+@pytest.mark.parametrize(("name", "params", "param", "named"), TOO_LONG)
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_response_that_could_be_too_long_is_refused_by_name(
     client: httpx.Client,
     service: RunningService,
-    path: str,
+    name: str,
     params: dict[str, Any],
     param: str,
     named: str,
     is_streamed: bool,
 ) -> None:
-    answer = client.post(path, json={"model": MODEL, "stream": is_streamed, **params})
-    assert answer.status_code == 400, answer.text[:300]
-    error = answer.json()["error"]
-    assert named in error["message"]
-    assert str(FEW_BYTES) in error["message"]
-    if path != "/v1/messages":  # its dialect has neither
-        assert error["param"] == param
-        assert error["code"] == "answer_too_large"
+    body = {"model": MODEL, "stream": is_streamed, **params}
+    error = DIALECTS[name].error(client.post(DIALECTS[name].path, json=body), 400)
+    assert named in error.message
+    assert str(FEW_BYTES) in error.message
+    assert (error.param, error.code) == (param, "answer_too_large")
     assert not service.worker.seen, "nothing was queued"
 
 

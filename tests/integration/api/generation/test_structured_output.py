@@ -10,14 +10,10 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-from tests.integration.api.chat_service import (
-    ECHO_HERMES,
-    ENFORCED,
-    module_chat_service,
-    openai_client,
-)
+from tests.integration.api.chat_service import ECHO_HERMES, ENFORCED, module_chat_service
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import openai_client
 
 jsonschema = lazy_import("jsonschema")
 

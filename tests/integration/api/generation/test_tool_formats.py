@@ -15,10 +15,10 @@ from tests.integration.api.chat_service import (
     ECHO_MISTRAL,
     ENFORCED_GPT_OSS,
     module_chat_service,
-    openai_client,
 )
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import openai_client
 from tests.support.written_calls import WRITTEN
 
 anthropic = lazy_import("anthropic")

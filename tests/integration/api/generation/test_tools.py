@@ -18,11 +18,12 @@ from tests.integration.api.chat_service import (
     STOP,
     hermes_call,
     module_chat_service,
-    openai_client,
     saying,
 )
 from tests.support.lazy_import import lazy_import
 from tests.support.redis_server import redis_url  # noqa: F401
+from tests.support.service_fixtures import openai_client
+from tests.support.sse_readers import payloads
 
 jsonschema = lazy_import("jsonschema")
 
@@ -68,9 +69,9 @@ def stream(base_url: str, text: str, **members: Any) -> list[dict[str, Any]]:
     url = f"{base_url}/v1/chat/completions"
     with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:"]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
+        text = answer.read()
+    assert text.endswith(b"data: [DONE]\n\n")
+    return payloads(text)
 
 
 def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,13 +32,6 @@ FRAMINGS = {
 }
 
 
-@contextmanager
-def connection(service: RunningService) -> Iterator[socket.socket]:
-    address = urlsplit(service.base_url)
-    with socket.create_connection((str(address.hostname), address.port or 0), 60) as made:
-        yield made
-
-
 def read_answer(made: socket.socket) -> tuple[int, bytes]:
     """Status and body of an answer that says its length."""
     received = b""
@@ -77,8 +70,7 @@ def test_a_client_that_would_like_http2_is_answered_in_http1(
         "apart": [head, body],
         "byte by byte": [bytes([byte]) for byte in head + body],
     }[split]
-    with connection(service) as made:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with service.connect() as made:
         for _ in range(2):
             for piece in pieces:
                 made.sendall(piece)
@@ -90,7 +82,7 @@ def test_a_client_that_would_like_http2_is_answered_in_http1(
 
 def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(service: RunningService) -> None:
     body = b'{"prompt": "water", "max_tokens": 3}'
-    with connection(service) as made:
+    with service.connect() as made:
         made.sendall(
             b"POST /generate HTTP/1.0\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body
         )
@@ -99,14 +91,14 @@ def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection(service: RunningS
     assert b"connection: close" in head.lower()
     assert answer.startswith((b": ka\n", b"data: {"))
     assert answer.endswith(b"data: [DONE]\n\n")
-    with connection(service) as made:
+    with service.connect() as made:
         made.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
         assert json.loads(read_all(made).partition(b"\r\n\r\n")[2])["object"] == "list"
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: ", b"\r\n"])
 def test_an_endless_head_is_refused(service: RunningService, start: bytes) -> None:
-    with connection(service) as made:
+    with service.connect() as made:
         made.sendall(start)
         answer = b""
         # It closes while there is more to read: what it said may be lost on the way.
@@ -120,7 +112,7 @@ def test_an_endless_head_is_refused(service: RunningService, start: bytes) -> No
 
 
 def test_a_head_that_is_too_large_gets_a_431(service: RunningService) -> None:
-    with connection(service) as made:
+    with service.connect() as made:
         made.sendall(b"GET / HTTP/1.1\r\n")
         for _ in range(3):
             made.sendall(b"X-Large: " + b"a" * 30_000 + b"\r\n")
@@ -135,12 +127,12 @@ def test_a_head_that_never_ends_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 0.2)
     for start in (b"", b"GET /heal"):
-        with connection(service) as made:
+        with service.connect() as made:
             made.sendall(start)
             assert read_all(made) == b""
     # Long enough that even on a busy machine a whole head comes in time.
     monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 2.0)
-    with connection(service) as made:  # the timeout is of the head alone
+    with service.connect() as made:  # the timeout is of the head alone
         body = b'{"prompt": "water", "max_tokens": 3, "stream": false}'
         made.sendall(TO_GENERATE + b"Content-Length: %d\r\n\r\n" % len(body))
         time.sleep(2.5)
@@ -151,7 +143,7 @@ def test_a_head_that_never_ends_is_not_waited_for(
 def test_garbage_after_a_request_does_not_end_up_in_its_stream(service: RunningService) -> None:
     service.script.step_s = 0.01
     body = b'{"prompt": "water", "max_tokens": 400}'
-    with connection(service) as made:
+    with service.connect() as made:
         made.sendall(TO_GENERATE + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         received = b""
         while b"is_first" not in received:
@@ -183,8 +175,7 @@ def test_a_client_that_closes_its_own_side_counts_as_gone(
 ) -> None:
     """As for every server on asyncio: it cannot be told from a client that has left."""
     service.script.stop_after = 2
-    with connection(service) as made:
-        post(made, "/generate", {**STREAM, "stream": streamed})
+    with service.request({**STREAM, "stream": streamed}, "/generate") as made:
         wait_until(lambda: service.worker.seen, "the job")
         made.shutdown(socket.SHUT_WR)
         assert b'"done":true' not in read_all(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -12,19 +11,13 @@ import pytest
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     MODEL,
-    RunningService,
     running_frontend,
     running_service,
-    wait_until,
 )
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4}
 COMPLETION = {"model": MODEL, "prompt": "hi", "max_tokens": 4}
-UNSUPPORTED = "unsupported_parameter"
-NO_STRUCTURE = "structured_output_not_supported"
-MISSING = "missing_required_parameter"
-TOO_LONG = "context_length_exceeded"
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -61,24 +54,9 @@ def test_parameters_without_effect_are_accepted(client: httpx.Client) -> None:
     assert client.post("/v1/completions", json={**COMPLETION, **inert}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"7", b'"x"', b"null", b'{"prompt": NaN}', b"\xff\xfe", b"{}x"],
-)
-def test_a_body_that_is_no_json_object_is_a_400(client: httpx.Client, body: bytes) -> None:
-    headers = {"content-type": "application/json"}
-    for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/tokenize"):
-        answer = client.post(path, content=body, headers=headers)
-        assert error_of(answer, 400)["code"] == "invalid_json"
-
-
-def test_unknown_routes_and_methods_have_error_objects(client: httpx.Client) -> None:
+def test_unknown_routes_have_error_objects(client: httpx.Client) -> None:
     assert error_of(client.get("/v2/nothing"), 404)["code"] == "not_found"
     assert error_of(client.get("/v1/chat/completions//"), 404)["code"] == "not_found"
-    for path in ("/v1/chat/completions", "/v1/chat/completions/"):
-        refused = client.get(path)
-        assert error_of(refused, 405)["code"] == "method_not_allowed"
-        assert refused.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(
@@ -119,70 +97,12 @@ def test_what_can_be_an_id_has_the_methods_of_its_routes(client: httpx.Client) -
         assert refused.headers["allow"] == allowed
 
 
-@pytest.mark.parametrize(
-    "media_type", ["application/a/b+json", "application/json,application/json"]
-)
-def test_what_is_no_media_type_is_a_415(client: httpx.Client, media_type: str) -> None:
-    refused = client.post("/generate", content=b"{}", headers={"content-type": media_type})
-    assert error_of(refused, 415)["code"] == "unsupported_media_type"
-
-
-def test_an_unknown_model_is_a_404_before_anything_is_queued(
-    client: httpx.Client,
-    service: RunningService,
-) -> None:
-    error = error_of(client.post("/v1/completions", json={**COMPLETION, "model": "x/y"}), 404)
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert service.worker.seen == []
-
-
-def test_a_body_over_the_limit_is_a_413_announced_or_not(
-    redis_url: str,
-    checkpoint: Any,
-) -> None:
-    with (
-        running_service(redis_url, new_namespace(), checkpoint, max_body_bytes=2048) as small,
-        httpx.Client(base_url=small.base_url, headers={"content-type": "application/json"}) as http,
-    ):
-        announced = http.post("/v1/chat/completions", content=b" " * 3000)
-        assert error_of(announced, 413)["code"] == "request_too_large"
-        chunked = http.post("/v1/chat/completions", content=(b" " * 100 for _ in range(40)))
-        assert error_of(chunked, 413)["code"] == "request_too_large"
-        assert http.post("/generate", json={"prompt": "a"}).status_code == 200
-
-
-def test_a_full_queue_is_a_503_and_a_tenants_own_limit_a_429(
-    redis_url: str,
-    checkpoint: Any,
-) -> None:
-    limits = {"max_queued_jobs": 2, "max_queued_jobs_per_tenant": 1}
-    body = {"prompt": "a", "on_disconnect": "continue"}
-    with running_service(redis_url, new_namespace(), checkpoint, **limits) as small:
-        small.script.pulls = False
-        wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
-        with httpx.stream("POST", f"{small.base_url}/generate", json=body) as first:
-            assert first.status_code == 200
-            limited = httpx.post(f"{small.base_url}/generate", json=body)
-            assert error_of(limited, 429)["type"] == "rate_limit_error"
-            assert int(limited.headers["retry-after"]) >= 1
-    limits = {"max_queued_jobs": 1, "max_queue_share_per_tenant": 1}
-    with running_service(redis_url, new_namespace(), checkpoint, **limits) as small:
-        small.script.pulls = False
-        wait_until(lambda: small.worker.is_parked, "the worker to stop pulling")
-        with httpx.stream("POST", f"{small.base_url}/generate", json=body):
-            full = httpx.post(f"{small.base_url}/generate", json=body)
-            error = error_of(full, 503)
-            assert (error["type"], error["code"]) == ("overloaded_error", "server_overloaded")
-            assert int(full.headers["retry-after"]) >= 1
-
-
 def test_a_deadline_that_passes_in_the_queue_is_a_504(
     redis_url: str,
     checkpoint: Any,
 ) -> None:
     with running_service(redis_url, new_namespace(), checkpoint, request_timeout_s=0.3) as hasty:
-        hasty.script.pulls = False
-        wait_until(lambda: hasty.worker.is_parked, "the worker to stop pulling")
+        hasty.park()
         late = httpx.post(
             f"{hasty.base_url}/generate", json={"prompt": "a", "stream": False}, timeout=20
         )
@@ -192,32 +112,8 @@ def test_a_deadline_that_passes_in_the_queue_is_a_504(
         assert job["status"] == "expired"
 
 
-def test_no_live_worker_is_a_503_at_once(
-    redis_url: str,
-) -> None:
-    with running_frontend(redis_url, new_namespace()) as alone:
-        refused = httpx.post(f"{alone.base_url}/v1/completions", json=COMPLETION)
-        assert error_of(refused, 503)["code"] == "service_unavailable"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert httpx.get(f"{alone.base_url}/health").json()["status"] in ("no_workers", "degraded")
-        assert httpx.get(f"{alone.base_url}/ready").status_code == 503
-
-
-def test_the_answers_name_is_the_jobs_name(client: httpx.Client) -> None:
-    own = {"x-client-request-id": "mine-é-7" + "x" * 600, "x-request-id": "theirs"}
-    raw = {name: value.encode() for name, value in own.items()}
-    answer = client.post("/v1/chat/completions", json=CHAT, headers=raw)
-    assert answer.headers["x-request-id"] == answer.json()["id"]
-    job = client.get(f"/v1/jobs/{answer.json()['id']}").json()
-    assert job["id"] == answer.json()["id"]
-    assert job["client_request_id"].startswith("mine-")
-    assert len(job["client_request_id"]) <= 512
-    assert job["client_request_id"].isprintable()
-    streamed = client.post("/generate", json={"prompt": "a"})
-    assert streamed.headers["x-request-id"].startswith("gen-")
-    assert client.get(f"/v1/jobs/{streamed.headers['x-request-id']}").status_code == 200
-    names = {client.get("/health").headers["x-request-id"] for _ in range(3)}
-    assert len(names) == 3
+def test_each_response_has_a_name(client: httpx.Client) -> None:
+    assert len({client.get("/health").headers["x-request-id"] for _ in range(3)}) == 3
 
 
 def test_what_is_not_even_http_gets_an_error_object(client: httpx.Client) -> None:
@@ -278,27 +174,9 @@ def test_only_listed_origins_may_call_where_there_is_a_list(
         assert "access-control-allow-origin" not in preflight.headers
 
 
-def test_an_internal_error_is_a_500_with_everything_an_error_has(
-    service: RunningService,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken() -> dict[str, Any]:
-        raise RuntimeError("secret detail")
-
-    monkeypatch.setattr(service.app.state.services.health, "report", broken)
-    origin = "http://localhost:3000"
-    answer = httpx.get(f"{service.base_url}/health", headers={"origin": origin})
-    assert error_of(answer, 500)["type"] == "server_error"
-    assert "secret" not in answer.text
-    assert answer.headers["access-control-allow-origin"] == origin
-
-
 def test_a_slow_body_is_given_up(redis_url: str) -> None:
-    import socket
-
     with running_frontend(redis_url, new_namespace(), body_timeout_s=0.2) as impatient:
-        address = urlsplit(impatient.base_url)
-        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+        with impatient.connect() as connection:
             connection.sendall(
                 b"POST /generate HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"

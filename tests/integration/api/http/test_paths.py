@@ -10,8 +10,6 @@ from openai import OpenAI
 
 from tests.support.running_service import MODEL, RunningService
 
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-
 
 @pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}", "/v1/jobs", "/v1/files"])
 def test_a_trailing_slash_changes_nothing(client: httpx.Client, path: str) -> None:
@@ -21,16 +19,7 @@ def test_a_trailing_slash_changes_nothing(client: httpx.Client, path: str) -> No
     assert not behind.history
 
 
-def test_a_body_arrives_at_a_path_with_a_slash(client: httpx.Client) -> None:
-    for path, body in (
-        ("/v1/chat/completions/", CHAT),
-        ("/v1/messages/", CHAT),
-        ("/v1/completions/", {"model": MODEL, "prompt": "hi", "max_tokens": 4}),
-        ("/v1/responses/", {"model": MODEL, "input": "hi", "max_output_tokens": 16}),
-    ):
-        answer = client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-    assert client.post("/v1/messages/", json={}).json()["type"] == "error"  # in its dialect
+def test_a_query_arrives_at_a_path_with_a_slash(client: httpx.Client) -> None:
     answer = client.get("/v1/models/?limit=1", headers={"anthropic-version": "2023-06-01"})
     assert "has_more" in answer.json()
 

@@ -9,9 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -60,14 +58,6 @@ def alive(strict: RunningService) -> Iterator[None]:
     wait_until(lambda: not len(strict.app.state.open_requests), "all answers to end")
 
 
-@contextmanager
-def connection(service: RunningService) -> Iterator[socket.socket]:
-    address = urlsplit(service.base_url)
-    with socket.create_connection((str(address.hostname), address.port or 0), TIMEOUT_S) as made:
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield made
-
-
 def read_all(made: socket.socket) -> bytes:
     """Until the other side has closed, in whatever way."""
     received = b""
@@ -79,7 +69,7 @@ def read_all(made: socket.socket) -> bytes:
 
 def exchange(service: RunningService, sent: bytes, *, shut: bool = True) -> bytes:
     """What comes back for these bytes; `shut`: no more will come from here."""
-    with connection(service) as made:
+    with service.connect() as made:
         with contextlib.suppress(ConnectionError):
             made.sendall(sent)
             if shut:
@@ -151,7 +141,7 @@ def test_a_head_that_trickles_in_is_given_up(
 ) -> None:
     monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 0.4)
     head = TO_GENERATE + b"X-Slow: " + b"a" * 100_000
-    with connection(strict) as made:
+    with strict.connect() as made:
         assert trickle(made, (bytes([byte]) for byte in head)) == b""
 
 
@@ -159,7 +149,7 @@ def test_heads_that_trickle_in_on_a_used_connection_are_given_up(
     strict: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api.http.uvicorn_compat, "HEAD_TIMEOUT_S", 0.4)
-    with connection(strict) as made:
+    with strict.connect() as made:
         made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert made.recv(65536).startswith(b"HTTP/1.1 200")
         head = b"GET /health HTTP/1.1\r\n" + b"X-Slow: " + b"a" * 100_000
@@ -176,7 +166,7 @@ def impatient(strict: RunningService, monkeypatch: pytest.MonkeyPatch) -> Runnin
 @pytest.mark.parametrize("path", JSON_ROUTES)
 def test_a_body_that_trickles_in_is_given_up(impatient: RunningService, path: str) -> None:
     head = post(path, body=b" " * 50_000).partition(b" " * 100)[0]
-    with connection(impatient) as made:
+    with impatient.connect() as made:
         received = trickle(made, iter([head, *[b" "] * 40_000]))
     assert received.startswith(b"HTTP/1.1 408"), received
     assert b"x-should-retry: false" in received
@@ -185,7 +175,7 @@ def test_a_body_that_trickles_in_is_given_up(impatient: RunningService, path: st
 
 def test_chunks_that_trickle_in_are_given_up(impatient: RunningService) -> None:
     head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
-    with connection(impatient) as made:
+    with impatient.connect() as made:
         received = trickle(made, iter([head, *[b"1\r\n \r\n"] * 40_000]))
     assert received.startswith(b"HTTP/1.1 408"), received
 
@@ -193,7 +183,7 @@ def test_chunks_that_trickle_in_are_given_up(impatient: RunningService) -> None:
 def test_silent_connections_do_not_keep_others_out(strict: RunningService) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(200):
-            made = stack.enter_context(connection(strict))
+            made = stack.enter_context(strict.connect())
             made.sendall(b"POST /generate HTTP/1.1\r\n"[: number % 26])
         assert httpx.get(f"{strict.base_url}/health", timeout=TIMEOUT_S).status_code == 200
 
@@ -233,7 +223,7 @@ def test_as_many_headers_as_fit_are_read(strict: RunningService) -> None:
 @pytest.mark.parametrize("line", [b"X-More: " + b"a" * 100 + b"\r\n", b"a" * 64 + b"\r\n"])
 def test_trailers_without_end_are_not_kept(strict: RunningService, line: bytes) -> None:
     head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
-    with connection(strict) as made:
+    with strict.connect() as made:
         made.sendall(head + b"2\r\n{}\r\n0\r\n")
         taken = 0
         with contextlib.suppress(ConnectionError):
@@ -247,7 +237,7 @@ def test_trailers_without_end_are_not_kept(strict: RunningService, line: bytes) 
 @pytest.mark.parametrize("start", [b"2;x=", b"0" * 100])
 def test_an_endless_chunk_size_is_not_read_forever(strict: RunningService, start: bytes) -> None:
     head = TO_GENERATE + b"Transfer-Encoding: chunked\r\n\r\n"
-    with connection(strict) as made:
+    with strict.connect() as made:
         made.sendall(head + start)
         taken = 0
         with contextlib.suppress(ConnectionError):
@@ -418,7 +408,7 @@ def test_a_refused_host_is_answered_in_its_turn(strict: RunningService) -> None:
 @pytest.mark.parametrize("length", [5, 40, 70, 120])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 def test_a_client_may_break_off_anywhere(strict: RunningService, length: int, how: str) -> None:
-    with connection(strict) as made:
+    with strict.connect() as made:
         made.sendall(post("/generate")[:length])
         if how == "half":
             made.shutdown(socket.SHUT_WR)
@@ -447,7 +437,7 @@ def test_requests_behind_one_another_are_answered_in_order(strict: RunningServic
 def test_thousands_of_requests_behind_one_another_are_answered(strict: RunningService) -> None:
     one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with connection(strict) as made:
+    with strict.connect() as made:
         writer = threading.Thread(target=made.sendall, args=(one * 2000 + last,))
         writer.start()
         received = read_all(made)
@@ -467,7 +457,7 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(strict: RunningService) -
     head, _, body = post("/generate", "Expect: 100-continue\r\nConnection: close\r\n").partition(
         b"\r\n\r\n"
     )
-    with connection(strict) as made:
+    with strict.connect() as made:
         made.sendall(head + b"\r\n\r\n")
         assert made.recv(65536).startswith(b"HTTP/1.1 100")
         made.sendall(body)

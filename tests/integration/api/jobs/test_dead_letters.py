@@ -16,8 +16,7 @@ PATIENCE = {"queue_timeout": 300}
 @pytest.fixture
 def letter(client: httpx.Client, service: RunningService) -> str:
     """The public id of a job that killed its last engine a moment ago."""
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    service.park()
     queue, worker_id = service.transport.queue, service.worker.worker_id
     redis: Any = service.transport.connections.commands
     with client.stream("POST", "/generate", json=PROMPT | PATIENCE) as answer:

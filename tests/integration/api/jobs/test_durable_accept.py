@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import tempfile
@@ -14,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.batches import begin_batch, ended_batch
+from tests.support.dialects import DIALECTS, Dialect
 from tests.support.redis_server import new_namespace
 from tests.support.redis_topologies import HAS_WAITAOF, NO_WAITAOF, Server, free_ports
 from tests.support.running_service import (
@@ -26,14 +27,13 @@ from tests.support.running_service import (
 
 HEADER = "x-penstock-durability"
 needs_waitaof = pytest.mark.skipif(not HAS_WAITAOF, reason="this server is older than 7.2")
-MESSAGES = [{"role": "user", "content": "hi"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "/generate": {"prompt": "a", "stream": False},
-    "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
-    "/v1/completions": {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 4},
-    "/v1/messages": {"model": MODEL, "messages": MESSAGES, "max_tokens": 4},
-    "/v1/responses": {"model": MODEL, "input": "a", "max_output_tokens": 4, "background": True},
+# Two prompts of one request are two jobs; one in the background is accepted before it runs.
+MEMBERS: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": ["a", "b"]},
+    "responses": {"background": True},
 }
+BACKGROUND = DIALECTS["responses"].body(background=True)
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=str)
 
 
 @contextmanager
@@ -55,15 +55,18 @@ def url_of(server: Server) -> str:
     "Responses: it is accepted with the requested durability, which the response reports"
 )
 @needs_waitaof
-@pytest.mark.parametrize("path", BODIES)
-def test_a_response_reports_what_its_acceptance_waited_for(client: httpx.Client, path: str) -> None:
-    answer = client.post(path, json={**BODIES[path], "durability": "fsync"})
+@every_dialect
+def test_a_response_reports_what_its_acceptance_waited_for(
+    client: httpx.Client, dialect: Dialect
+) -> None:
+    members = MEMBERS.get(dialect.name, {})
+    answer = dialect.post(client, **members, durability="fsync")
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER] == "fsync"
     job = client.get(f"/v1/jobs/{answer.headers['x-request-id']}").json()
     assert job["durability"] == "fsync"
     for more in ({}, {"durability": "none"}):
-        plain = client.post(path, json={**BODIES[path], **more})
+        plain = dialect.post(client, **members, **more)
         assert HEADER not in plain.headers
         job = client.get(f"/v1/jobs/{plain.headers['x-request-id']}").json()
         assert job["durability"] == "none"
@@ -71,19 +74,20 @@ def test_a_response_reports_what_its_acceptance_waited_for(client: httpx.Client,
 
 @needs_waitaof
 def test_a_stream_begins_when_it_is_accepted_so(client: httpx.Client) -> None:
-    body = {**BODIES["/v1/chat/completions"], "stream": True, "durability": "fsync"}
-    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    dialect = DIALECTS["chat"]
+    body = dialect.body(stream=True, durability="fsync")
+    with client.stream("POST", dialect.path, json=body) as answer:
         assert answer.headers[HEADER] == "fsync"
         assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("path", BODIES)
+@every_dialect
 def test_while_replicas_are_away_a_request_for_them_is_to_be_repeated_and_makes_no_job(
-    client: httpx.Client, path: str
+    client: httpx.Client, dialect: Dialect
 ) -> None:
-    answer = client.post(path, json={**BODIES[path], "durability": "replicas"})
-    assert answer.status_code == (529 if path == "/v1/messages" else 503), answer.text
-    assert "0 of 1 replicas" in answer.text
+    answer = dialect.post(client, **MEMBERS.get(dialect.name, {}), durability="replicas")
+    error = dialect.error(answer, 503, "service_unavailable")
+    assert "0 of 1 replicas" in error.message
     assert "retry-after" in answer.headers
     assert HEADER not in answer.headers
     assert client.get(f"/v1/jobs/{answer.headers['x-request-id']}").status_code == 404
@@ -112,21 +116,12 @@ def test_the_prompts_of_one_request_wait_together(checkpoint: Path) -> None:
 
 @needs_waitaof
 def test_a_batch_is_accepted_durably(client: httpx.Client) -> None:
-    row = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
-    lines = json.dumps({**row, "body": body}).encode()
-    files = {"file": ("rows.jsonl", lines), "purpose": (None, "batch")}
-    params = {
-        "input_file_id": client.post("/v1/files", files=files).json()["id"],
-        "endpoint": "/v1/completions",
-        "completion_window": "1h",
-    }
-    assert client.post("/v1/batches", json={**params, "durability": "replicas"}).status_code == 503
+    assert begin_batch(client, body, durability="replicas").status_code == 503
     assert client.get("/v1/batches").json()["data"] == []
-    made = client.post("/v1/batches", json={**params, "durability": "fsync"})
+    made = begin_batch(client, body, durability="fsync")
     assert (made.status_code, made.headers[HEADER]) == (200, "fsync")
-    where = f"/v1/batches/{made.json()['id']}"
-    wait_until(lambda: client.get(where).json()["status"] == "completed", "the batch's end")
+    assert ended_batch(client, made.json()["id"])["status"] == "completed"
 
 
 @needs_waitaof
@@ -136,13 +131,9 @@ def test_what_the_server_cannot_do_at_all_is_refused_by_name(checkpoint: Path) -
         running_service(url_of(server), new_namespace(), checkpoint) as service,
         httpx.Client(base_url=service.base_url, timeout=20) as client,
     ):
-        answer = client.post(
-            "/v1/responses", json={**BODIES["/v1/responses"], "durability": "fsync"}
-        )
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "durability"
-        body = {**BODIES["/v1/chat/completions"], "durability": "fsync"}
-        assert client.post("/v1/chat/completions", json=body).status_code == 400
+        for dialect in (DIALECTS["responses"], DIALECTS["chat"]):
+            answer = dialect.post(client, durability="fsync")
+            assert dialect.error(answer, 400).param == "durability"
         counted = 'penstock:requests_total{kind="chat",outcome="refused_400"} 1.0'
         assert counted in client.get("/metrics").text
 
@@ -156,9 +147,8 @@ def test_what_is_not_confirmed_in_time_is_answered_503_and_cancelled(checkpoint:
         ) as service,
         httpx.Client(base_url=service.base_url, timeout=20) as client,
     ):
-        service.script.pulls = False
-        wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
-        body = {**BODIES["/v1/responses"], "durability": "fsync"}
+        service.park()
+        body = {**BACKGROUND, "durability": "fsync"}
         answer = client.post("/v1/responses", json=body)
         assert answer.status_code == 503, answer.text
         assert "did not confirm 'fsync'" in answer.json()["error"]["message"]
@@ -188,7 +178,7 @@ def test_replicas_by_setting(checkpoint: Path) -> None:
 
 
 def _check_replicas(client: httpx.Client, service: RunningService, replica: Server) -> None:
-    answer = client.post("/v1/responses", json=BODIES["/v1/responses"])
+    answer = client.post("/v1/responses", json=BACKGROUND)
     assert answer.headers[HEADER] == "replicas"
     job_id = answer.headers["x-request-id"].partition("_")[2]
     key = f"{service.settings.namespace}:{{p0}}:job:{job_id}"
@@ -197,12 +187,12 @@ def _check_replicas(client: httpx.Client, service: RunningService, replica: Serv
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        late = client.post("/v1/responses", json=BODIES["/v1/responses"])
+        late = client.post("/v1/responses", json=BACKGROUND)
         assert late.status_code == 503
     finally:
         os.kill(process.pid, signal.SIGCONT)
     replica.kill()
-    without = client.post("/v1/responses", json=BODIES["/v1/responses"])
+    without = client.post("/v1/responses", json=BACKGROUND)
     assert without.status_code == 503
     assert "0 of 1 replicas" in without.json()["error"]["message"]
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from api.jobs import protocol
-from tests.support.running_service import RunningService, wait_until
+from tests.support.running_service import RunningService
 
 PROMPT = {"prompt": "a gate and a wheel 😀 ", "max_tokens": 30, "ignore_eos": True}
 
@@ -77,8 +77,7 @@ def test_a_job_tells_of_its_attempts_and_how_each_ended(
     client: httpx.Client, service: RunningService
 ) -> None:
     """The first worker's engine dies, the next attempt is cancelled."""
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    service.park()
     transport = service.transport
     with client.stream("POST", "/generate", json={**PROMPT, "queue_timeout": 300}) as answer:
         name = answer.headers["x-request-id"]

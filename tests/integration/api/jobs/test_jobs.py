@@ -56,8 +56,7 @@ def test_a_finished_job_has_its_whole_record(client: httpx.Client) -> None:
 
 
 def test_waiting_jobs_know_their_place(client: httpx.Client, service: RunningService) -> None:
-    service.script.pulls = False
-    wait_until(lambda: service.worker.is_parked, "the worker to stop pulling")
+    service.park()
     body = {**PROMPT, "on_disconnect": "continue"}
     with (
         client.stream("POST", "/generate", json=body) as first,

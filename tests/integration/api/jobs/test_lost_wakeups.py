@@ -21,8 +21,9 @@ from shared.messages import START, Delta, Durability, ErrorCode, Failed, Finishe
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.jobs import RESYNC, JobEvent, Resync, Subscription
+from tests.support.jobs import Stream
 from tests.support.redis_server import namespace, redis_url  # noqa: F401
-from tests.support.transport_steps import FINISHED, Steps, Stream
+from tests.support.transport_steps import FINISHED, Steps
 
 SILENCE_S = 0.2
 PATIENCE_S = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.batches import begin_batch, ended_batch
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import (
     RunningService,
@@ -20,6 +20,7 @@ from tests.support.running_service import (
     wait_until,
 )
 from tests.support.service_processes import MODEL, WorkerProcess, worker_process
+from tests.support.sse_readers import payloads
 
 LIMIT_S = 60
 BODY = {"prompt": "the gate and the wheel ", "max_tokens": 20}
@@ -125,9 +126,7 @@ def test_a_chat_waits_for_the_next_worker_and_is_answered(
         metrics = served.get("/metrics/deployment").text
         assert f'penstock:queue_depth{{model_name="{MODEL}"}} 1.0' in metrics
         served.start_worker()
-        chunks = [
-            json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
-        ]
+        chunks = payloads(lines)
     text = "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
     assert text.startswith("the gate")
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
@@ -178,33 +177,10 @@ def test_rows_of_a_batch_wait_for_the_next_worker(
 ) -> None:
     served = Deployment(redis_url, tmp_path, stack)
     served.end_worker(served.start_worker(), signal.SIGTERM)
-    rows = "\n".join(
-        json.dumps(
-            {
-                "custom_id": f"row{number}",
-                "method": "POST",
-                "url": "/v1/completions",
-                "body": {**BODY, "model": MODEL},
-            }
-        )
-        for number in range(5)
-    )
-    base_url = served.frontend.base_url
-    uploaded = httpx.post(
-        f"{base_url}/v1/files", files={"file": ("rows.jsonl", rows)}, data={"purpose": "batch"}
-    ).json()
-    batch = {
-        "input_file_id": uploaded["id"],
-        "endpoint": "/v1/completions",
-        "completion_window": "24h",
-    }
-    batch_id = served.post("/v1/batches", batch).json()["id"]
-    wait_until(lambda: served.waiting() == 5, "rows in the queue", LIMIT_S)
-    served.start_worker()
-
-    def status() -> str:
-        return str(served.get(f"/v1/batches/{batch_id}").json()["status"])
-
-    wait_until(lambda: status() == "completed", "the batch's end", LIMIT_S)
-    counts = served.get(f"/v1/batches/{batch_id}").json()["request_counts"]
-    assert counts == {"total": 5, "completed": 5, "failed": 0}
+    with httpx.Client(base_url=served.frontend.base_url, timeout=60) as client:
+        batch_id = begin_batch(client, *[{**BODY, "model": MODEL}] * 5).json()["id"]
+        wait_until(lambda: served.waiting() == 5, "rows in the queue", LIMIT_S)
+        served.start_worker()
+        ended = ended_batch(client, batch_id, LIMIT_S)
+    assert ended["status"] == "completed"
+    assert ended["request_counts"] == {"total": 5, "completed": 5, "failed": 0}

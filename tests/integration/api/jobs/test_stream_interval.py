@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
 from tests.support.running_service import MODEL, RunningService
-from tests.support.sse_readers import by_lines
+from tests.support.sse_readers import payloads
 
 WORDS = "one two three four five six seven eight nine ten"
 PARAMS: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "ignore_eos": True}
@@ -25,7 +24,7 @@ def events_of(service: RunningService, path: str, body: dict[str, Any], **more: 
     params = {**body, "stream": True, **more}
     answer = httpx.post(service.base_url + path, json=params, timeout=20)
     assert answer.status_code == 200, answer.text
-    return [json.loads(data) for data in by_lines([answer.content]) if data != "[DONE]"]
+    return payloads(answer.content)
 
 
 def sizes_of(events: list[Any], choice: int = 0) -> list[int]:

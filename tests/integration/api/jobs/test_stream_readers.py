@@ -12,6 +12,7 @@ import pytest
 
 from bench.load_client import completions, new_session
 from bench.workloads import Seen, Work
+from tests.support.dialects import DIALECTS, Dialect
 from tests.support.lazy_import import lazy_import
 from tests.support.running_service import MODEL, RunningService
 from tests.support.sse_readers import by_blank_lines, by_lines
@@ -19,16 +20,11 @@ from tests.support.sse_readers import by_blank_lines, by_lines
 anthropic = lazy_import("anthropic")
 
 USER = [{"role": "user", "content": "one two three"}]
-PARAMS = {"model": MODEL, "max_tokens": 12, "stream": True}
 PLAIN_ROUTES = [
-    ("/v1/chat/completions", {**PARAMS, "messages": USER}),
-    ("/v1/completions", {**PARAMS, "prompt": "one two three"}),
-    ("/v1/completions", {**PARAMS, "prompt": ["one two", "three"]}),
-    ("/generate", {"prompt": "one two three", "max_tokens": 12}),
-]
-NAMED_ROUTES = [
-    ("/v1/messages", {**PARAMS, "messages": USER}),
-    ("/v1/responses", {"model": MODEL, "input": "one two three", "stream": True}),
+    (DIALECTS["chat"], "one two three"),
+    (DIALECTS["completions"], "one two three"),
+    (DIALECTS["completions"], ["one two", "three"]),
+    (DIALECTS["generate"], "one two three"),
 ]
 
 
@@ -55,11 +51,12 @@ def late_stream(
 @pytest.mark.promise(
     "Clients: clients that read lines and clients that split at blank lines see the same events"
 )
-@pytest.mark.parametrize(("path", "body"), PLAIN_ROUTES)
+@pytest.mark.parametrize(("dialect", "prompt"), PLAIN_ROUTES)
 def test_no_habit_of_reading_loses_an_event_behind_a_keepalive(
-    service: RunningService, path: str, body: dict[str, Any]
+    service: RunningService, dialect: Dialect, prompt: Any
 ) -> None:
-    reads = late_stream(service, "POST", path, body)
+    body = dialect.body(prompt, max_tokens=12, stream=True)
+    reads = late_stream(service, "POST", dialect.path, body)
     assert any(read == b": ka\n\n" for read in reads), "a comment comes in a read of its own"
     expected = list(by_lines(reads))
     assert expected[-1] == "[DONE]"
@@ -68,11 +65,12 @@ def test_no_habit_of_reading_loses_an_event_behind_a_keepalive(
     assert list(by_blank_lines(reads, strips=True)) == expected
 
 
-@pytest.mark.parametrize(("path", "body"), NAMED_ROUTES)
+@pytest.mark.parametrize("name", ["messages", "responses"])
 def test_named_events_are_found_by_lines_and_by_blank_lines(
-    service: RunningService, path: str, body: dict[str, Any]
+    service: RunningService, name: str
 ) -> None:
-    reads = late_stream(service, "POST", path, body)
+    body = DIALECTS[name].body("one two three", max_tokens=12, stream=True)
+    reads = late_stream(service, "POST", DIALECTS[name].path, body)
     expected = list(by_lines(reads))
     assert json.loads(expected[-1])["type"] in (
         "message_stop",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,10 +11,9 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.queue import JobEnd
 from tests.support.running_service import MODEL, RunningService, wait_until
 from tests.support.service_fixtures import module_service
+from tests.support.sse_readers import payloads
 
 patient_service = module_service(keepalive_s=15.0)
 
@@ -37,11 +35,10 @@ ROUTES = [
 
 def raw_post(service: RunningService, path: str, body: bytes, *headers: str) -> bytes:
     """Everything the server sends for one request over a plain socket."""
-    address = urlsplit(service.base_url)
-    with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+    with service.connect() as connection:
         lines = [
             f"POST {path} HTTP/1.1",
-            f"Host: {address.netloc}",
+            "Host: localhost",
             "Content-Type: application/json",
             f"Content-Length: {len(body)}",
             "Connection: close",
@@ -66,9 +63,8 @@ def dechunked(body: bytes) -> bytes:
 
 
 def data_events(text: bytes) -> list[Any]:
-    lines = [line for line in text.decode().split("\n") if line.startswith("data: ")]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert text.endswith(b"data: [DONE]\n\n")
+    return payloads(text)
 
 
 @pytest.mark.promise("Streaming: headers prevent proxy buffering; one event, one write")
@@ -129,81 +125,14 @@ def test_the_role_and_keepalives_come_while_the_job_still_waits(service: Running
         service.script.pulls = True
 
 
-def test_text_arrives_as_it_is_made_not_at_the_end(service: RunningService) -> None:
-    service.script.step_s = 0.1
-    times = []
-    with (
-        httpx.Client(base_url=service.base_url) as client,
-        connect_sse(client, "POST", "/generate", json=GENERATE) as source,
-    ):
-        for event in source.iter_sse():
-            times.append(time.monotonic())
-            assert event.data
-    # Read as one blob they would have one moment.
-    assert len({round(moment, 2) for moment in times}) >= 10
-    assert times[-1] - times[0] > 0.5
-
-
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 def test_no_comment_comes_while_no_silence_was_long(
     patient_service: RunningService, path: str, body: dict[str, Any]
 ) -> None:
     """SGLang's benchmark client takes every line of a stream as JSON."""
     received = raw_post(patient_service, path, json.dumps(body).encode())
-    assert data_events(received)
+    assert data_events(dechunked(received.partition(b"\r\n\r\n")[2]))
     assert b"\n:" not in received
-
-
-def test_the_first_sign_of_life_does_not_wait_for_a_token(service: RunningService) -> None:
-    service.script.starts = False
-    for path, body in ROUTES:
-        with httpx.stream("POST", service.base_url + path, json=body, timeout=20) as response:
-            assert next(response.iter_raw()).startswith((b": ka\n\n", b"data: "))
-
-
-@pytest.mark.parametrize(("path", "body"), ROUTES)
-def test_a_failure_in_the_stream_is_one_error_event_then_done(
-    service: RunningService,
-    path: str,
-    body: dict[str, Any],
-) -> None:
-    service.script.stop_after = 2
-    service.script.end = JobEnd(
-        JobState.FAILED, ErrorCode.NONFINITE_LOGITS, Usage(5, 2), message="not a number"
-    )
-    events = data_events(httpx.post(service.base_url + path, json=body, timeout=20).content)
-    errors = [event["error"] for event in events if "error" in event]
-    assert errors == [
-        {
-            "message": "not a number",
-            "type": "server_error",
-            "param": None,
-            "code": "nonfinite_logits",
-        }
-    ]
-    assert "error" in events[-1]
-    whole = httpx.post(service.base_url + path, json={**body, "stream": False}, timeout=20)
-    assert whole.status_code == 500
-    assert whole.json()["error"] == errors[0]
-    assert whole.headers["x-should-retry"] == "false"
-
-
-def test_a_cancel_from_outside_is_an_error_not_a_stop(service: RunningService) -> None:
-    service.script.step_s = 0.2
-    with httpx.stream(
-        "POST", f"{service.base_url}/v1/chat/completions", json={**CHAT, "max_tokens": 400}
-    ) as response:
-        parts = response.iter_raw()
-        received = next(parts)
-        job = f"{service.base_url}/v1/jobs/{response.headers['x-request-id']}"
-        assert httpx.delete(job).json()["status"] == "cancelled"
-        for part in parts:
-            received += part
-    events = data_events(received)
-    assert events[-1]["error"]["code"] == "cancelled"
-    assert not any(
-        choice["finish_reason"] for event in events for choice in event.get("choices", [])
-    )
 
 
 @pytest.mark.promise("Streaming: the last event carries the whole text")

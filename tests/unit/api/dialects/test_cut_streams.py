@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ from shared.messages import (
     Delta,
     Finished,
     FinishReason,
-    Job,
     SamplingParams,
     Segment,
     Usage,
@@ -122,12 +122,12 @@ def resume_point_of(error: Any) -> ResumePoint:
     return ResumePoint.parse(found[1])
 
 
-def log_of(sizes: Sequence[int], num_choices: int = 1) -> list[Delta | Finished]:
-    """Entries of so many tokens, a step for each, the choices in turn; and the end."""
+def log_of(sizes: Sequence[int]) -> list[Delta | Finished]:
+    """Entries of so many tokens, a step for each; and the end."""
     log: list[Delta | Finished] = []
     cursor = START
     for size in sizes:
-        segments = tuple(Segment(index % num_choices, 1, 1) for index in range(size))
+        segments = (Segment(0, 1, 1),) * size
         end = Cursor(cursor.num_tokens + size, cursor.num_bytes + size)
         log.append(Delta(cursor, end, (1,) * size, "a" * size, None, segments))
         cursor = end
@@ -135,33 +135,20 @@ def log_of(sizes: Sequence[int], num_choices: int = 1) -> list[Delta | Finished]
     return [*log, Finished(cursor, FinishReason.STOP, Usage(len(TOKEN_IDS), num_tokens))]
 
 
-def completion(
-    *, is_scored: bool = False, interval: int | None = None, num_choices: int = 1
-) -> MakeResponse:
+def completion(*, is_scored: bool = False, interval: int | None = None) -> MakeResponse:
     """Makes streamed answers; a scored prompt is repeated with its log probabilities."""
 
     def make(frontend: Any, events: Events) -> StreamResponse:
-        made = ResponseContext(id="x", model="m", created_s=7, num_choices=num_choices)
-        shape, prompt = CompletionShape(best_of=num_choices, n=num_choices), None
+        made = ResponseContext(id="x", model="m", created_s=7)
+        shape, prompt = CompletionShape(best_of=1, n=1), None
         sampling = SamplingParams(max_tokens=400)
         if is_scored:
             prompt, sampling = ScoredPrompt((1,) * len(TOKEN_IDS)), SCORED
             for part in SLICES:
                 prompt.take(part)
-            made = ResponseContext(
-                id="x", model="m", created_s=7, num_choices=num_choices, num_logprobs=0
-            )
-            shape = CompletionShape(
-                best_of=num_choices, n=num_choices, echoes=(PROMPT,), scored=(prompt,)
-            )
-        job = Job(
-            job_id=JOB.job_id,
-            kind="completion",
-            model="m",
-            prompt_token_ids=TOKEN_IDS,
-            sampling=sampling,
-            num_choices=num_choices,
-        )
+            made = ResponseContext(id="x", model="m", created_s=7, num_logprobs=0)
+            shape = CompletionShape(best_of=1, n=1, echoes=(PROMPT,), scored=(prompt,))
+        job = replace(JOB, prompt_token_ids=TOKEN_IDS, sampling=sampling, num_choices=1)
         return generation_response(
             frontend,
             (job,),
@@ -196,30 +183,6 @@ async def test_a_reader_goes_on_where_what_was_written_ends(
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("sizes", [(1,) * 24, (5, 130, 1)])
-async def test_what_several_choices_hold_is_neither_lost_nor_sent_twice(
-    sizes: tuple[int, ...],
-) -> None:
-    """Their tokens are not in one order, so a reader goes on choice by choice."""
-    make = completion(interval=3, num_choices=2)
-    for bodies in await cut_everywhere(log_of(sizes, 2), make):
-        *output, error = payloads_of(bodies)
-        result = [0, 0]
-        for payload in output:
-            for choice in payload["choices"]:
-                result[choice["index"]] += len(choice["text"])
-        point, before, index = resume_point_of(error), [0, 0], 0
-        for choice, had in point.ahead.items():
-            before[choice] += had.num_tokens
-        for size in sizes:
-            for step in range(size):
-                if index < point.cursor.num_tokens:
-                    before[step % 2] += 1
-                index += 1
-        assert result == before
-
-
-@pytest.mark.usefixtures("small_pieces")
 async def test_an_end_is_cut_between_events() -> None:
     """Without tokens a prompt is told by the end."""
     all_cut = await cut_everywhere(log_of(()), completion(is_scored=True))
@@ -233,14 +196,9 @@ async def test_an_end_is_cut_between_events() -> None:
 
 def response(frontend: Any, events: Events) -> StreamResponse:
     end = events[-1]
-    job = Job(
-        job_id=JOB.job_id,
-        kind="response",
-        model="m",
-        prompt_token_ids=TOKEN_IDS,
-        sampling=SamplingParams(max_tokens=400),
-        request_record="{}",
-    )
+    sampling = SamplingParams(max_tokens=400)
+    asked = replace(JOB, prompt_token_ids=TOKEN_IDS, sampling=sampling, num_choices=1)
+    job = replace(asked, kind="response", request_record="{}")
     assert isinstance(end, Finished)
     return generation_response(frontend, (job,), response_formatter(), Timing(), streamed=True)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from api.jobs.generation_response import generation_response
 from api.jobs.reader_position import Extent, ResumePoint
 from api.output_parsers.events import Reasoning, Text, ToolArguments, ToolCall
 from api.output_parsers.parser import OutputParserFactory, ParserConfig, Thinking
-from shared.messages import MAX_CHOICES, START, Cursor, Delta, Job, SamplingParams, Segment
+from shared.messages import MAX_CHOICES, START, Cursor, Delta, SamplingParams, Segment
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
 from tests.unit.api.dialects.cut_answers import Events, frontend_over, log_of_choices, tail_of
 from tests.unit.api.dialects.response_logs import TOKENIZER, TURNS, response_formatter
@@ -90,13 +91,9 @@ def response(num_choices: int) -> Formatter:
 
 
 def answer(made: Formatter, num_choices: int, interval: int | None, frontend: Any) -> Any:
-    job = Job(
-        job_id=JOB.job_id,
-        kind=made.kind,
-        model="m",
-        prompt_token_ids=(1,) * 3,
-        sampling=SamplingParams(max_tokens=400),
-        num_choices=num_choices,
+    sampling, prompt = SamplingParams(max_tokens=400), (1,) * 3
+    job = replace(
+        JOB, kind=made.kind, prompt_token_ids=prompt, sampling=sampling, num_choices=num_choices
     )
     return generation_response(
         frontend, (job,), made, Timing(), streamed=True, stream_interval=interval

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -222,31 +221,3 @@ async def test_a_replayed_response_writes_a_long_entry_in_pieces() -> None:
     bodies = [message["body"] for message in (await sent_by(response))[1:]]
     assert max(map(len, bodies)) < 2 * PIECE_BYTES < len(expected)
     assert b"".join(bodies).startswith(expected)
-
-
-@pytest.mark.parametrize("is_response", [False, True])
-async def test_a_tail_that_is_cut_within_an_entry_names_the_last_event_that_it_wrote(
-    is_response: bool,
-) -> None:
-    frontend, record = frontend_with(long_entry(1)), record_with(1)
-    bodies: list[bytes] = []
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if len(bodies) == 3:
-            frontend.open_requests.cut_all()
-            await asyncio.sleep(0)  # as uvicorn: it waits before it writes
-        bodies.append(message.get("body", b""))
-
-    response: Any = tail_response(frontend, record, ResumePoint())
-    name, place = b"id: ", b"'Last-Event-ID: %s'"
-    if is_response:
-        response = response_tail(frontend)
-        name, place = b'"sequence_number":', b"&starting_after=%s continues"
-    await response({"type": "http", "path": "/generate", "state": {}}, receive, send)
-    *written, farewell = bodies
-    ids = re.findall(name + rb"([0-9-]+)", b"".join(written))
-    assert 0 < len(ids) < NUM_TOKENS
-    assert place % ids[-1] in farewell

@@ -6,10 +6,10 @@ import pytest
 
 from api.jobs import accepted_jobs
 from api.jobs.accepted_jobs import DURABLE_S, PAGE, AcceptedJobs
-from shared.keys import new_job_id
-from shared.messages import Durability, Idempotency, Job, JobState, OnDisconnect, SamplingParams
+from shared.messages import Durability, Idempotency, Job, JobState
 from shared.transport.ports.admission import QueueFull
 from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, Restored
+from tests.support.transport_steps import make_job
 
 
 class Store:
@@ -43,16 +43,7 @@ class Bench:
         self.jobs = AcceptedJobs(self.store, lambda: self.now_s)  # type: ignore[arg-type]
 
     def accept(self, **changes: object) -> Job:
-        fields: dict[str, object] = {
-            "job_id": new_job_id(),
-            "model": "m",
-            "prompt_token_ids": (1, 2),
-            "sampling": SamplingParams(seed=1),
-            "kind": "response",
-            "on_disconnect": OnDisconnect.CONTINUE,
-            "timeout_ms": 60_000,
-        }
-        job = Job(**(fields | changes))  # type: ignore[arg-type]
+        job = make_job(**{"kind": "response", "timeout_ms": 60_000, **changes})
         self.jobs.add(job)
         self.store.found[job.job_id] = JobState.QUEUED
         return job

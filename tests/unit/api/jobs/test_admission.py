@@ -11,17 +11,16 @@ from api.errors import ApiError, UnavailableError
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
 from api.jobs.service import DisconnectTracker
-from shared.keys import new_job_id
 from shared.messages import (
     Durability,
     Job,
     OnDisconnect,
-    SamplingParams,
 )
 from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
 from shared.transport.ports.deployment import ProcessReport
 from shared.transport.ports.jobs import Allowance, Submitted, TransportError
 from shared.transport.ports.registry import QueueStats, WorkerStatus
+from tests.support.transport_steps import make_job
 
 
 class Store:
@@ -70,16 +69,6 @@ class Store:
         return QueueStats(queued=3, running=2, queued_tokens=70, totals={"finished": 4})
 
 
-def job() -> Job:
-    return Job(
-        job_id=new_job_id(),
-        model="m",
-        prompt_token_ids=(1,),
-        sampling=SamplingParams(),
-        kind="chat",
-    )
-
-
 def admission(store: Store) -> tuple[Admission, DisconnectTracker]:
     disconnects = DisconnectTracker(store)  # type: ignore[arg-type]
     limits = AdmissionLimits()
@@ -90,14 +79,14 @@ def admission(store: Store) -> tuple[Admission, DisconnectTracker]:
 
 
 async def test_a_submit_whose_answer_got_lost_is_repeated_under_the_same_id() -> None:
-    store, one = Store(), job()
+    store, one = Store(), make_job()
     store.failures = 1
     await admission(store)[0].submit(one)
     assert store.calls == [("submit", one.job_id)] * 2
 
 
 async def test_a_job_that_is_there_already_gets_its_reader_at_once() -> None:
-    store, one = Store(), job()
+    store, one = Store(), make_job()
     room = admission(store)[0]
     await room.submit(one, "fe#1")
     await room.submit(one, "fe#2")
@@ -105,7 +94,7 @@ async def test_a_job_that_is_there_already_gets_its_reader_at_once() -> None:
 
 
 async def test_a_submit_that_may_have_arrived_is_cancelled_until_the_cancel_is_confirmed() -> None:
-    store, one = Store(), job()
+    store, one = Store(), make_job()
     store.failures = 3
     room, disconnects = admission(store)
     with pytest.raises(UnavailableError) as caught:
@@ -125,7 +114,7 @@ async def test_a_full_queue_is_reported_once_and_not_tried_again(scope: str, sta
     store = Store()
     store.refusal = QueueFull(scope, 2.3)
     with pytest.raises(ApiError) as caught:
-        await admission(store)[0].submit(job())
+        await admission(store)[0].submit(make_job())
     assert caught.value.status == status
     assert caught.value.headers["retry-after"] == "3"
     assert len(store.calls) == 1
@@ -172,7 +161,7 @@ async def test_a_refusal_that_holds_for_every_job_is_known_for_a_moment(
     async def refused(*of: Any) -> None:
         store.refusal = QueueFull(*of)
         with pytest.raises(UnavailableError):
-            await room.submit(job())
+            await room.submit(make_job())
 
     await refused("tenant_tokens", 3.0)
     assert room.refusal_of("default") is None, "a shorter prompt may be accepted"
