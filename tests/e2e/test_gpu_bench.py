@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from bench.floor import Ceilings, ModelCost, floor_s
 from bench.shapes import SHAPES
 from bench.workloads import Work
+from tests.gpu.check import Suite, check
 from tests.gpu.wheels import LEFT_OUT, name_of, requirements
 from tests.support.launched import REPOSITORY
 
@@ -138,3 +140,31 @@ def test_nano_vllm_has_the_same_weights_and_requests(tmp_path: Path) -> None:
     lines = (tmp_path / "out" / "nano_vllm.jsonl").read_text().splitlines()[2:]
     assert [json.loads(line).get("failed") for line in lines] == [None, "status 1"]
     assert "penstock: " in died.stdout.splitlines()[-1], died.stdout
+
+
+def test_gpu_check_says_each_suites_end_and_keeps_to_its_bounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_wrong.py").write_text("def test_it():\n    assert 'seen' == 'wanted'\n")
+    (tmp_path / "test_slow.py").write_text("import time\ntime.sleep(60)\n")
+    suites = (
+        Suite("passes", 60, program=("this",)),
+        Suite("lacks a package", 60, program=("this",), needs=("no_such_package",)),
+        Suite("hangs", 1, paths=(str(tmp_path / "test_slow.py"),)),
+        Suite("fails", 60, paths=(str(tmp_path / "test_wrong.py"),)),
+        Suite("is too long", 3600, program=("this",)),
+    )
+    status = check(suites, tmp_path / "out", time.monotonic() + 600)
+    assert status == 1
+    lines = (tmp_path / "out" / "check.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    results = {one["name"]: (one["status"], one["result"]) for one in found}
+    assert results["passes"][0] == "ok"
+    assert results["lacks a package"] == ("left out", "no_such_package is not there")
+    assert results["hangs"][0] == "FAIL"
+    assert results["hangs"][1].startswith("not done in 1 s")
+    assert "assert 'seen' == 'wanted'" in results["fails"][1]
+    assert results["is too long"] == ("left out", "it may take 3600 s")
+    printed = capsys.readouterr().out
+    assert [one["name"] in printed for one in found] == [True] * len(suites)
+    assert "Namespaces are one honking great idea" in (tmp_path / "out" / "check.log").read_text()

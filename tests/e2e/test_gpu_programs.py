@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.profiler import ProfilerActivity
 
 from bench import cuda_kernels, cuda_sampling
 from bench.shapes import SHAPES
@@ -27,7 +29,8 @@ TINY = {
     "vocab_size": 300,
 }
 SHAPE = ["--shape", "tiny"]
-STEPS = ["--batch", "1", "3", "--context", "9", "--prefill", "9", "--seconds", "0"]
+STEPS = ["--batch", "2", "--context", "9", "--prefill", "9", "--seconds", "0"]
+LENGTHS = ["--shortest", "2", "--longest", "3"]
 # By program: its words, and what it has in the place of what is measured on a card.
 PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "cuda_kernels": (
@@ -56,15 +59,18 @@ PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
         },
     ),
     "engine_throughput": (
-        [*SHAPE, "--requests", "2", "--seqs", "2", "--shortest", "2", "--longest", "4"],
+        [*SHAPE, "--requests", "2", "--seqs", "2", *LENGTHS, "--batched-tokens", "16"],
         {},
     ),
     "forward_steps": (
-        [*SHAPE, *STEPS, "--device", "cuda", "--mix", "1x33+2x9", "--suffix", "33"],
+        [*SHAPE, *STEPS, "--device", "cuda", "--mix", "1x33+1x9", "--suffix", "33"],
         {},
     ),
-    "step_trace": ([*SHAPE, "--batch", "2", "--context", "9"], {"STEPS": 2}),
-    "host_time": (["--device", "cuda", "--seqs", "2", "--steps", "3"], {}),
+    "step_trace": (
+        [*SHAPE, "--batch", "2", "--context", "9"],
+        {"STEPS": 2, "ProfilerActivity": SimpleNamespace(CUDA=ProfilerActivity.CPU)},
+    ),
+    "host_time": (["--device", "cuda", "--seqs", "2", "--steps", "3", "--kinds", "greedy"], {}),
     "transformers_steps": (
         [*SHAPE, *STEPS, "--device", "cuda", "--ways", "native", "engine"],
         {},

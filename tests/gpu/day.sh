@@ -3,7 +3,7 @@
 #
 #   tests/gpu/day.sh 1    are the tokens right (the first minute), does the engine serve; 210 s at most
 #   tests/gpu/day.sh 2    throughput, steps and traces, and the same of the tree in .base; 245 s
-#   tests/gpu/day.sh 3    nano-vllm out of .peer, transformers' batching, kernels by themselves; 255 s
+#   tests/gpu/day.sh 3    nano-vllm out of .peer, transformers' batching, kernels by themselves; 195 s
 #
 # More words are the names of steps: these alone run.
 # .base is an older tree:   git archive 628a72f tests worker shared | tar x -C .base
@@ -73,8 +73,9 @@ case $run in
 3)
     if [ -d .peer ]; then
         export PYTHONPATH=$PWD:$PWD/.peer
-        # It compiles for most of a minute.
-        step "nano-vllm" 150 "$python" -m bench.nano_vllm --out "$OUT" --turns 1 --bound 120
+        # Compiled by torch 2.11 its first eight requests did not end in 90 s.
+        step "nano-vllm" 90 env TORCHDYNAMO_DISABLE=1 "$python" -m bench.nano_vllm \
+            --out "$OUT" --turns 1 --bound 60
     else
         echo "== nano-vllm: not there"
     fi

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from tests.support.triton_device import has_triton
@@ -21,6 +22,7 @@ from worker.model.cuda import graphs
 
 T = TypeVar("T")
 MEMORY = 1 << 30
+_GENERATOR = torch.Generator
 CARD = SimpleNamespace(
     multi_processor_count=8, name="a double", total_memory=MEMORY, major=9, minor=0
 )
@@ -34,6 +36,8 @@ class CudaOnCpu(TorchFunctionMode):
     ) -> Any:
         if function is torch.device:
             return function(*args, **(kwargs or {}))
+        if function == Tensor.is_cuda.__get__:
+            return True
         args = tuple(map(_on_cpu, args))
         kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         kwargs.pop("pin_memory", None)
@@ -63,6 +67,11 @@ class _Event:
         return max(1e-3, (end._at_s - self._at_s) * 1e3)
 
 
+class _Generator(_GENERATOR):
+    def __new__(cls, device: object = None) -> torch.Generator:  # type: ignore[misc]
+        return _GENERATOR()
+
+
 class _Graph:
     """Of a program's own: what it captures has run, and a replay does nothing."""
 
@@ -73,7 +82,7 @@ class _Graph:
 class _Capture:
     """A `Capture` of worker.model.cuda.graphs: what is captured runs at each replay."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, **options: object) -> None:
         """Takes any."""
 
     def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
@@ -95,7 +104,12 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_device_capability": lambda *_: (9, 0),
         "get_device_properties": lambda *_: CARD,
         "mem_get_info": lambda *_: (MEMORY, MEMORY),
+        "memory_allocated": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None,
         "empty_cache": lambda: None,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "synchronize": lambda *_: None,
         "current_stream": lambda *_: SimpleNamespace(synchronize=lambda: None),
         "Event": _Event,
@@ -104,6 +118,5 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, double in cuda.items():
         monkeypatch.setattr(torch.cuda, name, double)
-    generator = torch.Generator
-    monkeypatch.setattr(torch, "Generator", lambda device=None: generator())
+    monkeypatch.setattr(torch, "Generator", _Generator)
     monkeypatch.setattr(graphs, "CudaCapture", _Capture)
