@@ -17,7 +17,7 @@ from shared.messages import (
     Segment,
     TokenLogprob,
 )
-from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted
+from shared.transport.ports.admission import AdmissionLimits, JobStore, Submitted
 from shared.transport.ports.queue import Append, Delivery, JobEnd
 from shared.transport.wire import chain_hash
 
