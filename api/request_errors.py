@@ -95,8 +95,10 @@ def job_not_found(name: str) -> ClientError:
 
 def dead_letter_not_found(name: str) -> ClientError:
     """Returns the error of a dead letter that the caller does not see."""
-    message = f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': it never existed, "
-    "was deleted or has expired."
+    message = (
+        f"No dead letter of a job '{name[:MAX_ECHO_CHARS]}': it never existed, "
+        "was deleted or has expired."
+    )
     return ClientError(message, status=404, code="dead_letter_not_found", param="id")
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from api.errors import job_failed
-from api.request_errors import queue_full
+from api.request_errors import (
+    dead_letter_not_found,
+    job_not_found,
+    model_not_found,
+    queue_full,
+)
 from shared.messages import (
     START,
     ErrorCode,
@@ -48,3 +53,9 @@ def test_every_error_code_has_a_status() -> None:
 def test_retry_after_is_a_whole_number_of_seconds() -> None:
     assert queue_full(QueueFull("total", 0.01)).headers["retry-after"] == "1"
     assert "exceed its queue timeout" in queue_full(QueueFull("queue_timeout", 1.0)).message
+
+
+def test_an_error_of_something_that_is_not_there_is_a_whole_sentence() -> None:
+    for error in (model_not_found("m"), job_not_found("j"), dead_letter_not_found("j")):
+        assert error.message.endswith(".")
+        assert len(error.message.split()) > 8
