@@ -17,7 +17,8 @@ from shared.messages import (
     Segment,
     TokenLogprob,
 )
-from shared.transport.ports.jobs import AdmissionLimits, JobStore, Submitted
+from shared.transport.ports.admission import AdmissionLimits, SubmittingStore
+from shared.transport.ports.jobs import Submitted
 from shared.transport.ports.queue import Append, Delivery, JobEnd
 from shared.transport.wire import chain_hash
 
@@ -44,7 +45,7 @@ def make_job(job_id: str = "", prompt: Sequence[int] = (1, 2, 3), **members: Any
 
 
 async def accepted(
-    store: JobStore, job: Job, frontend: str = "", limits: AdmissionLimits = LIMITS
+    store: SubmittingStore, job: Job, frontend: str = "", limits: AdmissionLimits = LIMITS
 ) -> str:
     """Submits a job, which must be accepted. Returns its id."""
     assert (await store.submit(job, limits, frontend)).outcome is Submitted.ACCEPTED
