@@ -17,10 +17,12 @@ from worker.model.cuda.kernels.attention_plan import (
     UNIT_FIELDS,
     plan_attention,
 )
+from worker.model.cuda.kernels.chunk_attention import chunk_attention
 from worker.model.cuda.layers import store_keys_and_values
 from worker.model.kv_cache import KVCachePool
 
 _MIN_ROWS = 16  # of a matrix operand
+_MERGED_KEYS = 512  # that a program scans in the time that a division of keys costs
 _PLANNED_AT_ONCE = 1024  # units, or programs
 _INVARIANT_KEYS = 512  # of a step that is computed by itself
 _KEPT_STEPS = 8  # for each program
@@ -67,12 +69,14 @@ class TritonAttention:
         )
         self._is_invariant = is_invariant
         self._metadata: AttentionMetadata | None = None
-        self._plans: dict[object, _Plan] = {}  # of this step
+        self._plans: dict[object, _Plan] = {}  # of this step, as the next
+        self._even: dict[object, bool] = {}  # see _is_even
         self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
         self._plans = {}
+        self._even = {}
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         assert self._metadata is not None, "store comes after prepare"
@@ -94,7 +98,66 @@ class TritonAttention:
             self._attend(this, tiles, _Rows(0, decodes, 0), q, out, sinks)
         if chunks:
             tiles = chunk_tiles(*shape, is_narrow=self._is_narrow)
-            self._attend(this, tiles, _Rows(decodes, 0, chunks), q, out, sinks)
+            key = this.kv_heads, this.window, this.chunk, tiles
+            if key not in self._even:
+                self._even[key] = self._is_even(this, metadata, tiles, shape[0])
+            if self._even[key]:
+                self._attend_whole(this, tiles, q, out, sinks)
+            else:
+                self._attend(this, tiles, _Rows(decodes, 0, chunks), q, out, sinks)
+
+    def _is_even(
+        self, layer: _Layer, metadata: AttentionMetadata, tiles: Tiles, group: int
+    ) -> bool:
+        """Returns whether chunks need no division of keys: no tile takes much longer than an equal
+        share of all. In a graph the host does not know the lengths: False."""
+        if sum(metadata.query_lens) != metadata.num_tokens:
+            return False
+        tile_tokens = tiles.rows // group
+        longest = total = 0
+        for new, end in zip(
+            metadata.query_lens[metadata.num_decodes :],
+            metadata.context_lens[metadata.num_decodes :],
+            strict=True,
+        ):
+            reach = min([end, *(one + tile_tokens for one in (layer.window, layer.chunk) if one)])
+            longest = max(longest, reach)
+            total += -(-new // tile_tokens) * min(reach, end - new // 2)
+        share = layer.kv_heads * total // self._num_processors
+        return longest <= share + _MERGED_KEYS
+
+    def _attend_whole(
+        self, layer: _Layer, tiles: Tiles, q: Tensor, out: Tensor, sinks: Tensor | None
+    ) -> None:
+        """Attends with chunks, each tile by one program, the longest ones first."""
+        metadata = self._metadata
+        assert metadata is not None
+        decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
+        num_chunks = len(metadata.query_lens) - decodes
+        num_tiles = len(q) // (tiles.rows // group) + num_chunks
+        table = metadata.block_table[decodes:]
+        chunk_attention[(layer.kv_heads, num_tiles)](
+            q,
+            layer.keys,
+            layer.values,
+            out,
+            metadata.cu_q[decodes:],
+            metadata.seq_lens[decodes:],
+            table,
+            out if sinks is None else sinks,
+            num_chunks=num_chunks,
+            q_stride=q.stride(0),
+            q_head_stride=q.stride(1),
+            out_stride=out.stride(0),
+            table_stride=table.stride(0),
+            GROUP=group,
+            BLOCK_M=tiles.rows,
+            BLOCK_N=tiles.keys,
+            HAS_SINKS=sinks is not None,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **layer.arguments,
+        )
 
     def _attend(
         self,

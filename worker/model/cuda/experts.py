@@ -88,7 +88,7 @@ class Experts:
                 )
 
     def __call__(self, x: Tensor, chosen: Tensor, by: Tensor) -> Tensor:
-        """All are contiguous. Nothing here waits for the device."""
+        """Computes a step, whose tensors are contiguous. Nothing here waits for the device."""
         weights = self._weights
         num_experts, size, inner_size = weights.down.shape
         num_tokens, num_chosen = chosen.shape

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import NO_TRITON, has_triton, multiply_in_order
+from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton, multiply_in_order
 
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
@@ -138,6 +138,8 @@ def test_random_lengths_equal_torchs_operators(
     processors: int, scores: LayerScores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_num_processors", lambda device: processors)
+    if processors > 1:  # chunks are divided as well
+        monkeypatch.setattr(attention, "_MERGED_KEYS", -(1 << 20))
     rng = np.random.default_rng(processors)
     shape = [(int(past), 1) for past in rng.integers(0, 700, 5)]
     shape += [(int(past), int(new)) for past, new in rng.integers(2, 150, (3, 2))]
@@ -184,6 +186,28 @@ def expected_of(
     )
     backend.store(0, pool.keys[0][blocks, offsets].clone(), pool.values[0][blocks, offsets].clone())
     backend.attend(0, q, out, sinks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ([(0, 512)], True),
+        ([(0, 8192)], True),
+        ([(511, 1), (0, 2048)], True),
+        ([(8192, 16)], False),
+        ([(131_072, 16), (0, 512)], False),
+    ],
+)
+def test_whole_prompts_are_not_divided_by_their_keys(
+    shape: Shape, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_num_processors", lambda device: 132)
+    backend = TritonAttention(new_pool(1, 8, 16, torch.float32))
+    tiles = chunk_tiles(4, 128, torch.bfloat16)
+    step = metadata(shape, [[0]] * len(shape))
+    assert backend._is_even(backend._layers[0], step, tiles, 4) is expected
+    in_a_graph = replace(step, query_lens=(0,) * len(shape))
+    assert not backend._is_even(backend._layers[0], in_a_graph, tiles, 4)
 
 
 REACHES = [Reach(), Reach(window=150)]
@@ -244,6 +268,7 @@ def test_an_invariant_prompt_has_the_bits_of_its_decodes(reach: Reach, dtype: to
     assert torch.equal(decoded, whole[places])
 
 
+@pytest.mark.skipif(not IS_INTERPRETED, reason="what a device rounds may be equal")
 def test_without_invariance_rows_may_depend_on_their_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

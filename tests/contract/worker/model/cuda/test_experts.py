@@ -14,6 +14,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from tests.support.torch_device import torch_device
+from tests.support.triton_compile import Variant, compile_variants
 from tests.support.triton_device import IS_INTERPRETED, NO_TRITON, has_triton
 
 if not has_triton():
@@ -22,10 +23,12 @@ if not has_triton():
 from worker.engines.transformers.gates import experts_weights
 from worker.model.cuda import experts
 from worker.model.cuda.experts import Experts, ExpertTiles, expert_tiles
+from worker.model.cuda.kernels.experts import CLAMPED, PLAIN, SILU
 
 pytestmark = pytest.mark.triton
 DTYPES = (torch.float32, torch.bfloat16)
 HIDDEN, INNER = 96, 48
+KERNELS = "worker.model.cuda.kernels.experts"
 
 
 def module_of(kind: str, dtype: torch.dtype) -> nn.Module:
@@ -126,3 +129,62 @@ def test_tiles_divide_the_inner_numbers_and_grow_with_the_tokens() -> None:
 
 def test_experts_of_other_kinds_are_left_alone() -> None:
     assert experts_weights(nn.Linear(16, 16), torch.float32) is None
+
+
+def sorting() -> Variant:
+    signature = {"experts": "*i64", "order": "*i32", "starts": "*i32", "num_pairs": "i32"}
+    constants = {"EXPERTS": 128, "BLOCK": 1024}
+    return Variant(f"{KERNELS}:sort_pairs", signature, constants)
+
+
+def summing() -> Variant:
+    signature = dict.fromkeys(("results", "weights", "out"), "*bf16") | {"chosen": "i32"}
+    constants = {"SIZE": 2048, "BLOCK": 1024}
+    return Variant(f"{KERNELS}:sum_pairs", signature, constants)
+
+
+def product(
+    arch: str, num_pairs: int, num_experts: int, size_in: int, size_out: int, activation: int
+) -> Variant:
+    tiles = expert_tiles(num_pairs, num_experts, size_in, 2)
+    numbers = {"limit": "fp32", "alpha": "fp32", "divisor": "i32"}
+    signature = {
+        **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
+        **dict.fromkeys(("order", "starts"), "*i32"),
+        **numbers,
+    }
+    constants = {
+        "EXPERTS": num_experts,
+        "EXPERTS_WIDTH": num_experts,
+        "IN": size_in,
+        "OUT": size_out,
+        "BLOCK_M": tiles.rows,
+        "BLOCK_N": tiles.columns,
+        "BLOCK_K": tiles.inner,
+        "ACTIVATION": activation,
+        "HAS_BIAS": activation == int(CLAMPED),
+        "PRECISION": "tf32",
+    }
+    name = f"{KERNELS}:experts_product"
+    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+
+
+@pytest.mark.timeout(600)  # of ptxas
+@pytest.mark.skipif(not IS_INTERPRETED, reason="a device compiles them itself")
+def test_experts_spill_no_register_and_use_the_matrix_units() -> None:
+    silu, clamped, plain = int(SILU), int(CLAMPED), int(PLAIN)
+    variants = [
+        sorting(),
+        summing(),
+        *(product("sm_90", pairs, 128, 2048, 768, silu) for pairs in (8, 2560, 8192, 65536)),
+        *(product("sm_90", pairs, 128, 768, 2048, plain) for pairs in (8, 65536)),
+        *(product("sm_90", pairs, 32, 2880, 2880, clamped) for pairs in (4, 16384)),
+        *(product("sm_90", pairs, 8, 4096, 14336, silu) for pairs in (2, 4096)),
+        *(product("sm_80", pairs, 128, 2048, 768, silu) for pairs in (8, 65536)),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        if "product" in variant.kernel:
+            is_wgmma = variant.arch == "sm_90" and variant.constexprs["BLOCK_M"] >= 64
+            assert ("wgmma.mma_async" if is_wgmma else "mma.sync") in compiled.ptx, variant
+            assert compiled.shared <= (227 if variant.arch == "sm_90" else 164) << 10, variant

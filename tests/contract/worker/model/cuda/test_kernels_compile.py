@@ -17,10 +17,8 @@ pytest.importorskip("triton")
 
 from worker.model.cuda import attention
 from worker.model.cuda.attention import Tiles, chunk_tiles, decode_tiles, invariant_tiles
-from worker.model.cuda.experts import expert_tiles
 from worker.model.cuda.fp8 import block_tiles
 from worker.model.cuda.invariant import COLUMNS, ROWS, inner_size
-from worker.model.cuda.kernels.experts import CLAMPED, SILU
 from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK
 
 pytestmark = [
@@ -189,6 +187,20 @@ def chunks(arch: str, dim: int, group: int, *, is_narrow: bool = False, **change
     return attend(tiles, arch, dim, group, HAS_UNMASKED=has_unmasked, **changes)
 
 
+def whole_prompts(arch: str, dim: int, group: int) -> Variant:
+    tiles = chunk_tiles(group, dim, torch.bfloat16)
+    constants = {**PLAIN, **heads(dim, group), "BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys}
+    signature = {
+        **LAYER,
+        **dict.fromkeys(("cu_q", "seq_lens", "table"), "*i32"),
+        **SCORES,
+        "num_chunks": "i32",
+        **STRIDES,
+    }
+    name = f"{KERNELS}.chunk_attention:chunk_attention"
+    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
+
+
 def invariant(arch: str, dim: int, group: int, **changes: Any) -> Variant:
     width = 1 << (dim - 1).bit_length()
     tiles = invariant_tiles(group, width, torch.bfloat16)
@@ -261,6 +273,7 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         merge("sm_80", 16),
         plan("sm_90"),
         plan("sm_80", HAS_WINDOW=True, KEEPS_STEPS=True),
+        whole_prompts("sm_90", 128, 4),
         chunks("sm_90", 128, 4),
         chunks("sm_80", 128, 4),
         chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True),
@@ -347,63 +360,6 @@ def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
         # Threads meet only where they sum up, behind the last read of weights.
         last_read = compiled.ptx.rindex("ld.global.v4")
         assert "bar.sync" not in compiled.ptx[:last_read], variant
-
-
-def sort_pairs() -> Variant:
-    signature = {"experts": "*i64", "order": "*i32", "starts": "*i32", "num_pairs": "i32"}
-    constants = {"EXPERTS": 128, "BLOCK": 1024}
-    return Variant(f"{KERNELS}.experts:sort_pairs", signature, constants)
-
-
-def sum_pairs() -> Variant:
-    signature = dict.fromkeys(("results", "weights", "out"), "*bf16") | {"chosen": "i32"}
-    constants = {"SIZE": 2048, "BLOCK": 1024}
-    return Variant(f"{KERNELS}.experts:sum_pairs", signature, constants)
-
-
-def experts(
-    arch: str, num_pairs: int, num_experts: int, size_in: int, size_out: int, activation: int
-) -> Variant:
-    tiles = expert_tiles(num_pairs, num_experts, size_in, 2)
-    numbers = {"limit": "fp32", "alpha": "fp32", "divisor": "i32"}
-    signature = {
-        **dict.fromkeys(("x", "weight", "bias", "out"), "*bf16"),
-        **dict.fromkeys(("order", "starts"), "*i32"),
-        **numbers,
-    }
-    constants = {
-        "EXPERTS": num_experts,
-        "EXPERTS_WIDTH": num_experts,
-        "IN": size_in,
-        "OUT": size_out,
-        "BLOCK_M": tiles.rows,
-        "BLOCK_N": tiles.columns,
-        "BLOCK_K": tiles.inner,
-        "ACTIVATION": activation,
-        "HAS_BIAS": activation == int(CLAMPED),
-        "PRECISION": "tf32",
-    }
-    name = f"{KERNELS}.experts:experts_product"
-    return Variant(name, signature, constants, arch, tiles.warps, tiles.stages)
-
-
-def test_experts_spill_no_register_and_use_the_matrix_units() -> None:
-    silu, clamped, plain = int(SILU), int(CLAMPED), 0
-    variants = [
-        sort_pairs(),
-        sum_pairs(),
-        *(experts("sm_90", pairs, 128, 2048, 768, silu) for pairs in (8, 2560, 8192, 65536)),
-        *(experts("sm_90", pairs, 128, 768, 2048, plain) for pairs in (8, 65536)),
-        *(experts("sm_90", pairs, 32, 2880, 2880, clamped) for pairs in (4, 16384)),
-        *(experts("sm_90", pairs, 8, 4096, 14336, silu) for pairs in (2, 4096)),
-        *(experts("sm_80", pairs, 128, 2048, 768, silu) for pairs in (8, 65536)),
-    ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
-        if "product" in variant.kernel:
-            is_wgmma = variant.arch == "sm_90" and variant.constexprs["BLOCK_M"] >= 64
-            assert ("wgmma.mma_async" if is_wgmma else "mma.sync") in compiled.ptx, variant
-            assert compiled.shared <= (227 if variant.arch == "sm_90" else 164) << 10, variant
 
 
 def test_invariant_products_spill_no_register_and_use_the_matrix_units() -> None:
