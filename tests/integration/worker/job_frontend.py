@@ -16,7 +16,8 @@ from shared.messages import (
     JobState,
     PromptSlice,
 )
-from shared.transport.ports.jobs import JobStore, TransportError
+from shared.transport.ports.admission import SubmittingStore
+from shared.transport.ports.jobs import TransportError
 from tests.support.jobs import accepted, make_job
 
 TIMEOUT_S = 60.0
@@ -25,7 +26,7 @@ TIMEOUT_S = 60.0
 class Frontend:
     """Submits jobs and follows their logs."""
 
-    def __init__(self, store: JobStore, model: str) -> None:
+    def __init__(self, store: SubmittingStore, model: str) -> None:
         self.store = store
         self.model = model
 
