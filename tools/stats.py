@@ -65,8 +65,8 @@ CHAT_PATHS = (
         "log -> SSE",
         first=("api.jobs.service", "api.jobs.stream_response", "api.dialects.chat.formatter"),
         until=("api.jobs.admission",),
-        max_files=25,
-        max_lines=5000,
+        max_files=26,
+        max_lines=5120,
     ),
     # A whole answer: what it has beside the relay and the formatter of the path before.
     ReadingPath(
