@@ -73,8 +73,8 @@ CHAT_PATHS = (
         "log -> JSON",
         first=("api.jobs.generation_response",),
         until=("api.generation.formatter", "api.jobs.sources", "api.jobs.stream_response"),
-        max_files=23,
-        max_lines=4300,
+        max_files=24,
+        max_lines=4410,
     ),
 )
 ON_DEMAND = "api.on_demand"  # whose PARTS name the modules imported when a request needs them
