@@ -37,8 +37,6 @@ PARTS: Mapping[str, str] = {
     "body_coding": "api.http.body_coding",
     "merged_stream": "api.jobs.merged_stream",
     "batched_deltas": "api.jobs.batched_deltas",
-    # the offset of streams with several choices, or with text that is held back
-    "sent_choices": "api.jobs.sent_choices",
 }
 
 

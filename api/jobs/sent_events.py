@@ -220,8 +220,10 @@ class SentPlace:
     def by_choice(self) -> Any:
         """Returns the counts of each choice, from here on until all of them was sent."""
         if self._counts is None:
-            new_counts = load_part("sent_choices").SentChoices
-            self._counts = new_counts(self._cursor, self._ordered_end)
+            # Not above: it needs `extent_of` of this module.
+            from api.jobs.sent_choices import SentChoices
+
+            self._counts = SentChoices(self._cursor, self._ordered_end)
         return self._counts
 
     def include_in_order(self, end: Cursor) -> None:
