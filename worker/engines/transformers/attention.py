@@ -248,7 +248,7 @@ class _RotatesInto:
     def begin(self, metadata: AttentionMetadata) -> None:
         """Prepares a step."""
         self._slots = metadata.slots
-        # Of the cosines, which have a row for each token.
+        # The cosines have a row for each token.
         self._rows = torch.arange(
             metadata.num_tokens, dtype=torch.int32, device=metadata.slots.device
         )

@@ -71,7 +71,7 @@ class Experts:
 
     def _compile(self) -> None:
         """Compiles the product for all tiles, so that no answer waits for it: without pairs, all
-        programs end at once. Experts of the same shapes share what is compiled."""
+        programs end at once. Experts of the same shapes share compiled kernels."""
         weights = self._weights
         num_experts, size, inner_size = weights.down.shape
         new = partial(weights.down.new_zeros, 1)

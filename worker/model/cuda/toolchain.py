@@ -1,8 +1,8 @@
-"""Whether Triton compiles and launches kernels on this machine, and what is missing where not.
+"""Checks that Triton compiles and launches kernels on this machine, and names the missing part.
 
     python -m worker.model.cuda.toolchain
 
-compiles a kernel for a GPU that need not be there, prints what is missing, and ends with status 1
+compiles a kernel for a GPU that need not be there, prints the missing part if there is one, and ends with status 1
 then: for images, whose kernels are first compiled elsewhere.
 """
 
@@ -32,7 +32,7 @@ _ARCH = 80
 @functools.cache
 def unavailable_reason(device: torch.device) -> str | None:
     """Returns why kernels cannot run on the device, None where they can: compiles one and launches
-    it. What is missing is looked for once."""
+    it. The check runs once."""
     try:
         from worker.model.cuda.layers import gate
     except ImportError as error:

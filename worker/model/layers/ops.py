@@ -49,8 +49,8 @@ class ExpertWeights:
     alpha: float = 0.0
 
 
-# Of x [tokens, hidden], the experts of each token [tokens, chosen] and their weights, [tokens,
-# hidden]; all contiguous.
+# Called with x [tokens, hidden], the experts of each token [tokens, chosen] and their weights;
+# returns [tokens, hidden]; all contiguous.
 ComputeExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # What torch's private operators raise where they are missing, or have changed. Callers log or

@@ -19,7 +19,7 @@ _WEIGHT = ".weight"
 # Whatever its name, a weight is its values times these.
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _INPUT_SCALES = (".input_scale", ".activation_scale")
-# Scales of keys and values in FP8, which are rounded with a scale of 1: a larger one tells that
+# Scales of keys and values in FP8, which are rounded with a scale of 1: a larger one shows that
 # some are beyond what e4m3 has.
 _KV_SCALES = (".k_scale", ".v_scale", ".kv_scale")
 _OTHERS = (".q_scale", ".output_scale")
