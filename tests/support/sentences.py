@@ -22,7 +22,7 @@ _PLACES = {
 }
 _CONSTANTS = re.compile(r"\w*CODE|MISSING|NOT_SERVED")
 # Modules whose tables of codes are tuples.
-_TABLES = ("api/errors.py", "api/http/middleware.py")
+_TABLES = ("api/request_errors.py", "api/http/middleware.py")
 # Made of a parameter's name, or of the kind of an input.
 _MADE = {
     "method_not_allowed",
