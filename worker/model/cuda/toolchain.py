@@ -2,8 +2,8 @@
 
     python -m worker.model.cuda.toolchain
 
-compiles a kernel for a GPU that need not be there. If a part is missing it prints that and ends with
-status 1: for images, whose kernels are first compiled elsewhere.
+compiles a kernel for a GPU that need not be there. If a part is missing, it prints that and ends
+with status 1: for images, whose kernels are first compiled elsewhere.
 """
 
 from __future__ import annotations
