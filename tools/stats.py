@@ -68,13 +68,12 @@ CHAT_PATHS = (
         max_files=26,
         max_lines=5120,
     ),
-    # A whole answer: what it has beside the relay and the formatter of the path before.
     ReadingPath(
         "log -> JSON",
-        first=("api.jobs.generation_response",),
-        until=("api.generation.formatter", "api.jobs.sources", "api.jobs.stream_response"),
-        max_files=24,
-        max_lines=4410,
+        first=("api.jobs.generation_response", "api.dialects.chat.formatter"),
+        until=("api.jobs.admission",),
+        max_files=28,
+        max_lines=5340,
     ),
 )
 ON_DEMAND = "api.on_demand"  # whose PARTS name the modules imported when a request needs them

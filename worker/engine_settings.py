@@ -141,8 +141,8 @@ class EngineSettings(SharedSettings):
     vllm_sampler: VllmSampler = Field(
         default="auto",
         description="What draws tokens with PENSTOCK_ENGINE=vllm; penstock: this project's "
-        "sampler, with which a resumed output continues exactly; vllm: vLLM's own, with which "
-        "it is redrawn; "
+        "sampler, with which a resumed output continues exactly on CPUs; vllm: vLLM's own, with "
+        "which it is redrawn; "
         "auto: vllm with speculative decoding and pipeline parallelism alone.",
         json_schema_extra=symptom(
             "An output that continues after a restart must be exact, or sampling is slow."

@@ -239,8 +239,8 @@ class WorkerService:
             log.warning(warning, extra={"model": self._model.name})
         if not ready.exact_resume:
             log.warning(
-                "resume is not exact: an output that was cut may continue with other tokens; on a "
-                "GPU PENSTOCK_BATCH_INVARIANT makes it exact",
+                "resume is not exact: an output that was cut may continue with other tokens"
+                + ("; PENSTOCK_BATCH_INVARIANT makes it exact on one GPU" if is_own else ""),
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
 

@@ -156,6 +156,13 @@ class Extent(NamedTuple):
 NOTHING = Extent()
 
 
+def extent_of(delta: Delta) -> Extent:
+    """Returns how much of its choice a delta of one choice is."""
+    segments, start, end = delta.segments, delta.start, delta.end
+    has_end = segments is not None and segments[-1].finish_reason is not None
+    return Extent(len(delta.token_ids), end.num_bytes - start.num_bytes, has_end)
+
+
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """A reader has everything before `cursor`, and the extent of each choice in `ahead` after it.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from api.jobs.reader_position import NOTHING, Extent, ResumePoint
-from api.jobs.sent_events import extent_of
+from api.jobs.reader_position import NOTHING, Extent, ResumePoint, extent_of
 from shared.messages import Cursor, Delta
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from api.errors import ApiError
 from api.generation.formatter import Formatter, PlainEvent
 from api.http.sse import whole_events
-from api.jobs.reader_position import Extent, ResumePoint, resume_hint
+from api.jobs.reader_position import ResumePoint, extent_of, resume_hint
+from api.jobs.sent_choices import SentChoices
 from api.on_demand import load_part
 from shared.choice_deltas import ChoiceDelta, choice_deltas, sums_of
 from shared.messages import START, Cursor, Delta, Failed, Finished, Segment
@@ -199,7 +200,7 @@ class SentPlace:
     def __init__(self) -> None:
         self._cursor = START  # everything before it was sent
         self._ordered_end = START  # of what events include
-        self._counts: Any = None  # a SentChoices; None: in order
+        self._counts: SentChoices | None = None  # None: in order
 
     @property
     def in_order(self) -> bool:
@@ -217,12 +218,9 @@ class SentPlace:
         return ResumePoint(self._cursor) if self._counts is None else self._counts.resume_point
 
     @property
-    def by_choice(self) -> Any:
+    def by_choice(self) -> SentChoices:
         """Returns the counts of each choice, from here on until all of them was sent."""
         if self._counts is None:
-            # Not above: it needs `extent_of` of this module.
-            from api.jobs.sent_choices import SentChoices
-
             self._counts = SentChoices(self._cursor, self._ordered_end)
         return self._counts
 
@@ -242,13 +240,6 @@ class SentPlace:
         if self._counts.is_sent:
             self._cursor = self._ordered_end = self._counts.cursor
             self._counts = None
-
-
-def extent_of(delta: Delta) -> Extent:
-    """Returns how much of its choice a delta of one choice is."""
-    segments, start, end = delta.segments, delta.start, delta.end
-    has_end = segments is not None and segments[-1].finish_reason is not None
-    return Extent(len(delta.token_ids), end.num_bytes - start.num_bytes, has_end)
 
 
 # Deltas are split between the log and a formatter. Under load a worker appends the tokens of

@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from shared.backoff import Backoff
+from shared.cuda_devices import is_device
 from shared.transport.ports.queue import CrashCause
 from worker.engine.measures import Counts, StepMeasures
 from worker.runtime.compilers import is_compiling
@@ -263,9 +264,10 @@ class EngineSupervisor:
 
     def _keep_device(self, chosen: str) -> None:
         """Gives the device that `auto` has chosen to every successor: where a GPU is lost, it must
-        not become a CPU's worker that takes jobs."""
+        not become a CPU's worker that takes jobs. vLLM has more kinds of devices than the setting.
+        """
         options = self._configure.options
-        if options.device == "auto":
+        if options.device == "auto" and is_device(chosen):
             self._configure = msgspec.structs.replace(
                 self._configure, options=replace(options, device=chosen)
             )
