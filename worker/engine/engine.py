@@ -387,7 +387,7 @@ class Engine:
         self.check_integrity()
         sequences = [item.sequence for item in planned if not item.sequence.is_finished]
         if isinstance(error, OutOfMemory):
-            num_decodes = sum(item.num_tokens == 1 for item in planned)
+            num_decodes = sum(item.is_decode for item in planned)
             num_tokens = sum(item.num_tokens for item in planned)
             if recovery.shrink(num_decodes, num_tokens - num_decodes):
                 return []

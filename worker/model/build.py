@@ -229,8 +229,8 @@ def choose_source(
 def resumes_exactly(options: EngineOptions, device: torch.device) -> bool:
     """Returns whether an output that was cut continues with the tokens that it would have had.
 
-    It is computed as a prompt then, and among others. The CPU's kernels compute each row in one
-    order, whatever stands beside it.
+    It is computed as a prompt then, and among others. On CPUs tests compare the tokens; on GPUs the
+    last bits of a product depend on its number of rows unless the options forbid it.
     """
     return device.type != "cuda" or options.batch_invariant
 

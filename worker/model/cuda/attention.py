@@ -98,7 +98,7 @@ class TritonAttention:
             self._attend(this, tiles, _Rows(0, decodes, 0), q, out, sinks)
         if chunks:
             tiles = chunk_tiles(*shape, is_narrow=self._is_narrow)
-            key = this.kv_heads, this.window, this.chunk, tiles
+            key = this.kv_heads, shape[0], this.window, this.chunk, tiles
             if key not in self._even:
                 self._even[key] = self._is_even(this, metadata, tiles, shape[0])
             if self._even[key]:
@@ -110,8 +110,8 @@ class TritonAttention:
         self, layer: _Layer, metadata: AttentionMetadata, tiles: Tiles, group: int
     ) -> bool:
         """Returns whether chunks need no division of keys: no tile takes much longer than an equal
-        share of all. In a graph the host does not know the lengths: False."""
-        if sum(metadata.query_lens) != metadata.num_tokens:
+        share of all. In a graph, whose chunks are empty here, the host does not know: False."""
+        if not all(metadata.query_lens[metadata.num_decodes :]):
             return False
         tile_tokens = tiles.rows // group
         longest = total = 0

@@ -5,7 +5,7 @@ launches them in one call, with the addresses that it was captured with: a step'
 into buffers that stay; missing rows are padding.
 
 Steps of decodes alone are padded to sizes near each other. Steps with chunks of prompts are padded
-to fewer sizes of tokens, and for the grid of the decodes' attention to fewer yet. A step with more
+to fewer sizes of tokens and fewer yet of decodes. A step with more
 tokens than the largest takes the device longer than its launches take the host.
 """
 

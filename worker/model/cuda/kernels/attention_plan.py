@@ -102,6 +102,8 @@ def plan_attention(
         skipped = tl.where(is_decode, 0, skipped)
         is_unit = (number < max_units) & (skipped < queries) & (is_decode | is_tile)
         length = tl.load(seq_lens + row, mask=is_unit, other=0)
+        # The token of a padded decode may be a chunk's, which another program writes.
+        is_unit = is_unit & ((length > 0) | (num_chunks == 0))
         tokens = tl.minimum(queries - skipped, TILE_TOKENS)
         position = length - queries + skipped
         reached = tl.zeros([BLOCK], tl.int32)
