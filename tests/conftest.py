@@ -73,18 +73,19 @@ def pytest_collection_finish() -> None:
 
 _NAMES = re.compile(r"\w+")
 _MARKS = re.compile(r"\bmark\.(\w+)")
+_SET_BY_HOOKS = {"asyncio", "chaos", "hypothesis"}  # marks of plugins and of a conftest.py
 _OF_ALL_TESTS = re.compile(r"^pytestmark = (\[[^\]]*\]|.+)$", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out a file whose text shows that `-m` selects none of its tests: its imports may take
     seconds, in each of many processes."""
-    if collection_path.suffix != ".py" or not config.option.markexpr:
+    names = set(_NAMES.findall(config.option.markexpr))
+    if collection_path.suffix != ".py" or not names or names & _SET_BY_HOOKS:
         return None
     expression = Expression.compile(config.option.markexpr)
     text = collection_path.read_text(encoding="utf-8")
     of_all = {mark for marks in _OF_ALL_TESTS.findall(text) for mark in _MARKS.findall(marks)}
-    names = set(_NAMES.findall(config.option.markexpr))
     of_some = sorted((set(_MARKS.findall(text)) - of_all) & names)
     for count in range(len(of_some) + 1):
         for chosen in combinations(of_some, count):
