@@ -80,6 +80,7 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 15 minut
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
+	$(if $(PACKAGES),$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node)))
 	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm PENSTOCK_DEVICE=cpu brings them back")
 	@$(BIN)/python -m tests.suite run \
 		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,vllm $(LEFT_OUT))" $(COMPUTING)' \
@@ -123,7 +124,7 @@ IMAGES ?= not vllm
 images-check: $(VENV)/.dev ## build the images and start the services of compose, without Docker; needs root
 	@test "$$(id -u)" = 0 || { echo "penstock: images-check needs root"; exit 1; }
 	$(if $(call missing,buildah mmdebstrap ip setpriv unshare haproxy redis-cli prometheus),@echo "penstock: not installed: $(call missing,buildah mmdebstrap ip setpriv unshare haproxy redis-cli prometheus)"; exit 1)
-	@$(ITS_OWN) $(BIN)/python -m tests.suite run '-s -m "images and $(IMAGES)" tests/deploy/test_images.py'
+	@$(ITS_OWN) $(BIN)/python -m tests.suite run --unrecorded '-s -m "images and $(IMAGES)" tests/deploy/test_images.py'
 
 .PHONY: test-failed
 test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more

@@ -1,6 +1,6 @@
 """`make test`: pytest runs one after the other, in a temporary folder of this run, and one summary.
 
-    python -m tests.suite run [--marks EXPRESSION] [--beside ARGUMENTS] ARGUMENTS [ARGUMENTS ...]
+    python -m tests.suite run [--marks EXPRESSION] [--unrecorded] [--beside ARGUMENTS] ARGUMENTS ...
     python -m tests.suite failed
 
 Both work in the repository's root. Each ARGUMENTS is one word, pytest's arguments for one run. The
@@ -10,7 +10,8 @@ all others have ended.
 
 The last lines are the counts of all runs and the names of the tests that failed. `failed` runs
 those once more; where more than tests went wrong it says so instead, with status 1. What is left in
-the temporary folder is named and counts as a failure.
+the temporary folder is named and counts as a failure. An unrecorded run may go beside another one:
+`failed` and tools.stats know nothing of it.
 
 Each run has a session of its own. Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) interrupt all
 of them; what has not ended some seconds later is killed.
@@ -58,9 +59,9 @@ class Outcome:
 
     status: int = 0
     num_runs: int = 0
-    num_tests: int = 0
     num_skipped: int = 0
     seconds: float = 0.0
+    tests: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
@@ -68,20 +69,19 @@ class Outcome:
         """Adds a report in JUnit's format. A test that fails and whose teardown fails is one."""
         cases: dict[str, bool] = {}
         for case in ET.parse(report).getroot().iter("testcase"):
-            path, name = case.get("file"), case.get("name", "")
-            test = f"{path}::{name}" if path else name or case.get("classname", "")
+            test = _name_of(case)
             is_failed = case.find("failure") is not None or case.find("error") is not None
             cases[test] = cases.get(test, False) or is_failed
             self.num_skipped += case.find("skipped") is not None
-        self.num_tests += len(cases)
+        self.tests += cases
         self.failed += [test for test, is_failed in cases.items() if is_failed]
 
     def summary(self) -> str:
         """Returns the counts of tests and their time, in one line."""
-        num_passed = self.num_tests - len(self.failed) - self.num_skipped
+        num_passed = len(self.tests) - len(self.failed) - self.num_skipped
         skipped = f", {self.num_skipped} skipped" if self.num_skipped else ""
         return (
-            f"{self.num_tests} tests in {self.num_runs} runs, {self.seconds / 60:.0f} min: "
+            f"{len(self.tests)} tests in {self.num_runs} runs, {self.seconds / 60:.0f} min: "
             f"{num_passed} passed, {len(self.failed)} failed{skipped}"
         )
 
@@ -95,6 +95,17 @@ class Outcome:
         if len(self.failed) > MOST_NAMES:
             lines.append(f"... and {len(self.failed) - MOST_NAMES} more: {FAILED}")
         return lines
+
+
+def _name_of(case: ET.Element) -> str:
+    """Returns the name by which pytest runs a test: its file, its classes and its own."""
+    path, name = case.get("file"), case.get("name", "")
+    names = case.get("classname", "")  # of the module, then of classes, with dots
+    if not path:  # of a file that could not be read
+        return name or names
+    module = path.removesuffix(".py").replace("/", ".")
+    classes = names.removeprefix(f"{module}.").split(".") if names.startswith(f"{module}.") else []
+    return "::".join((path, *classes, name))
 
 
 def run(argument_lists: Sequence[Sequence[str]], beside: Sequence[str] | None = None) -> Outcome:
@@ -244,29 +255,40 @@ def main() -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     all_tests = actions.add_parser("run")
     all_tests.add_argument("--marks", default="")
+    all_tests.add_argument("--unrecorded", action="store_true")
     all_tests.add_argument("--beside")
     all_tests.add_argument("arguments", nargs="+")
     actions.add_parser("failed")
     parsed = parser.parse_args()
     if parsed.action == "failed":
         return _run_failed()
+    is_recorded = not parsed.unrecorded
+    if is_recorded:  # until it ends, so that the run before it is not taken for it
+        FAILED.parent.mkdir(exist_ok=True)
+        FAILED.write_text("")
+        TROUBLE.write_text("the run did not end\n")
     marks = ["-m", parsed.marks] if parsed.marks else []
     outcome = run(
         [[*marks, *shlex.split(arguments)] for arguments in parsed.arguments],
         [*marks, *shlex.split(parsed.beside)] if parsed.beside else None,
     )
-    FAILED.parent.mkdir(exist_ok=True)
+    if is_recorded:
+        _record(outcome)
+    print("", *outcome.lines(), sep="\n", flush=True)
+    return outcome.status
+
+
+def _record(outcome: Outcome) -> None:
+    """Writes what `failed` and tools.stats read."""
     # Where more went wrong than tests, running some of them again would show nothing.
     is_by_tests = outcome.status in (0, 1) and not outcome.left
     FAILED.write_text("".join(f"{name}\n" for name in outcome.failed if is_by_tests))
     TROUBLE.write_text("" if is_by_tests else "".join(f"{line}\n" for line in outcome.lines()))
     LAST_RUN.write_text(f"{outcome.summary()}\n")
-    print("", *outcome.lines(), sep="\n", flush=True)
-    return outcome.status
 
 
 def _run_failed() -> int:
-    """The status is 0 where every test passed now. The names say which had failed before."""
+    """The status is 0 where every test was run and passed now. The names say which had failed."""
     names = FAILED.read_text().splitlines() if FAILED.exists() else []
     if trouble := TROUBLE.read_text() if TROUBLE.exists() else "":
         print("the last `make test` failed by more than tests, which need not pass when run again:")
@@ -277,9 +299,13 @@ def _run_failed() -> int:
         return NOTHING_TO_RUN
     outcome = run([[f"@{FAILED}"]])
     print("", *outcome.lines(), sep="\n")
-    again = set(outcome.failed)
     for name in names:
-        print(f"run twice: {name} (failed, then {'failed' if name in again else 'passed'})")
+        if name in outcome.tests:
+            again = "failed" if name in outcome.failed else "passed"
+            print(f"run twice: {name} (failed, then {again})")
+        else:
+            print(f"not run again: {name} (failed)")
+            outcome.status = max(outcome.status, 1)
     return outcome.status
 
 

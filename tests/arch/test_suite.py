@@ -37,6 +37,29 @@ def test_fails_twice(torn):
 @pytest.mark.skip
 def test_skipped(): ...
 """
+IN_CLASSES = """
+import pathlib, pytest
+
+class TestOuter:
+    class TestInner:
+        @pytest.mark.parametrize("name", ["a.b::c"])
+        def test_bad(self, name):
+            assert pathlib.Path("mended").exists()
+"""
+GIVEN = """
+from hypothesis import given, strategies
+
+@given(strategies.none())
+def test_given(_): ...
+"""
+MARKS = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name == "chaos":
+            item.add_marker(pytest.mark.chaos)
+"""
 LEAVES = "import tempfile\n\ndef test_leaves():\n    tempfile.mkdtemp(prefix='forgotten-')\n"
 BROKEN = "import no_such_module\n"
 
@@ -152,6 +175,66 @@ def test_what_fails_is_run_again_and_named(tmp_path: Path) -> None:
     assert "nothing to run again" in lines[0]
 
 
+def test_a_failed_test_of_a_class_is_run_again(tmp_path: Path) -> None:
+    (tmp_path / "test_nested.py").write_text(IN_CLASSES)
+    name = "test_nested.py::TestOuter::TestInner::test_bad[a.b::c]"
+    status, lines = suite(tmp_path, "run", "test_nested.py")
+    assert (status, lines[-1]) == (1, f"failed: {name}")
+    (tmp_path / "mended").touch()
+    status, lines = suite(tmp_path, "failed")
+    assert (status, lines[-1]) == (0, f"run twice: {name} (failed, then passed)")
+
+
+def test_a_failed_test_that_is_not_found_again_has_not_passed(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text(BAD)
+    assert suite(tmp_path, "run", "-k fails_twice test_bad.py")[0] == 1
+    (tmp_path / "test_bad.py").write_text(GOOD)
+    status, lines = suite(tmp_path, "failed")
+    assert status != 0
+    assert lines[-1] == "not run again: test_bad.py::test_fails_twice (failed)"
+
+
+def test_an_unrecorded_run_leaves_the_record_of_another(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text(BAD)
+    (tmp_path / "test_good.py").write_text(GOOD)
+    assert suite(tmp_path, "run", "test_bad.py")[0] == 1
+    names = ("failed-tests", "last-trouble", "last-run")
+    records = [tmp_path / ".pytest_cache" / name for name in names]
+    before = [record.read_text() for record in records]
+    assert suite(tmp_path, "run", "--unrecorded", "test_good.py")[0] == 0
+    assert [record.read_text() for record in records] == before
+
+
+@pytest.mark.parametrize(
+    ("marks", "status", "found"),
+    [
+        ("long or hypothesis", 0, ["test_given.py::test_given"]),
+        ("chaos", 0, ["chaos/test_good.py::test_good"]),
+        ("long", 5, []),  # and no file is imported: BROKEN would fail
+    ],
+)
+def test_a_file_whose_marks_are_set_by_hooks_is_not_left_out(
+    tmp_path: Path, marks: str, status: int, found: list[str]
+) -> None:
+    (tmp_path / "chaos").mkdir()
+    (tmp_path / "chaos" / "test_good.py").write_text(GOOD)
+    (tmp_path / "conftest.py").write_text(MARKS)
+    (tmp_path / "test_given.py").write_text(GIVEN)
+    if not found:
+        (tmp_path / "test_broken.py").write_text(BROKEN)
+    plugins = ("-p", "tests.conftest", "-p", "_hypothesis_pytestplugin")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", *plugins, "-m", marks],
+        cwd=tmp_path,
+        env=environment(tmp_path / "tmp"),
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    assert [line for line in ended.stdout.splitlines() if "::" in line] == found
+
+
 def test_what_a_test_leaves_behind_is_named_and_fails(tmp_path: Path) -> None:
     (tmp_path / "test_leaves.py").write_text(LEAVES)
     status, lines = suite(tmp_path, "run", "test_leaves.py")
@@ -220,11 +303,14 @@ def test_the_end_of_the_suite_ends_both_runs_and_what_their_tests_started(
         preexec_fn=in_a_terminal,
     )
     wait_until(lambda: all(map(Path.exists, files)), "the tests' start", 60)
+    trouble = tmp_path / ".pytest_cache/last-trouble"
+    assert trouble.read_text() == "the run did not end\n"
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     # A terminal signals all processes in its foreground.
     (os.killpg if signum is signal.SIGINT else os.kill)(process.pid, signum)
     output, _ = process.communicate(timeout=60)
     wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", 20)
+    assert (trouble.read_text() == "the run did not end\n") is (signum is signal.SIGKILL)
     if signum is not signal.SIGKILL:
         assert " in 2 runs, " in output
         assert list((tmp_path / "tmp").iterdir()) == []
