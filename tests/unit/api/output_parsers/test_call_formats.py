@@ -231,22 +231,31 @@ def test_any_text_is_read_alike_however_it_is_cut(
 
 @pytest.mark.parametrize("form", ToolFormat)
 @settings(max_examples=examples(60), deadline=None)
-@given(cut=cut_texts())
+@given(cut=cut_texts(), thinking=st.sampled_from(Thinking))
 def test_nothing_is_lost_of_a_text_without_calls(
-    form: ToolFormat, cut: tuple[str, list[str]]
+    form: ToolFormat, cut: tuple[str, list[str]], thinking: Thinking
 ) -> None:
     text, pieces = cut
-    to = parser(Recorded(form, text))
+    reasoning = None if thinking is Thinking.NO else REASONING.get(form, ReasoningFormat.THINK)
+    to = parser(Recorded(form, text, reasoning=reasoning, thinking=thinking))
     events = read(to, pieces)
+    shown = "".join(event.text for event in events if isinstance(event, Text | Reasoning))
     if not to.has_calls and form is not ToolFormat.OPENAI:
         tag = "<|python_tag|>" if form is ToolFormat.LLAMA3_JSON else ""
-        assert joined(events, Text) == text.removeprefix(tag)
+        left_out = (tag, *markers(ToolFormat.TEXT, reasoning))
+        assert solid(shown, *left_out) == solid(text, *left_out)
+        assert reasoning or shown == text.removeprefix(tag)
         return
     rest = iter(text)
-    shown = joined(events, Text)
-    if form is ToolFormat.OPENAI:  # lines between messages are not the model's
-        shown = "".join(shown.split())
+    shown = solid(shown) if form is ToolFormat.OPENAI else shown  # it adds lines between messages
     assert all(char in rest for char in shown)  # in order
+
+
+def solid(text: str, *left_out: str) -> str:
+    """Returns it without space and what else may be left out."""
+    for marker in left_out:
+        text = text.replace(marker, "")
+    return "".join(text.split())
 
 
 HEAD_CHARS = 2048
