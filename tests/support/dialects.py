@@ -119,14 +119,20 @@ class Dialect:
             assert body.keys() == {"error"}
         return self._error_in(body, kind)
 
-    def failure(self, events: Sequence[Payload], kind: str) -> Error:
+    def failure(self, stream: bytes, kind: str) -> Error:
         """The error with which a stream ends."""
-        *output, last = events
+        assert (b"[DONE]" in stream) == self.end.endswith(b"[DONE]\n\n")
+        if self.name != "messages":  # its error event is its last
+            assert stream.endswith(self.end)
+        *output, last = payloads(stream)
         assert not any("error" in event for event in output)
-        if self.name == "responses" and last["type"] == "error":  # of the stream, not of the job
+        if self.name == "responses" and kind == "service_unavailable":  # of the stream alone
+            assert last["type"] == "error"
             return Error(last["message"], last["param"], last["code"])
         if self.name == "responses":
             assert last["type"] == "response.failed"
+            ended = "cancelled" if kind == "cancelled" else "failed"
+            assert last["response"]["status"] == ended
             error = last["response"]["error"]
             assert error["code"] == "server_error"
             return Error(error["message"], None, error["type"])

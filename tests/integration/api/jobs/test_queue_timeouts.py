@@ -12,7 +12,6 @@ from tests.support.batches import begin_batch, ended_batch
 from tests.support.dialects import DIALECTS, Dialect
 from tests.support.running_service import MODEL, RunningService, wait_until
 from tests.support.service_fixtures import module_service
-from tests.support.sse_readers import payloads
 
 GENERATE = {"prompt": "a", "stream": False}
 SETTING_S = 0.3
@@ -39,7 +38,7 @@ def test_a_queue_timeout_is_an_error_in_every_dialect(
     assert service.worker.seen == []
     stream = dialect.post(client, queue_timeout=0.1, stream=True)
     assert stream.status_code == 200
-    assert dialect.failure(payloads(stream.content), "timeout").code == "queue_timeout"
+    assert dialect.failure(stream.content, "timeout").code == "queue_timeout"
 
 
 def test_the_default_timeout_holds_where_a_request_has_none_and_a_client_waits(
