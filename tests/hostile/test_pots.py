@@ -25,15 +25,14 @@ from tests.neighbours.test_neighbours import MODEL, recorded_bystanders
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 OF_METRICS = {"authorization": f"Bearer {METRICS_KEY}"}
-CALM_S = 4.0
-WATCH_S = 2.0  # two streams of each of the five bystanders
+WATCH_S = 2.0  # of calm, and of each storm: two streams of each of the five bystanders
 MAX_RATIO = 10  # 2 is what it should be, and what a machine of its own measures
 
 
 async def calm_of(service: Shared, bystanders: Bystanders) -> Notice:
     if not service.calm:
         async with bystanders.watching() as calm:
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(WATCH_S)
         assert calm.faults == [], calm
         service.calm.append(calm)
     return service.calm[0]
