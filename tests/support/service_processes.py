@@ -48,7 +48,7 @@ class Process:
             [sys.executable, "-m", self.module],
             cwd=REPOSITORY,
             env={
-                "PATH": os.environ["PATH"],
+                **{name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ},
                 "PYTHONPATH": f"{FAULTS}{os.pathsep}{REPOSITORY}",
                 "OMP_NUM_THREADS": "1",
                 **document_check.environment(),
