@@ -21,6 +21,7 @@ from tests.chaos.harness.deployment import Deployment
 from tests.chaos.harness.scenario import Scenario
 from tests.support.busy_neighbours import busy_neighbours
 from tests.support.faults.sitecustomize import POISON_TOKEN, TRAP
+from tests.support.jobs import accepted, make_job
 from tests.support.polling import until
 from tests.support.vllm_worker import READY_TIMEOUT_S, own_settings, vllm_settings, with_faults
 from worker.llm import LLM
@@ -74,9 +75,13 @@ async def _begin(scenario: Scenario, requests: Sequence[Request] = REQUESTS) -> 
     """Queues the requests and begins to read them."""
     clients = []
     for prompt, sampling in requests:
-        timeout_ms = int(READY_TIMEOUT_S * 1000)
-        params = _params(sampling)
-        job_id = await scenario.submit(prompt, MAX_TOKENS, sampling=params, timeout_ms=timeout_ms)
+        job = make_job(
+            prompt=prompt,
+            model=scenario.deployment.model,
+            sampling=_params(sampling),
+            timeout_ms=int(READY_TIMEOUT_S * 1000),
+        )
+        job_id = await accepted(scenario.transport.store, job)
         clients.append(scenario.reader_of(job_id, list(prompt), MAX_TOKENS))
     return clients
 

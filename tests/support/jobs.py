@@ -30,9 +30,11 @@ _SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 def make_job(job_id: str = "", prompt: Sequence[int] = (1, 2, 3), **members: Any) -> Job:
     """Returns a job that nobody has submitted; a new id where there is none.
 
-    `members` are those of the Job and of its SamplingParams, which have no name in common.
+    `members` are those of the Job and of its SamplingParams, which have no name in common: either
+    `sampling` whole, or some of its members.
     """
     sampling = {name: members.pop(name) for name in _SAMPLING & members.keys()}
+    assert not sampling or "sampling" not in members, f"sampling has its own {[*sampling]}"
     defaults: dict[str, Any] = {
         "job_id": job_id or new_job_id(),
         "model": MODEL,
