@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from worker.engines.transformers.products import agree, replace_module, rows_of, tried_rows
+from worker.engines.transformers.products import (
+    agree,
+    find_module,
+    replace_module,
+    rows_of,
+    tried_rows,
+)
 from worker.model.base import Activation, Multiply
 from worker.model.layers.ops import ComputeExperts, ExpertWeights, Ops, TorchOps, for_inputs
 
@@ -98,13 +104,17 @@ def replace_gated(
     """
     count = 0
     sizes = inputs or {}
-    for name, module in list(model.named_modules()):
+    for name in [name for name, _ in model.named_modules()]:
+        module = find_module(model, name)
+        if module is None:
+            continue
         make = _as_gated(module, dtype) or _as_experts(module, dtype, ops)
         if make is not None:
             inner = sizes.get(f"{name}.gate_up_proj", sizes.get(f"{name}.gate_proj"))
             down = sizes.get(f"{name}.down_proj")
             replace_module(model, name, make(for_inputs(ops, inner), for_inputs(ops, down)))
             count += 1
+        del module, make  # their memory goes before the next is made
     return count
 
 

@@ -153,7 +153,9 @@ def replace_linears(
     """
     count = 0
     for group in groups:
-        modules = [(name, module) for name in group if (module := _find(model, name)) is not None]
+        modules = [
+            (name, module) for name in group if (module := find_module(model, name)) is not None
+        ]
         fitting = [
             (name, module)
             for name, module in modules
@@ -179,8 +181,9 @@ def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
     """Computes norms that are root mean square norms, as a trial shows, with `ops`; returns how
     many."""
     count = 0
-    for name, module in list(model.named_modules()):
-        if norm := _as_norm(module, dtype):
+    for name in [name for name, _ in model.named_modules()]:
+        module = find_module(model, name)
+        if module is not None and (norm := _as_norm(module, dtype)):
             made = NormModule(norm, ops)
             x = tried_rows(len(norm.weight), dtype, norm.weight.device)
             if agree(lambda: module(x.clone()), lambda: made(x.clone())):  # noqa: B023
@@ -189,7 +192,7 @@ def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
     return count
 
 
-def _find(model: nn.Module, name: str) -> nn.Module | None:
+def find_module(model: nn.Module, name: str) -> nn.Module | None:
     """Returns the module of that name; None where the one around it has been replaced."""
     try:
         return model.get_submodule(name)

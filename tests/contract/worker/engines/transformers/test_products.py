@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from worker.engines.transformers.products import (
     replace_linears,
     replace_norms,
 )
+from worker.model.base import Activation, Multiply
 from worker.model.build import build_model
 from worker.model.layers.ops import TorchOps
 
@@ -178,6 +180,26 @@ def test_a_block_is_taken_only_if_it_computes_what_its_names_say(gain: float, ta
         expected = model(x)
         assert replace_gated(model, TorchOps(), F32) == taken
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+class CountingOps(TorchOps):
+    """Notes how many of the weights are alive whenever a gated product is made."""
+
+    def __init__(self, weights: list[weakref.ref[Tensor]]) -> None:
+        self.weights, self.alive = weights, list[int]()
+
+    def gated_linear(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        self.alive.append(sum(one() is not None for one in self.weights))
+        return super().gated_linear(weight, bias, activation)
+
+
+def test_a_replaced_block_is_freed_before_the_next_is_made() -> None:
+    model = nn.Sequential(*(Block() for _ in range(6)))
+    ops = CountingOps([weakref.ref(block.gate_proj.weight) for block in model])  # type: ignore[arg-type]
+    assert replace_gated(model, ops, F32) == 6
+    assert ops.alive == [6, 5, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("adds_one", [False, True])
