@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from worker.engines.transformers.products import (
     agree,
     find_module,
+    leave_to_torch,
     replace_module,
     rows_of,
     tried_rows,
@@ -166,7 +167,12 @@ def _as_experts(module: nn.Module, dtype: torch.dtype, ops: Ops) -> Make | None:
     weights = experts_weights(module, dtype)
     if weights is None:
         return None
-    compute, tried = ops.experts(weights), TorchOps()
+    try:
+        compute = ops.experts(weights)
+    except Exception as error:  # of a kernel or its compiler
+        leave_to_torch(error, weights.down.device)
+        return None
+    tried = TorchOps()
     activation = weights.activation
     if compute is None and (weights.gate_up_bias is not None or activation == "clamped"):
         return None

@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from shared.messages import SamplingParams
 from tests.support.engine_run import generate, new_engine
 from tests.support.tiny_models import write_tiny_model
+from worker.engine.errors import OutOfMemory
 from worker.engine_options import CpuTier, EngineOptions, Quantization
 from worker.engines.transformers import products
 from worker.engines.transformers.gates import replace_gated
@@ -31,7 +32,7 @@ from worker.engines.transformers.products import (
 )
 from worker.model.base import Activation, Multiply
 from worker.model.build import build_model
-from worker.model.layers.ops import TorchOps
+from worker.model.layers.ops import ComputeExperts, ExpertWeights, TorchOps
 
 # Gates apart and as one, experts, norms of both kinds, windows, soft caps, keys wider than values.
 TYPES = ("gemma3_text", "gemma2", "phi3", "mistral", "qwen3_moe", "deepseek_v3", "cohere2")
@@ -250,6 +251,34 @@ class ClampingExperts(nn.Module):
 def test_experts_that_clamp_stay(limit: float, taken: int) -> None:
     model = nn.Sequential(ClampingExperts(limit))
     assert replace_gated(model, TorchOps(), F32) == taken
+
+
+class FailingOps(TorchOps):
+    """Whose experts fail: as they are made, or in the trial."""
+
+    def __init__(self, error: Exception, *, when_made: bool) -> None:
+        self.error, self.when_made = error, when_made
+
+    def experts(self, weights: ExpertWeights) -> ComputeExperts:
+        if self.when_made:
+            raise self.error
+        return self.compute
+
+    def compute(self, x: Tensor, chosen: Tensor, by: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("when_made", [True, False])
+def test_experts_whose_kernel_fails_are_left_to_torch(
+    when_made: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(ClampingExperts(math.inf))
+    failing = FailingOps(RuntimeError("cannot be compiled"), when_made=when_made)
+    assert replace_gated(model, failing, F32) == 0
+    assert "a kernel for it fails: RuntimeError: cannot be compiled" in caplog.text
+    full = FailingOps(torch.OutOfMemoryError("CUDA out of memory"), when_made=when_made)
+    with pytest.raises(OutOfMemory):
+        replace_gated(model, full, F32)
 
 
 def test_products_of_a_group_are_right_in_any_order() -> None:
