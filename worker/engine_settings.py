@@ -228,8 +228,8 @@ class EngineSettings(SharedSettings):
         default=False,
         description="On CUDA: tokens do not depend on a request's neighbours, and an output that "
         "another worker resumes continues exactly (`exact_resume`). Slower: all products are of "
-        "one kernel. Native model families on one GPU, tested in bfloat16 and float32. No effect on "
-        "CPUs. With vLLM: its own VLLM_BATCH_INVARIANT.",
+        "one kernel. Native model families on one GPU, tested in bfloat16 and float32. No effect "
+        "on CPUs. With vLLM: its own VLLM_BATCH_INVARIANT.",
         json_schema_extra=symptom(
             "A seeded request gives other tokens under load than alone, or resumed ones differ."
         ),

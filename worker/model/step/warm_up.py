@@ -14,6 +14,8 @@ from worker.model.step.runner import TorchModelRunner
 
 # On the CPU a warm-up only shows that a step works; on CUDA it loads the kernels of a full one.
 _CPU_TOKENS = 16
+# A suffix of a cached prefix, whose keys are divided: those of a whole prompt are not.
+_CUDA_SUFFIX = 16
 # FP8 products in blocks have kernels for up to 16 rows, up to 64, and more.
 _CUDA_TOKENS = 64
 _FILTERED = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=0)
@@ -51,6 +53,8 @@ def warm_up(
     for number, (tokens, params) in enumerate(runs):
         report(stage, number / len(runs))
         run_prefill(runner, config.block_size, tokens, params)
+    if device.type == "cuda" and num_tokens > _CUDA_SUFFIX:
+        run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=num_tokens - _CUDA_SUFFIX)
     report(stage, 1.0)
     runner.capture(partial(report, "capturing CUDA graphs"))
 
@@ -60,9 +64,12 @@ def run_prefill(
     block_size: int,
     num_tokens: int,
     params: SamplingParams = _FILTERED,
+    *,
+    past: int = 0,
 ) -> None:
-    """Runs one step over blocks that no sequence owns; its keys and values are never read."""
-    runner.launch(ScheduledBatch((prefill(block_size, num_tokens, params),))).collect()
+    """Runs one step over blocks that no sequence owns, with `past` tokens before it."""
+    batch = ScheduledBatch((prefill(block_size, num_tokens, params, past=past),))
+    runner.launch(batch).collect()
     runner.launch(ScheduledBatch((), (-1,))).collect()
 
 
@@ -80,16 +87,20 @@ def widest_batch(block_size: int, num_rows: int) -> ScheduledBatch:
 
 
 def prefill(
-    block_size: int, num_tokens: int, params: SamplingParams = _FILTERED, seq_id: int = -1
+    block_size: int,
+    num_tokens: int,
+    params: SamplingParams = _FILTERED,
+    seq_id: int = -1,
+    past: int = 0,
 ) -> ScheduledSequence:
-    """Returns a prompt of that many tokens, from whose last one a token is drawn."""
-    tokens = [0] * num_tokens
+    """Returns the last `num_tokens` of a prompt, from whose last one a token is drawn."""
+    tokens = [0] * (past + num_tokens)
     return ScheduledSequence(
         seq_id=seq_id,
-        start=0,
+        start=past,
         num_scheduled_tokens=num_tokens,
-        token_ids=tokens,
-        block_table=range(-(-num_tokens // block_size)),
+        token_ids=tokens[past:],
+        block_table=range(-(-len(tokens) // block_size)),
         samples=True,
         params=params,
         prompt_token_ids=tokens,

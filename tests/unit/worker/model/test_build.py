@@ -16,6 +16,7 @@ from shared.text.checkpoint_text import card_from_checkpoint
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
+from worker.engine.batch import ScheduledBatch
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model import build
 from worker.model.build import build_model, resumes_exactly
@@ -203,15 +204,21 @@ def test_eos_ends_a_sequence_and_min_tokens_delays_it(options: EngineOptions) ->
     ("device", "stage", "count"), [("cuda", "compiling kernels", 5), ("cpu", "warming up", 2)]
 )
 def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count: int) -> None:
-    runner: Any = SimpleNamespace(
-        launch=lambda batch: SimpleNamespace(collect=lambda: None), capture=lambda report: None
-    )
+    suffixes: list[int] = []  # tokens before them
+
+    def launch(batch: ScheduledBatch) -> SimpleNamespace:
+        suffixes.extend(item.start for item in batch.sequences if item.start)
+        return SimpleNamespace(collect=lambda: None)
+
+    runner: Any = SimpleNamespace(launch=launch, capture=lambda report: None)
     config: Any = SimpleNamespace(max_num_batched_tokens=128, max_model_len=128, block_size=16)
     reports: list[tuple[str, float]] = []
     warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
     assert {name for name, _ in reports} == {stage}
     shares = [share for _, share in reports]
     assert (shares[0], shares[-1], len(shares)) == (0.0, 1.0, count)
+    # Kernels of a suffix differ from those of a whole prompt.
+    assert suffixes == ([112] if device == "cuda" else [])
 
 
 def test_dtype_follows_the_checkpoint_on_the_cpu() -> None:

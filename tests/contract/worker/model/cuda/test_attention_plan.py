@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,7 +19,9 @@ from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import AttentionMetadata, KVLayer, LayerScores, Reach
 from worker.model.cuda import attention
 from worker.model.cuda.attention import Tiles, TritonAttention, chunk_tiles, decode_tiles
+from worker.model.cuda.graphs import mixed_shapes
 from worker.model.cuda.kernels.attention_plan import PROGRAM_FIELDS, UNIT_FIELDS
+from worker.model.cuda.step_buffers import GraphShape, StepBuffers
 from worker.model.kv_cache import KVCachePool
 
 pytestmark = pytest.mark.triton
@@ -206,8 +208,54 @@ def test_whole_prompts_are_not_divided_by_their_keys(
     tiles = chunk_tiles(4, 128, torch.bfloat16)
     step = metadata(shape, [[0]] * len(shape))
     assert backend._is_even(backend._layers[0], step, tiles, 4) is expected
-    in_a_graph = replace(step, query_lens=(0,) * len(shape))
-    assert not backend._is_even(backend._layers[0], in_a_graph, tiles, 4)
+
+
+def test_chunks_in_a_graph_are_divided_whatever_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_num_processors", lambda device: 132)
+    backend = TritonAttention(new_pool(1, 8, 16, torch.float32))
+    tiles = chunk_tiles(4, 128, torch.bfloat16)
+    buffers = new_buffers(512, 512 + 16)
+    for shape in mixed_shapes(256, 8192):
+        step = buffers.metadata(shape)
+        assert not backend._is_even(backend._layers[0], step, tiles, 4), shape
+
+
+def new_buffers(num_tokens: int, num_seqs: int) -> StepBuffers:
+    return StepBuffers.zeros(num_tokens, num_seqs, 64, 8, torch.float32, torch_device())
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="a device runs programs in an order of its own")
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_a_padded_decode_of_a_graph_writes_no_row_of_a_chunk(
+    is_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime.interpreter import interpreter_builder
+
+    monkeypatch.setattr(attention, "_num_processors", lambda device: 4)
+    multiply_in_order(monkeypatch)
+    pool = new_pool(40, 2, 16, torch.float32)
+    # Three decodes and a prompt of 20, whose tokens begin at the fourth row; room for 16 decodes.
+    step = new_buffers(32, 32).metadata(GraphShape(32, 16, 16))
+    step.seq_lens[:3], step.seq_lens[16] = 600, 20
+    step.cu_q.fill_(23)
+    step.cu_q[:3], step.cu_q[16] = torch.arange(3), 3
+    step.block_table[:, :38] = torch.arange(38)
+    q = torch.randn(32, 8, 16)
+    set_index, found = interpreter_builder.set_grid_idx, []
+
+    def set_last_first(x: int, y: int, z: int) -> None:
+        set_index(interpreter_builder.grid_dim[0] - 1 - x, y, z)
+
+    for order in (set_index, set_last_first):
+        monkeypatch.setattr(interpreter_builder, "set_grid_idx", order)
+        backend = TritonAttention(pool, is_invariant=is_invariant)
+        backend.prepare(step)
+        out = torch.full_like(q, torch.nan)
+        backend.attend(0, q, out)
+        found.append(out[:23])
+    assert not found[0].isnan().any()
+    assert torch.equal(*found)
+    assert (found[0].abs().amax(dim=(1, 2)) > 0).all()
 
 
 REACHES = [Reach(), Reach(window=150)]
