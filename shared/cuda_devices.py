@@ -8,10 +8,12 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 DEVICE_WORDS = "auto, cpu, cuda, or cuda:N with the number of one CUDA device"
 
+_HIDING = ("-1", "NoDevFiles")  # the latter is Slurm's, for a step without GPUs
 _NUMBERED = re.compile(r"cuda:(0|[1-9]\d{0,2})")
 
 
@@ -33,11 +35,11 @@ def device_type(setting: str) -> str:
 
 def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
     """Returns the names in CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set and all
-    devices are visible."""
+    devices are visible. Those from a name on that hides devices are invisible."""
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return None
     names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
-    return names[: names.index("-1")] if "-1" in names else names
+    return list(takewhile(lambda name: name not in _HIDING, names))
 
 
 def has_nvidia_driver() -> bool:

@@ -32,13 +32,22 @@ from worker.runtime.compilers import kernel_cache
 NEEDED_BYTES = 100 * 10**6
 LITTLE_BYTES = 2 * 10**9
 TORCH_TIMEOUT_S = 120
+# Its argument is the number of the device to try, or -1.
 _TORCH = """
-import json, torch
-fault, has_cuda = None, torch.cuda.is_available()
-if has_cuda:
-    from worker.model.cuda.tier import unavailable_reason
-    fault = unavailable_reason(torch.device("cuda"))
-print(json.dumps([torch.__version__, has_cuda, torch.cuda.device_count(), fault]))
+import json, sys, torch
+has_cuda, count, number = torch.cuda.is_available(), torch.cuda.device_count(), int(sys.argv[1])
+error = fault = None
+if has_cuda and 0 <= number < count:
+    device = torch.device("cuda", number)
+    try:
+        (torch.ones(1, device=device) + 1).item()
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
+    else:
+        from worker.model.cuda.tier import unavailable_reason
+        with torch.cuda.device(device):
+            fault = unavailable_reason(device)
+print(json.dumps([torch.__version__, has_cuda, count, error, fault]))
 """
 
 
@@ -177,16 +186,18 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
     if importlib.util.find_spec("torch") is None:
         yield wrong("engine", "PyTorch is not installed: pip install 'penstock[worker]'")
         return
+    kind, number = device_type(device), device_number(device)
+    tried = -1 if kind == "cpu" else number or 0
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", _TORCH],
+            [sys.executable, "-c", _TORCH, str(tried)],
             capture_output=True,
             text=True,
             timeout=TORCH_TIMEOUT_S,
             check=False,
             env={**os.environ, **kernel_cache(os.environ)},
         )
-        version, has_cuda, num_devices, fault = json.loads(ended.stdout)
+        version, has_cuda, num_devices, error, fault = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
         yield wrong("engine", f"PyTorch could not be imported within {TORCH_TIMEOUT_S} s.")
         return
@@ -194,12 +205,17 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
         reason = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         yield wrong("engine", f"PyTorch cannot be imported: {reason}")
         return
-    kind, number = device_type(device), device_number(device)
     if has_cuda and number is not None and number >= num_devices:
         yield wrong("engine", f"{no_such_device(device, num_devices)}.")
+    elif error is not None:
+        yield wrong(
+            "engine",
+            f"PyTorch {version} cannot compute on cuda:{tried}: {error}. See what nvidia-smi "
+            "reports, or set PENSTOCK_DEVICE to another device.",
+        )
     elif has_cuda:
         yield fine("engine", f"PyTorch {version}, CUDA devices: {num_devices}.")
-        if fault is not None and kind != "cpu":
+        if fault is not None:
             yield warning(
                 "kernels",
                 "PyTorch's operators compute instead of the kernels for CUDA, several times "

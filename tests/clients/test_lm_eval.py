@@ -17,7 +17,7 @@ from tests.support.service_processes import MODEL
 from tools.demo_model.questions import load_facts
 from worker.settings import DEMO_CHECKPOINT
 
-pytestmark = pytest.mark.packages
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(900)]
 NUM_QUESTIONS = 8
 CAPITALS = {
     "France": "Paris",

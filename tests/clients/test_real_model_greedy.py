@@ -26,7 +26,7 @@ from worker.engine_options import EngineOptions
 from worker.llm import LLM, OfflineResult
 from worker.model.build import build_model
 
-pytestmark = [pytest.mark.packages, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 TOGETHER = 20  # sequences of a step

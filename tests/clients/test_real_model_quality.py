@@ -16,7 +16,7 @@ from shared.text.checkpoint_text import load_tokenizer
 from tests.support.real_model import real_checkpoint
 from worker.llm import LLM
 
-pytestmark = [pytest.mark.packages, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 WINDOW = 512  # tokens
 NUM_WINDOWS = 8

@@ -36,7 +36,7 @@ from worker.job_runner import choice_seed
 from worker.llm import LLM
 from worker.model.build import build_model
 
-pytestmark = [pytest.mark.packages, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 NUM_DRAWS = 512
 LEAST_EXPECTED = 5  # draws of a token that is compared by itself

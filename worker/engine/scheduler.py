@@ -11,7 +11,9 @@ batch.
        with many may be preempted first.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
-than the budget has tokens, and every decode gets its token in every step.
+than the budget has tokens, and every decode gets its token in every step. Only while `most_tokens`
+bounds a step, after one that ran out of memory, is there less: prompts are cut first, and where not
+even all decodes fit they take turns.
 
 Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
 then it grows by decoding only. When a decode finds no free block, the running sequence of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shared.cuda_devices import auto_refused, device_number, has_nvidia_gpu, no_
 from worker.engine.errors import DeviceLost, OutOfMemory
 from worker.engine_options import Dtype, KVCacheDtype
 from worker.model.base import FP8
-from worker.model.errors import DeviceUnavailable
+from worker.model.errors import DeviceUnavailable, ModelError
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -93,7 +94,7 @@ def step_failure(error: Exception, device: torch.device) -> DeviceLost | OutOfMe
     device is tried, whatever the exception was: one that cannot add two numbers is lost.
     """
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         if device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # a lost device fails the next step as well
                 torch.cuda.empty_cache()
@@ -103,8 +104,9 @@ def step_failure(error: Exception, device: torch.device) -> DeviceLost | OutOfMe
     return DeviceLost(reason) if isinstance(error, torch.AcceleratorError) else None
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether the error says that the host's or a device's memory is full."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory):
         return True
     # The CPU's allocator, and CUDA outside torch's own, have no type for it.
     text = str(error)
@@ -113,6 +115,17 @@ def _is_out_of_memory(error: Exception) -> bool:
         or "out of memory" in text
         or "CUBLAS_STATUS_ALLOC_FAILED" in text
     )
+
+
+@contextlib.contextmanager
+def weights_fit(device: torch.device) -> Iterator[None]:
+    """Raises ModelError where memory runs out in the context."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(f"the weights do not fit in the memory of {device}") from error
 
 
 def _computes(device: torch.device) -> bool:

@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from worker.engine_options import EngineOptions
 from worker.model.attention.input_sizes import measure_inputs
 from worker.model.config.model_config import ModelConfig
+from worker.model.device import weights_fit
 from worker.model.errors import ModelError
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.linear_method import LinearMethod
@@ -59,12 +58,8 @@ class NativeSource:
             options, config, placement, max_model_len, block_size, partial(report, KERNELS)
         )
         report(WEIGHTS, 0.0)
-        try:
+        with weights_fit(placement.device):
             model = self._load(weights, placement, max_model_len, tier, partial(report, WEIGHTS))
-        except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"the weights do not fit in the memory of {placement.device}"
-            ) from error
         report(WEIGHTS, 1.0)
         report(LAYOUT, 0.0)
         if tier.ops.measures_inputs:

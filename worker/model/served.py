@@ -72,8 +72,9 @@ class BuiltStack:
     keeps: KeepsKV  # what this rank keeps in the KV cache
     kv_dtype: torch.dtype
     stack: Callable[[KVCachePool], DecoderStack]
-    tier: str  # of the CPU, "reference" elsewhere
+    tier: str  # of the CPU; on CUDA "triton", or "reference" where torch's operators compute
     has_own_threads: bool = False  # torch computes next to nothing of a step
+    release: Callable[[], None] = lambda: None  # gives up what the model keeps of the last stack
 
 
 @runtime_checkable

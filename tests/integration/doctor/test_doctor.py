@@ -239,16 +239,15 @@ def test_no_device_and_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     monkeypatch.setattr(machine.sys, "executable", str(fake))
     monkeypatch.setattr(machine, "has_nvidia_gpu", lambda _: True)
-    says("""echo '["2.13.0+cpu", false, 0, null]'""")
+    says("""echo '["2.13.0+cpu", false, 0, null, null]'""")
     the(Level.ERROR, check_engine("penstock", "cuda", ""), "finds no CUDA device")
     the(Level.ERROR, check_engine("penstock", "auto", ""), "set PENSTOCK_DEVICE=cpu")
     the(Level.OK, check_engine("penstock", "cpu", ""), "the CPU computes")
-    says("""echo '["2.13.0", true, 1, "There is no C compiler on PATH"]'""")
+    says("""echo '["2.13.0", true, 1, null, "There is no C compiler on PATH"]'""")
     found = list(check_engine("penstock", "auto", ""))
     the(Level.OK, iter(found[:1]), "CUDA devices: 1")
     the(Level.WARNING, iter(found[1:]), "no C compiler on PATH.")
-    the(Level.OK, check_engine("penstock", "cpu", ""), "CUDA devices: 1")
-    says("""echo '["2.13.0", true, 2, null]'""")
+    says("""echo '["2.13.0", true, 2, null, null]'""")
     the(Level.OK, check_engine("penstock", "auto", ""), "CUDA devices: 2")
     the(Level.OK, check_engine("penstock", "cuda:1", ""), "CUDA devices: 2")
     the(Level.ERROR, check_engine("penstock", "cuda:2", ""), "cuda:2: the CUDA devices are cuda:0")
@@ -259,6 +258,29 @@ def test_no_device_and_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     the(Level.ERROR, check_engine("penstock", "auto", ""), "could not be imported within")
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda _: None)
     the(Level.ERROR, check_engine("penstock", "auto", ""), "penstock[worker]")
+
+
+_UNUSABLE = """
+__version__ = "2.13.0"
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 2)
+def device(kind, number):
+    return f"{kind}:{number}"
+def ones(size, device):
+    raise RuntimeError(f"CUDA error: {device} is busy or unavailable\\nmore")
+"""
+
+
+def test_a_device_that_is_there_and_unusable_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text(_UNUSABLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for device, tried in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        text = f"cannot compute on {tried}: RuntimeError: CUDA error: {tried} is busy"
+        the(Level.ERROR, check_engine("penstock", device, ""), text)
+    the(Level.OK, check_engine("penstock", "cpu", ""), "CUDA devices: 2")
 
 
 def test_vllms_environment(monkeypatch: pytest.MonkeyPatch) -> None:

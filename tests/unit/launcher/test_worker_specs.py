@@ -106,6 +106,7 @@ def test_workers_of_one_device_share_its_memory(
         (True, [("", "0,1"), ("", "1, 2"), ("", "3")], ["0.5", "0.5", ""]),
         (True, [("", "GPU-a"), ("", "GPU-b"), ("", "1")], ["0.5", "0.5", "0.3333"]),
         (True, [("", ""), ("auto", "-1"), ("", None)], ["0.5", "0.5", ""]),  # no GPU: the CPU
+        (True, [("", "NoDevFiles"), ("", ""), ("", None)], ["0.5", "0.5", ""]),
     ],
 )
 def test_a_device_is_the_one_that_the_worker_takes(

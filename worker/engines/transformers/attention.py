@@ -31,6 +31,26 @@ class AttentionMismatch(RuntimeError):
     """A forward pass called its attention otherwise than the probe did."""
 
 
+class Rotations:
+    """Cosines and sines as operations take them. Layers share what they are given."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = []
+
+    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns [T, 1, dim / 2] each of cosines and sines [1, T, dim], whose halves are alike."""
+        for given, halves in self._known:
+            if given is embeddings:
+                return halves
+        cos, sin = (part[0, :, None, : part.shape[-1] // 2].contiguous() for part in embeddings)
+        # Some layers of a step may have others.
+        self._known = [(embeddings, (cos, sin)), *self._known[:1]]
+        return cos, sin
+
+    def clear(self) -> None:
+        self._known = []
+
+
 class PagedAttention:
     """An attention implementation of transformers, registered under a `name` of its own.
 
@@ -43,6 +63,7 @@ class PagedAttention:
         self._calls = tuple(calls)
         self._backend: SdpaAttention | TritonAttention | NativeAttention | None = None
         self._rotates: _RotatesInto | None = None  # the backend's own, where it has that
+        self.rotations = Rotations()
         self._next = 0
         self._stand_in: Attend | None = None
         self.is_away = False
@@ -90,6 +111,11 @@ class PagedAttention:
             self._backend = NativeAttention(pool, kernels, scores)
         else:
             self._backend = SdpaAttention(pool, scores)
+
+    def release(self) -> None:
+        """Forgets the pool, and what the last step was given."""
+        self._backend = self._rotates = None
+        self.rotations.clear()
 
     def replace(self, calls: Sequence[AttentionCall]) -> None:
         """Expects these calls from now on."""

@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from worker.engines.transformers.products import agree, replace_module, rows_of, tried_rows
+from worker.engines.transformers.products import (
+    agree,
+    find_module,
+    leave_to_torch,
+    replace_module,
+    rows_of,
+    tried_rows,
+)
 from worker.model.base import Activation, Multiply
 from worker.model.layers.ops import ComputeExperts, ExpertWeights, Ops, TorchOps, for_inputs
 
@@ -98,13 +105,17 @@ def replace_gated(
     """
     count = 0
     sizes = inputs or {}
-    for name, module in list(model.named_modules()):
+    for name in [name for name, _ in model.named_modules()]:
+        module = find_module(model, name)
+        if module is None:
+            continue
         make = _as_gated(module, dtype) or _as_experts(module, dtype, ops)
         if make is not None:
             inner = sizes.get(f"{name}.gate_up_proj", sizes.get(f"{name}.gate_proj"))
             down = sizes.get(f"{name}.down_proj")
             replace_module(model, name, make(for_inputs(ops, inner), for_inputs(ops, down)))
             count += 1
+        del module, make  # their memory goes before the next is made
     return count
 
 
@@ -156,7 +167,12 @@ def _as_experts(module: nn.Module, dtype: torch.dtype, ops: Ops) -> Make | None:
     weights = experts_weights(module, dtype)
     if weights is None:
         return None
-    compute, tried = ops.experts(weights), TorchOps()
+    try:
+        compute = ops.experts(weights)
+    except Exception as error:  # of a kernel or its compiler
+        leave_to_torch(error, weights.down.device)
+        return None
+    tried = TorchOps()
     activation = weights.activation
     if compute is None and (weights.gate_up_bias is not None or activation == "clamped"):
         return None

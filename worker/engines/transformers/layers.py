@@ -25,23 +25,6 @@ from worker.model.layers.ops import HeadNorm, Norm, Ops
 EMBEDDINGS = "position_embeddings"  # a keyword of layers and of their attention
 
 
-class Rotations:
-    """Cosines and sines as operations take them. Layers share what they are given."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = []
-
-    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns [T, 1, dim / 2] each of cosines and sines [1, T, dim], whose halves are alike."""
-        for given, halves in self._known:
-            if given is embeddings:
-                return halves
-        cos, sin = (part[0, :, None, : part.shape[-1] // 2].contiguous() for part in embeddings)
-        # Some layers of a step may have others.
-        self._known = [(embeddings, (cos, sin)), *self._known[:1]]
-        return cos, sin
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParts:
     """What an attention module is made of."""
@@ -62,11 +45,10 @@ class ShortAttention:
         parts: AttentionParts,
         ops: Ops,
         attention: PagedAttention,
-        rotations: Rotations,
     ) -> None:
         """`own` is the module's own code, for when the attention is away."""
         self.parts = parts
-        self.rotations = rotations
+        self.rotations = attention.rotations
         self._own = own
         self._ops = ops
         self._attention = attention

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
 from worker.engines.transformers.sharding import distributed_config
-from worker.model.errors import CheckpointError, ModelError, UnsupportedModel
+from worker.model.device import is_out_of_memory
+from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.parallel.group import Placement
 
 log = logging.getLogger(__name__)
@@ -35,10 +37,12 @@ def load_model(
 ) -> PreTrainedModel:
     """Returns the checkpoint's model on its device, with the attention of that name.
 
-    Tensors that are not quantized go to the device one by one: the host never has all of them.
+    On one rank, with accelerate, tensors that are not quantized go to the device one by one: the
+    host never has all of them.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape;
-    UnsupportedModel where transformers cannot load a quantized checkpoint on this machine.
+    UnsupportedModel where transformers cannot load a quantized checkpoint on this machine;
+    MemoryError or torch.OutOfMemoryError.
     """
     if not any(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory} has no safetensors file")
@@ -57,9 +61,9 @@ def load_model(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are in the info, with their names
             )
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ModelError(f"the weights do not fit in the memory of {placement.device}") from error
     except Exception as error:  # of many kinds: files, shapes, packages of quantized formats
+        if _ran_out_of_memory(error):
+            raise MemoryError("no memory while transformers loads the weights") from error
         if getattr(config.hugging_face, "quantization_config", None) is not None:
             raise UnsupportedModel(
                 f"quantization_config: transformers cannot load this checkpoint here "
@@ -71,6 +75,20 @@ def load_model(
     model, info = loaded
     _check(directory, info)
     return _placed(model, placement)
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    """Returns whether memory was full: by the error, those that led to it, and those that
+    transformers only reports, of tensors that it merges or splits."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for info in [frame.f_locals.get("loading_info") for frame in frames]:
+        reported = getattr(info, "conversion_errors", None) or {}
+        if any(is_out_of_memory(RuntimeError(text)) for text in reported.values()):
+            return True
+    cause: BaseException | None = error
+    while cause is not None and not is_out_of_memory(cause):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def _device_map(config: TransformersConfig, placement: Placement) -> dict[str, torch.device] | None:
@@ -111,10 +129,7 @@ def random_model(
 
 def _placed(model: PreTrainedModel, placement: Placement) -> PreTrainedModel:
     """Returns the model on its device, for inference only."""
-    try:
-        model.to(placement.device)  # type: ignore[arg-type]
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"the weights do not fit in the memory of {placement.device}") from error
+    model.to(placement.device)  # type: ignore[arg-type]
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
     return model

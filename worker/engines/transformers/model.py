@@ -15,6 +15,7 @@ from worker.engines.transformers.attention import AttentionMismatch, PagedAttent
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
 from worker.model.base import AttentionMetadata
 from worker.model.cpu.library import NativeKernels
+from worker.model.device import is_out_of_memory
 from worker.model.errors import UnsupportedModel
 from worker.model.kv_cache import KVCachePool
 from worker.model.parallel.group import Placement
@@ -165,14 +166,14 @@ def _refused(model: TransformersModel) -> Iterator[None]:
     """Raises UnsupportedModel for what fails in the model's own code."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError):
-        raise  # of the machine, not of the model
     except AttentionMismatch as error:
         raise UnsupportedModel(
             f"model_type {model.config.model_type!r} does not call its attention alike in every "
             f"pass ({error}); {SERVED_ELSEWHERE}"
         ) from error
     except Exception as error:  # of many kinds: each model's code is its own
+        if is_out_of_memory(error):
+            raise  # of the machine, not of the model
         raise UnsupportedModel(
             f"model_type {model.config.model_type!r} fails in its own forward pass "
             f"({type(error).__name__}: {in_one_line(error)}); {SERVED_ELSEWHERE}"

@@ -8,14 +8,19 @@ compute what a root mean square norm computes become one call.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from worker.engines.transformers.config import in_one_line
 from worker.model.base import Multiply
+from worker.model.device import step_failure
 from worker.model.layers.ops import Norm, Ops, for_inputs
+
+log = logging.getLogger(__name__)
 
 _WIDTH = 16  # in numbers: what the kernels need of a row
 # Tolerance of a row's result, by its dtype: a few roundings of each number.
@@ -153,7 +158,9 @@ def replace_linears(
     """
     count = 0
     for group in groups:
-        modules = [(name, module) for name in group if (module := _find(model, name)) is not None]
+        modules = [
+            (name, module) for name in group if (module := find_module(model, name)) is not None
+        ]
         fitting = [
             (name, module)
             for name, module in modules
@@ -179,8 +186,9 @@ def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
     """Computes norms that are root mean square norms, as a trial shows, with `ops`; returns how
     many."""
     count = 0
-    for name, module in list(model.named_modules()):
-        if norm := _as_norm(module, dtype):
+    for name in [name for name, _ in model.named_modules()]:
+        module = find_module(model, name)
+        if module is not None and (norm := _as_norm(module, dtype)):
             made = NormModule(norm, ops)
             x = tried_rows(len(norm.weight), dtype, norm.weight.device)
             if agree(lambda: module(x.clone()), lambda: made(x.clone())):  # noqa: B023
@@ -189,7 +197,7 @@ def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
     return count
 
 
-def _find(model: nn.Module, name: str) -> nn.Module | None:
+def find_module(model: nn.Module, name: str) -> nn.Module | None:
     """Returns the module of that name; None where the one around it has been replaced."""
     try:
         return model.get_submodule(name)
@@ -249,13 +257,31 @@ def tried_rows(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:
-    """Returns whether both compute the same in each row, up to the rounding of its dtype."""
+    """Returns whether both compute the same in each row, up to the rounding of its dtype. Raises
+    OutOfMemory or DeviceLost where `other` fails for that."""
     with torch.inference_mode():
         try:
             result = module()
         except Exception:  # it takes other arguments, so it is another kind of module
             return False
-        return are_close(other(), result)
+        try:
+            found = other()
+        except Exception as error:  # of a kernel or its compiler
+            leave_to_torch(error, result.device)
+            return False
+        return are_close(found, result)
+
+
+def leave_to_torch(error: Exception, device: torch.device) -> None:
+    """Logs why torch goes on computing a module. Raises OutOfMemory or DeviceLost where the error
+    means that."""
+    if failure := step_failure(error, device):
+        raise failure from error
+    log.warning(
+        "torch computes a module of the model, because a kernel for it fails: %s: %s",
+        type(error).__name__,
+        in_one_line(error),
+    )
 
 
 def are_close(found: Tensor, expected: Tensor) -> bool:

@@ -20,7 +20,6 @@ from worker.engines.transformers.layers import (
     EMBEDDINGS,
     AttentionParts,
     LayerParts,
-    Rotations,
     Run,
     ShortAttention,
     ShortLayer,
@@ -50,9 +49,8 @@ def shorten(
     size = int(network.config.get_text_config(decoder=True).hidden_size)
     x = tried_rows(size, dtype, network.device)[None]
     calls = _calls(network, attention, len(x[0]), context_length)
-    rotations = Rotations()
     for module, call in calls.items():
-        if short := _as_attention(_Trial(module, call, x, attention), ops, rotations):
+        if short := _as_attention(_Trial(module, call, x, attention), ops):
             module.forward = short
     for module, call in calls.items():
         if layer := _as_layer(_Trial(module, call, x, attention), ops):
@@ -196,7 +194,7 @@ class _Trial:
         return True
 
 
-def _as_attention(trial: _Trial, ops: Ops, rotations: Rotations) -> ShortAttention | None:
+def _as_attention(trial: _Trial, ops: Ops) -> ShortAttention | None:
     """Returns a shorter forward pass; None where the module's own code is to stay."""
     module = trial.module
     children = [child for child in module.children() if isinstance(child, ProductModule)]
@@ -228,7 +226,7 @@ def _as_attention(trial: _Trial, ops: Ops, rotations: Rotations) -> ShortAttenti
             num_kv_heads=num_kv_heads,
             norm=HeadNorm(*norms) if norms else None,
         )
-        short = ShortAttention(module.forward, parts, ops, trial.attention, rotations)
+        short = ShortAttention(module.forward, parts, ops, trial.attention)
         if trial.agrees(short):
             return short
     return None

@@ -31,6 +31,7 @@ from worker.engines.transformers.shortening import shorten
 from worker.model.base import DecoderStack
 from worker.model.cpu.tiers import Products, choose_products
 from worker.model.cuda.tier import uses_kernels, with_graphs
+from worker.model.device import weights_fit
 from worker.model.errors import ModelError
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.ops import TorchOps
@@ -71,7 +72,18 @@ class TransformersSource:
         block_size: int,
         report: Progress,
     ) -> BuiltStack:
-        """Loads the weights. Raises ModelError."""
+        """Loads the weights and gives them to the tier's products. Raises ModelError."""
+        with weights_fit(placement.device):
+            return self._load(options, placement, max_model_len, block_size, report)
+
+    def _load(
+        self,
+        options: EngineOptions,
+        placement: Placement,
+        max_model_len: int,
+        block_size: int,
+        report: Progress,
+    ) -> BuiltStack:
         if options.kv_cache_dtype != "auto":
             raise ModelError(
                 f"kv_cache_dtype {options.kv_cache_dtype!r} is for native model families, "
@@ -135,6 +147,7 @@ class TransformersSource:
             stack=stack,
             tier=products.name,
             has_own_threads=(products.kernels is not None and is_native and not _matrices(network)),
+            release=attention.release,
         )
 
     def _network(

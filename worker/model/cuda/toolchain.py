@@ -29,10 +29,22 @@ PyMODINIT_FUNC PyInit_{_MODULE}(void) {{ return PyModule_Create(&module); }}
 _ARCH = 80
 
 
-@functools.cache
+# Of the device's memory, or of the device: not of the toolchain, and the former passes.
+_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+
 def unavailable_reason(device: torch.device) -> str | None:
     """Returns why kernels cannot run on the device, None where they can: compiles one and launches
-    it. The check runs once."""
+    it. The check runs once, or until the device itself does not fail."""
+    try:
+        return _launch_fault(device)
+    except _DEVICE_ERRORS as error:
+        return _in_short(error)
+
+
+@functools.cache
+def _launch_fault(device: torch.device) -> str | None:
+    """Returns what `unavailable_reason` does. Raises the device's errors, which are not kept."""
     try:
         from worker.model.cuda.layers import gate
     except ImportError as error:
@@ -40,6 +52,8 @@ def unavailable_reason(device: torch.device) -> str | None:
     try:
         out = gate(torch.ones(1, 32, device=device), "silu")
         off = (out.cpu() - functional.silu(torch.ones(1, 16))).abs().max().item()
+    except _DEVICE_ERRORS:
+        raise
     except Exception as error:  # of Triton, its compilers, the system or the driver
         return _explained(error)
     return None if off < 1e-3 else f"a first kernel computed a value that is off by {off:.2g}"
@@ -70,12 +84,16 @@ def compile_fault() -> str | None:
 
 def _explained(error: Exception) -> str:
     """Returns a sentence with what this machine lacks, if that is seen, and the error itself."""
-    first_line = (str(error).splitlines() or [""])[0][:200]
-    given = f"{type(error).__name__}: {first_line}"
+    given = _in_short(error)
     lack = _cache_fault() or _compiler_fault()
     if lack is None:
         return f"Triton cannot compile and launch a kernel ({given})"
     return f"{lack} ({given})"
+
+
+def _in_short(error: Exception) -> str:
+    first_line = (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {first_line}"
 
 
 def _cache_fault() -> str | None:

@@ -111,6 +111,7 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
     peak = torch.cuda.max_memory_allocated(device) - before
     captured = _captured_bytes(stack, device)
     del pool, stack
+    built.release()
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return max(0, int(free * options.memory_share * _CUDA_SHARE) - peak - captured)

@@ -186,6 +186,24 @@ def test_a_prompt_that_does_not_fit_beside_decodes_is_cut_and_they_go_on(lookahe
     assert all(step.num_decodes == 4 for step in while_long)
 
 
+@LOOKAHEADS
+def test_a_prompt_is_cut_to_nothing_before_a_decode_waits(lookahead: int) -> None:
+    runner = ScriptedRunner(judge=does_not_fit_above(4))
+    engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=32, lookahead=lookahead)
+    for number in range(4):
+        engine.add(make_request(str(number), [number], max_tokens=20))
+    stories: dict[str, Story] = {}
+    for _ in range(3):
+        tell(stories, engine.step())
+    engine.add(make_request("long", range(24), max_tokens=1))
+    before = len(runner.steps)
+    run_to_end(engine, stories=stories)
+    assert stories["long"].token_ids == say(1)
+    beside = [step for step in runner.steps[before:] if step.num_decodes]
+    assert len(beside) > 10
+    assert {step.num_decodes for step in beside} == {4}
+
+
 def test_what_does_not_fit_is_tried_again_after_a_while() -> None:
     sizes: list[int] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from worker.engine_options import EngineOptions
 from worker.engines.transformers.config import read_config
 from worker.engines.transformers.loader import load_model
 from worker.model.build import BuiltModel, build_model, choose_source
-from worker.model.kv_cache import block_bytes
+from worker.model.errors import CheckpointError, ModelError
+from worker.model.kv_cache import KVCachePool, block_bytes
 from worker.model.parallel.group import Placement
 
 PROMPTS = [np.random.default_rng(n).integers(3, 300, n).tolist() for n in (3, 21, 40)]
@@ -110,6 +112,7 @@ def test_a_device_gets_each_tensor_as_it_is_read(tmp_path: Path) -> None:
     config = read_config(tmp_path)
     on_host: dict[str, float] = {}
     for device in ("cpu", "meta"):
+        gc.collect()  # what earlier models left would be freed meanwhile
         before, sizes = host_bytes(), []
         model = load_model(
             config,
@@ -124,6 +127,57 @@ def test_a_device_gets_each_tensor_as_it_is_read(tmp_path: Path) -> None:
         del model
     assert on_host["cpu"] > 0.9, "what is counted is not what is read"
     assert on_host["meta"] < 0.1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "worker.engines.transformers.source.replace_norms",
+        "worker.engines.transformers.source.compare",
+        "worker.engines.transformers.source.shorten",
+        "transformers.core_model_loading.MergeModulelist.convert",
+        "transformers.core_model_loading._materialize_copy",
+    ],
+)
+def test_weights_that_do_not_fit_are_no_fault_of_the_checkpoint(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path, "qwen3_moe")
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(part, full)
+    with pytest.raises(ModelError, match="the weights do not fit in the memory of cpu") as raised:
+        build(tmp_path, cpu_tier="native", dtype="bfloat16")
+    assert type(raised.value) is ModelError
+
+
+def test_a_checkpoint_at_fault_is_still_called_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path, "qwen3_moe")
+
+    def wrong(*_: object, **__: object) -> None:
+        raise ValueError("experts of two shapes")
+
+    monkeypatch.setattr("transformers.core_model_loading.MergeModulelist.convert", wrong)
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        build(tmp_path)
+
+
+@torch.inference_mode()
+def test_a_trial_pool_is_freed_once_it_is_released(gpt_oss: Path) -> None:
+    options = EngineOptions(checkpoint=str(gpt_oss), device="cpu")
+    placement = Placement(torch.device("cpu"), torch.float32)
+    source = choose_source("auto", gpt_oss)
+    built = source.load(options, placement, 64, 16, lambda stage, share: None)
+    pool = KVCachePool(built.keeps, 8, 16, device=placement.device, dtype=built.kv_dtype)
+    storage, stack = weakref.ref(pool.storage), built.stack(pool)
+    del pool, stack
+    assert storage() is not None, "what is released is not what is kept"
+    built.release()
+    assert storage() is None
 
 
 def host_bytes() -> int:

@@ -17,8 +17,8 @@ from tests.support.engine_run import generate, new_engine
 from tests.support.tiny_models import write_tiny_model
 from worker.engine.batch import ScheduledBatch
 from worker.engine_options import EngineOptions
-from worker.engines.transformers.attention import AttentionMismatch
-from worker.engines.transformers.layers import Rotations, ShortAttention, ShortLayer
+from worker.engines.transformers.attention import AttentionMismatch, Rotations
+from worker.engines.transformers.layers import ShortAttention, ShortLayer
 from worker.model.build import BuiltModel, build_model
 from worker.model.cpu.native_layers import NativeLayers
 

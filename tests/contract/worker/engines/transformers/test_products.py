@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from shared.messages import SamplingParams
 from tests.support.engine_run import generate, new_engine
 from tests.support.tiny_models import write_tiny_model
+from worker.engine.errors import OutOfMemory
 from worker.engine_options import CpuTier, EngineOptions, Quantization
 from worker.engines.transformers import products
 from worker.engines.transformers.gates import replace_gated
@@ -28,8 +30,9 @@ from worker.engines.transformers.products import (
     replace_linears,
     replace_norms,
 )
+from worker.model.base import Activation, Multiply
 from worker.model.build import build_model
-from worker.model.layers.ops import TorchOps
+from worker.model.layers.ops import ComputeExperts, ExpertWeights, TorchOps
 
 # Gates apart and as one, experts, norms of both kinds, windows, soft caps, keys wider than values.
 TYPES = ("gemma3_text", "gemma2", "phi3", "mistral", "qwen3_moe", "deepseek_v3", "cohere2")
@@ -180,6 +183,26 @@ def test_a_block_is_taken_only_if_it_computes_what_its_names_say(gain: float, ta
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
+class CountingOps(TorchOps):
+    """Notes how many of the weights are alive whenever a gated product is made."""
+
+    def __init__(self, weights: list[weakref.ref[Tensor]]) -> None:
+        self.weights, self.alive = weights, list[int]()
+
+    def gated_linear(
+        self, weight: Tensor, bias: Tensor | None, activation: Activation = "silu"
+    ) -> Multiply:
+        self.alive.append(sum(one() is not None for one in self.weights))
+        return super().gated_linear(weight, bias, activation)
+
+
+def test_a_replaced_block_is_freed_before_the_next_is_made() -> None:
+    model = nn.Sequential(*(Block() for _ in range(6)))
+    ops = CountingOps([weakref.ref(block.gate_proj.weight) for block in model])  # type: ignore[arg-type]
+    assert replace_gated(model, ops, F32) == 6
+    assert ops.alive == [6, 5, 4, 3, 2, 1]
+
+
 @pytest.mark.parametrize("adds_one", [False, True])
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_norm_is_taken_only_if_it_is_one(centred: bool, adds_one: bool) -> None:
@@ -228,6 +251,34 @@ class ClampingExperts(nn.Module):
 def test_experts_that_clamp_stay(limit: float, taken: int) -> None:
     model = nn.Sequential(ClampingExperts(limit))
     assert replace_gated(model, TorchOps(), F32) == taken
+
+
+class FailingOps(TorchOps):
+    """Whose experts fail: as they are made, or in the trial."""
+
+    def __init__(self, error: Exception, *, when_made: bool) -> None:
+        self.error, self.when_made = error, when_made
+
+    def experts(self, weights: ExpertWeights) -> ComputeExperts:
+        if self.when_made:
+            raise self.error
+        return self.compute
+
+    def compute(self, x: Tensor, chosen: Tensor, by: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize("when_made", [True, False])
+def test_experts_whose_kernel_fails_are_left_to_torch(
+    when_made: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(ClampingExperts(math.inf))
+    failing = FailingOps(RuntimeError("cannot be compiled"), when_made=when_made)
+    assert replace_gated(model, failing, F32) == 0
+    assert "a kernel for it fails: RuntimeError: cannot be compiled" in caplog.text
+    full = FailingOps(torch.OutOfMemoryError("CUDA out of memory"), when_made=when_made)
+    with pytest.raises(OutOfMemory):
+        replace_gated(model, full, F32)
 
 
 def test_products_of_a_group_are_right_in_any_order() -> None:
