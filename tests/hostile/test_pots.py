@@ -25,7 +25,7 @@ from tests.neighbours.test_neighbours import MODEL, recorded_bystanders
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 OF_METRICS = {"authorization": f"Bearer {METRICS_KEY}"}
-WATCH_S = 2.0  # of calm, and of each storm: two streams of each of the five bystanders
+WATCH_S = 4.0  # of calm, and of each storm: two streams of each of the five bystanders
 MAX_RATIO = 10  # 2 is what it should be, and what a machine of its own measures
 
 

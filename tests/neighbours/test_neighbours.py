@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 PATIENCE_S = 90.0
 # Enough for two streams of each bystander. docs/RELIABILITY.md has figures of 8 s each.
-STORM_S = float(os.environ.get("PENSTOCK_STORM_S", "2"))
+STORM_S = float(os.environ.get("PENSTOCK_STORM_S", "4"))
 CALM_S = STORM_S  # the longer one waits, the worse is the worst
 # The worst client takes its share of two cores, so others notice it; they must not stand still for
 # it. Where they did, the ratios were 50 to 320.

@@ -105,7 +105,7 @@ def step_failure(error: Exception, device: torch.device) -> DeviceLost | OutOfMe
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether the error says that the host's or a device's memory is full."""
+    """Returns whether the error means that the host's or a device's memory is full."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory):
         return True
     # The CPU's allocator, and CUDA outside torch's own, have no type for it.

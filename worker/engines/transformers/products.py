@@ -273,7 +273,7 @@ def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:
 
 
 def leave_to_torch(error: Exception, device: torch.device) -> None:
-    """Logs why torch goes on computing a module. Raises OutOfMemory or DeviceLost where the error
+    """Logs why torch still computes a module. Raises OutOfMemory or DeviceLost where the error
     means that."""
     if failure := step_failure(error, device):
         raise failure from error
