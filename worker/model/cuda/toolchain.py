@@ -29,7 +29,7 @@ PyMODINIT_FUNC PyInit_{_MODULE}(void) {{ return PyModule_Create(&module); }}
 _ARCH = 80
 
 
-# Of the device's memory, or of the device: not of the toolchain, and the former passes.
+# Errors of the device, not of the toolchain. Full memory may pass.
 _DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
