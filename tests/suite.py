@@ -267,6 +267,7 @@ def main() -> int:
         FAILED.parent.mkdir(exist_ok=True)
         FAILED.write_text("")
         TROUBLE.write_text("the run did not end\n")
+        LAST_RUN.unlink(missing_ok=True)
     marks = ["-m", parsed.marks] if parsed.marks else []
     outcome = run(
         [[*marks, *shlex.split(arguments)] for arguments in parsed.arguments],

@@ -240,7 +240,11 @@ class WorkerService:
         if not ready.exact_resume:
             log.warning(
                 "resume is not exact: an output that was cut may continue with other tokens"
-                + ("; PENSTOCK_BATCH_INVARIANT makes it exact on one GPU" if is_own else ""),
+                + (
+                    "; PENSTOCK_BATCH_INVARIANT makes it exact for native model families on one GPU"
+                    if is_own
+                    else ""
+                ),
                 extra={"model": self._model.name, "engine": ready.engine_name},
             )
 

@@ -49,6 +49,7 @@ if has_cuda and 0 <= number < count:
             fault = unavailable_reason(device)
 print(json.dumps([torch.__version__, has_cuda, count, error, fault]))
 """
+_TAKEN = ("out of memory", "busy or unavailable")  # in errors of a device that another process uses
 
 
 def check_private_server(data_dir: Path) -> Iterator[Finding]:
@@ -207,6 +208,10 @@ def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Findi
         return
     if has_cuda and number is not None and number >= num_devices:
         yield wrong("engine", f"{no_such_device(device, num_devices)}.")
+    elif error is not None and any(word in error for word in _TAKEN):
+        yield warning(
+            "engine", f"cuda:{tried} is full or taken, perhaps by a running worker: {error}."
+        )
     elif error is not None:
         yield wrong(
             "engine",

@@ -62,9 +62,10 @@ class NativeSource:
             model = self._load(weights, placement, max_model_len, tier, partial(report, WEIGHTS))
         report(WEIGHTS, 1.0)
         report(LAYOUT, 0.0)
-        if tier.ops.measures_inputs:
-            measure_inputs(model, config)
-        model.finish()
+        with weights_fit(placement.device):  # layouts are copies
+            if tier.ops.measures_inputs:
+                measure_inputs(model, config)
+            model.finish()
         report(LAYOUT, 1.0)
         return BuiltStack(
             model=model,

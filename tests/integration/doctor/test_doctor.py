@@ -261,6 +261,8 @@ def test_no_device_and_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 _UNUSABLE = """
+import os
+FAULT = os.environ["FAULT"]
 __version__ = "2.13.0"
 class cuda:
     is_available = staticmethod(lambda: True)
@@ -268,7 +270,7 @@ class cuda:
 def device(kind, number):
     return f"{kind}:{number}"
 def ones(size, device):
-    raise RuntimeError(f"CUDA error: {device} is busy or unavailable\\nmore")
+    raise RuntimeError(f"CUDA error: {device} {FAULT}\\nmore")
 """
 
 
@@ -277,8 +279,12 @@ def test_a_device_that_is_there_and_unusable_is_named(
 ) -> None:
     (tmp_path / "torch.py").write_text(_UNUSABLE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAULT", "out of memory")
+    taken = "cuda:0 is full or taken, perhaps by a running worker"
+    the(Level.WARNING, check_engine("penstock", "cuda", ""), taken)
+    monkeypatch.setenv("FAULT", "is lost")
     for device, tried in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
-        text = f"cannot compute on {tried}: RuntimeError: CUDA error: {tried} is busy"
+        text = f"cannot compute on {tried}: RuntimeError: CUDA error: {tried} is lost"
         the(Level.ERROR, check_engine("penstock", device, ""), text)
     the(Level.OK, check_engine("penstock", "cpu", ""), "CUDA devices: 2")
 

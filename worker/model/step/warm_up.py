@@ -53,8 +53,9 @@ def warm_up(
     for number, (tokens, params) in enumerate(runs):
         report(stage, number / len(runs))
         run_prefill(runner, config.block_size, tokens, params)
-    if device.type == "cuda" and num_tokens > _CUDA_SUFFIX:
-        run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=num_tokens - _CUDA_SUFFIX)
+    if device.type == "cuda" and config.max_model_len > _CUDA_SUFFIX:
+        past = config.max_model_len - _CUDA_SUFFIX
+        run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=past)
     report(stage, 1.0)
     runner.capture(partial(report, "capturing CUDA graphs"))
 

@@ -211,7 +211,7 @@ def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count
         return SimpleNamespace(collect=lambda: None)
 
     runner: Any = SimpleNamespace(launch=launch, capture=lambda report: None)
-    config: Any = SimpleNamespace(max_num_batched_tokens=128, max_model_len=128, block_size=16)
+    config: Any = SimpleNamespace(max_num_batched_tokens=64, max_model_len=128, block_size=16)
     reports: list[tuple[str, float]] = []
     warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
     assert {name for name, _ in reports} == {stage}
