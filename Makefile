@@ -64,11 +64,11 @@ space := $(subst ,, )
 # files starts engines with gigabytes of libraries, two at a time. What only computes runs beside both
 # at a low priority, and may be held up. Last what looks at times and at shares of the processor, `alone`.
 # `packages` are tests that fetch packages, `models` the whole list of model types: they have targets
-# of their own. With PACKAGES the former are among the first.
+# of their own.
 COMPUTING := tests/sim tests/contract tests/unit tests/arch
 NO_VLLM := $(if $(VLLM_PYTHON),,vllm)
 MISSING := $(NO_VLLM) $(if $(CHROMIUM),,browser) $(if $(NO_NODE),node) $(if $(NO_NGINX),nginx) $(if $(NO_PROMETHEUS),prometheus) $(if $(FAKETIME),,clock) $(if $(NO_ARM),arm)
-LEFT_OUT := gpu $(if $(PACKAGES),,packages) long models images $(MISSING)
+LEFT_OUT := gpu packages long models images $(MISSING)
 but_not = not ($(subst $(space), or ,$(strip $(1))))
 FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
@@ -80,11 +80,10 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 15 minut
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
 	$(if $(FAKETIME),,$(call left_out,libfaketime,that set a server's clock))
 	$(if $(NO_ARM),$(call left_out,$(NO_ARM),of the kernels on ARM))
-	$(if $(PACKAGES),$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node)))
 	$(if $(NO_VLLM),@echo "penstock: .venv-vllm is not made. The tests with vLLM are left out; make vllm PENSTOCK_DEVICE=cpu brings them back")
 	@$(BIN)/python -m tests.suite run \
 		--beside '-n 2 $(FILES_AT_A_TIME) --timeout 600 -m "$(call but_not,vllm $(LEFT_OUT))" $(COMPUTING)' \
-		'-n $(if $(PACKAGES),6,5) $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
+		'-n 4 $(FILES_AT_A_TIME) -m "$(call but_not,alone vllm $(LEFT_OUT))" $(addprefix --ignore=,$(COMPUTING))' \
 		$(if $(NO_VLLM),,'$(WITH_VLLM) -m "vllm and $(call but_not,alone $(LEFT_OUT))"') \
 		'-m "alone and $(call but_not,$(LEFT_OUT))"'
 

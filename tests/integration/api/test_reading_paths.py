@@ -26,6 +26,7 @@ AROUND = (
         "api.http.request_ids",
     ),
     *("api.http.traces", "api.http.accounts", "api.ids", "api.auth", "api.main"),
+    "shared.huge_pages",  # once, some time after a start
     *(
         "api.services",
         "api.housekeeping",
