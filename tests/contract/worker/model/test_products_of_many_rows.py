@@ -157,7 +157,7 @@ def test_a_model_with_copies_of_its_weights_computes_the_same_model(
     pays = ProductChoices(
         lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", free_bytes=0
     )
-    monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
+    monkeypatch.setattr(tiers, "product_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", lambda *arguments: True)
     with_copies = forced_logits(path, texts, tier="native", quantization=quantization)
     different = 0
@@ -184,7 +184,7 @@ def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
     pays = ProductChoices(
         lambda shape: {AVX: (1.0, 1.0), ONEDNN: (0.5, 0.5)}, None, copies="on", free_bytes=0
     )
-    monkeypatch.setattr(tiers, "_choices", lambda *arguments: pays)
+    monkeypatch.setattr(tiers, "product_choices", lambda *arguments: pays)
     monkeypatch.setattr(tiers, "is_quicker", is_quicker)
     without = forced_logits(path, texts, tier="native")
     assert requested == [8]
