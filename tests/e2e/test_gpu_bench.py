@@ -143,8 +143,9 @@ def test_nano_vllm_has_the_same_weights_and_requests(tmp_path: Path) -> None:
 
 
 def test_gpu_check_says_each_suites_end_and_keeps_to_its_bounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # pytest leaves a folder there
     (tmp_path / "test_wrong.py").write_text("def test_it():\n    assert 'seen' == 'wanted'\n")
     (tmp_path / "test_slow.py").write_text("import time\ntime.sleep(60)\n")
     suites = (
