@@ -11,7 +11,7 @@ from api.auth.keys import KeyRing
 from api.files.service import FileService
 from api.generation.models import ModelCatalog
 from api.jobs.accepted_jobs import AcceptedJobs
-from api.jobs.service import ATTACH_ROUNDS, DisconnectTracker
+from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
 from api.system.health import HealthMonitor
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait

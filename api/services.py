@@ -22,13 +22,16 @@ from api.files.upload import UploadLimits
 from api.generation.models import GenerationService, JobDefaults, ModelCatalog
 from api.generation.thread_pool import TextPool
 from api.housekeeping import Housekeeping
-from api.http.open_requests import OpenRequests, TimeSlices
+from api.http.open_requests import OpenRequests
 from api.http.shares import Pot
 from api.http.sse import json_bytes
+from api.http.time_slices import TimeSlices
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
+from api.jobs.disconnects import DisconnectTracker
+from api.jobs.relay import EventRelay
 from api.jobs.request_reader import RequestReader
-from api.jobs.service import DisconnectTracker, EventRelay, JobService
+from api.jobs.service import JobService
 from api.metrics import Metrics
 from api.settings import ApiSettings
 from api.system.health import HealthMonitor

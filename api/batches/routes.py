@@ -26,10 +26,10 @@ from api.files.service import file_not_found, parse_life_s, unavailable_files
 from api.files.storage import FileStorage
 from api.http.caller import CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.open_requests import SlicesDep
 from api.http.openapi import BODY, NAMED, STORE, errors
 from api.http.pagination import NO_QUERY
 from api.http.response_headers import set_durability_header
+from api.http.time_slices import SlicesDep
 from api.jobs.admission import DurableAccept, NotConfirmed
 from api.jobs.request_reader import JsonRoute
 from api.request_errors import ClientError

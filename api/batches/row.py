@@ -39,7 +39,7 @@ from api.http.shares import Payer, payer
 from api.http.traces import trace_end, trace_generation
 from api.ids import public_id
 from api.jobs.event_stream import JobStream, StreamInterrupted
-from api.jobs.request_reader import Prepared
+from api.jobs.new_job import Prepared
 from api.jobs.sent_events import split_long
 from api.jobs.service import JobService
 from api.request_errors import invalid_parameter, unsupported

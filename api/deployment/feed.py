@@ -20,9 +20,10 @@ from api.dependencies import provided
 from api.deployment.reader import DeploymentReader
 from api.deployment.view import Content, View, ViewKey
 from api.errors import ApiError, going_down
-from api.http.open_requests import OpenRequest, OpenRequests, TimeSlices
+from api.http.open_requests import OpenRequest, OpenRequests
 from api.http.shares import SHARE, Charge, Pot
 from api.http.sse import BEHIND_KEEPALIVE, KEEPALIVE, EventWriter, event
+from api.http.time_slices import TimeSlices
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import TransportError

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from api.http.open_requests import TimeSlices
 from api.http.sse import json_bytes
+from api.http.time_slices import TimeSlices
 from shared.messages import JobState
 
 

@@ -16,9 +16,10 @@ from api.files.service import FilesDep, FileService, unavailable_files
 from api.files.storage import BlobDamaged, BlobsUnavailable
 from api.http.caller import CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.open_requests import OpenRequests, OpenRequestsDep, SlicesDep
+from api.http.open_requests import OpenRequests, OpenRequestsDep
 from api.http.openapi import NAMED, STORE, errors
 from api.http.pagination import NO_QUERY
+from api.http.time_slices import SlicesDep
 from shared.transport.ports.files import FileRecord
 
 log = logging.getLogger(__name__)

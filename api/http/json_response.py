@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, is_refusal
 from api.http.caller import caller_in, note_refused, speaks_anthropic
-from api.http.open_requests import TimeSlices
 from api.http.sse import json_bytes, json_pieces
+from api.http.time_slices import TimeSlices
 
 MEDIA_TYPE = "application/json"
 OVERLOADED_STATUS = 529  # Anthropic's; everywhere else it is 503

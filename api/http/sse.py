@@ -142,6 +142,22 @@ def event_pieces(payload: Any) -> Iterator[bytes]:
     yield b"\n\n"
 
 
+def typed_event(payload: Any) -> bytes:
+    """Returns one event with a name: the payload's `type`."""
+    return _name_line(payload) + event(payload)
+
+
+def typed_event_pieces(payload: Any) -> Iterator[bytes]:
+    """Yields what `typed_event` returns, as `json_pieces`."""
+    yield _name_line(payload)
+    yield from event_pieces(payload)
+
+
+def _name_line(payload: Any) -> bytes:
+    kind: str = payload["type"]
+    return b"event: " + kind.encode("ascii") + b"\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Framing:
     """How a dialect's payloads become a stream.
@@ -159,6 +175,7 @@ class Framing:
 
 
 PLAIN = Framing(event, event_pieces, DONE, KEEPALIVE, BEHIND_KEEPALIVE)
+TYPED = Framing(typed_event, typed_event_pieces, b"", KEEPALIVE, BEHIND_KEEPALIVE)
 
 
 def whole_events(framing: Framing, payload: Any) -> Iterator[bytes]:

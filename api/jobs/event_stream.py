@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.generation.formatter import PromptScores
-from api.jobs.quiet_streams import MissingEnd
+from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
 from shared.messages import (
     START,

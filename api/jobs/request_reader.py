@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,19 +17,16 @@ from starlette.types import Scope
 
 from api.dependencies import part_in
 from api.errors import MAX_ECHO_CHARS, ApiError
-from api.generation.formatter import Formatter, PromptScores, Timing
 from api.generation.ignored_parameters import HEADER as IGNORED_HEADER
 from api.generation.ignored_parameters import IgnoredMembers, request_ignored
-from api.generation.models import JobDefaults
 from api.generation.protocol import RequestModel
 from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.generation.validation import RequestT, parse_json, parse_request
-from api.http.caller import Caller, caller_in, disconnect, set_caller, set_headers
+from api.http.caller import caller_in, disconnect, set_caller, set_headers
 from api.http.shares import Charge, Pot, payer
+from api.jobs.new_job import IDEMPOTENCY_HEADER
 from api.on_demand import load_part
 from api.request_errors import ClientError
-from shared.keys import new_job_id
-from shared.messages import Durability, Job, OnDisconnect, SamplingParams
 from shared.transport.ports.admission import SubmittingStore
 
 _JSON = re.compile(r"application/([\w.+!#$&^-]+\+)?json", re.ASCII)
@@ -209,85 +204,3 @@ class _ParsedRequest(Request):
 
     async def json(self) -> Any:
         return self._model
-
-
-KEYED_RETAIN_MS = 600_000  # how long a response can be requested again by its key
-IDEMPOTENCY_HEADER = "idempotency-key"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A validated request: the job to submit, and the formatter of its response."""
-
-    job: Job
-    formatter: Formatter[Any]
-    timing: Timing = field(default_factory=Timing)
-    prompt: PromptScores | None = None  # filled for the formatter, where the job scores its prompt
-
-
-def new_job(
-    caller: Caller,
-    defaults: JobDefaults,
-    *,
-    model: str,
-    prompt_digest: str,
-    kind: str,
-    token_ids: tuple[int, ...],
-    sampling: SamplingParams,
-    on_disconnect: OnDisconnect,
-    queue_timeout_s: float | None,
-    durability: Durability | None,
-    num_choices: int = 1,
-    lane: int = 0,
-) -> Job:
-    """Returns the job of the caller's request.
-
-    A job with an idempotency key may be requested again: it outlives its reader for a while, and
-    its text is kept as long as its record.
-    """
-    idempotency = caller.idempotency
-    assert caller.job_id is not None, "this route makes jobs"
-    if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
-        on_disconnect = OnDisconnect.GRACE
-    return Job(
-        job_id=caller.job_id,
-        model=model,
-        prompt_digest=prompt_digest,
-        prompt_token_ids=token_ids,
-        sampling=sampling,
-        kind=kind,
-        tenant=caller.tenant,
-        lane=lane,
-        timeout_ms=max(1, round(defaults.timeout_s * 1000)),
-        queue_timeout_ms=_queue_timeout_ms(defaults, queue_timeout_s, on_disconnect),
-        on_disconnect=on_disconnect,
-        client_request_id=caller.client_request_id,
-        num_choices=num_choices,
-        retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
-        idempotency=idempotency,
-        durability=defaults.durability if durability is None else durability,
-        traceparent=caller.traceparent,
-        tracestate=caller.tracestate,
-    )
-
-
-def _queue_timeout_ms(
-    defaults: JobDefaults, requested_s: float | None, on_disconnect: OnDisconnect
-) -> int | None:
-    """Returns the request's; else the default, unless the job continues without readers."""
-    if requested_s is None and on_disconnect is not OnDisconnect.CONTINUE:
-        requested_s = defaults.queue_timeout_s or None
-    return None if requested_s is None else max(1, round(requested_s * 1000))
-
-
-def sibling(first: Job, index: int, **changes: Any) -> Job:
-    """Returns job number `index` (from 1) of the same request: the first but for `changes`."""
-    job_id = new_job_id()
-    if first.idempotency is not None:
-        job_id = load_part("idempotency").sibling_id(first.job_id, index)
-    return replace(first, job_id=job_id, idempotency=None, **changes)
-
-
-def now_s() -> int:
-    """Returns Unix time in whole seconds: `created` of a response."""
-    return int(time.time())

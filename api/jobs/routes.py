@@ -14,8 +14,8 @@ from api.errors import MAX_ECHO_CHARS
 from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.open_requests import SlicesDep
 from api.http.openapi import NAMED, STORE, Absent, errors, parameter, streamed
+from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
 from api.jobs.log_page import read_log_page
 from api.jobs.prefix import explain_prefix

@@ -18,8 +18,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, unavailable
-from api.http.open_requests import PIECE_BYTES, Ending
+from api.http.open_requests import Ending
 from api.http.sse import EventWriter, Framing
+from api.http.time_slices import PIECE_BYTES
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import is_short
 from api.jobs.service import JobService

@@ -17,8 +17,8 @@ from api.generation.models import ModelCatalog
 from api.http.open_requests import OpenRequests
 from api.http.openapi import KEYED, errors
 from api.http.shares import Pot
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import RelayCounts
-from api.jobs.service import DisconnectTracker
 from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
 from api.system.health import HealthMonitor
 from shared.metrics import CONTENT_TYPE, Exposition

@@ -16,8 +16,8 @@ from api.generation.prompt import chat_text, chat_token_ids
 from api.generation.text_prompts import checked_token_ids, prompt_token_ids
 from api.http.caller import speaks_anthropic
 from api.http.json_response import OVERLOADED_STATUS, LongJsonResponse, json_response
-from api.http.open_requests import SlicesDep
 from api.http.openapi import ANY, BODY, NAMED, Error, errors
+from api.http.time_slices import SlicesDep
 from api.jobs.request_reader import JsonRoute
 from api.system.protocol import (
     Detokenized,

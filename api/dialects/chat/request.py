@@ -22,7 +22,7 @@ from api.generation.sampling import (
 )
 from api.generation.tools import NO_PARAMETERS, Tool, Toolbox, ToolUse
 from api.http.caller import Caller
-from api.jobs.request_reader import Prepared, new_job, now_s
+from api.jobs.new_job import Prepared, new_job, now_s
 from api.on_demand import load_part
 from shared.messages import MAX_CHOICES, InvalidParameter, SamplingParams
 

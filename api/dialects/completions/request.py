@@ -31,7 +31,7 @@ from api.generation.text_prompts import (
 )
 from api.http.caller import Caller
 from api.http.sse import json_bytes
-from api.jobs.request_reader import Prepared, new_job, now_s, sibling
+from api.jobs.new_job import Prepared, new_job, now_s, sibling
 from api.request_errors import unsupported
 from shared.messages import MAX_CHOICES, Grammar, InvalidParameter, Job, SamplingParams
 

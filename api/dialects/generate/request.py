@@ -20,7 +20,7 @@ from api.generation.sampling import (
 )
 from api.generation.text_prompts import is_short_prompt, prompt_token_ids
 from api.http.caller import Caller
-from api.jobs.request_reader import Prepared, new_job
+from api.jobs.new_job import Prepared, new_job
 from shared.messages import SamplingParams
 
 DEFAULT_MAX_TOKENS = 64

@@ -12,8 +12,7 @@ from api.errors import ApiError
 from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
 from api.http.json_response import anthropic_body
-from api.http.sse import Framing
-from api.http.typed_events import typed_event, typed_event_pieces
+from api.http.sse import Framing, typed_event, typed_event_pieces
 from api.output_parsers.events import (
     NewParser,
     OutputEvent,

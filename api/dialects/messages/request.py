@@ -34,7 +34,7 @@ from api.generation.sampling import (
     resolved_seed,
 )
 from api.http.caller import Caller
-from api.jobs.request_reader import Prepared, new_job
+from api.jobs.new_job import Prepared, new_job
 from shared.messages import InvalidParameter, SamplingParams
 
 MAX_TEMPERATURE = 1.0

@@ -17,7 +17,7 @@ from api.errors import ApiError, job_failed
 from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
 from api.generation.logprobs import ChatEntryForm
-from api.http.typed_events import TYPED
+from api.http.sse import TYPED
 from api.ids import public_id
 from api.output_parsers.parser import OutputParserFactory
 from shared.messages import Delta, ErrorCode, Failed, Finished, FinishReason, JobState, Usage

@@ -43,7 +43,7 @@ from api.generation.protocol import job_lane
 from api.generation.sampling import ContextBudget, ResponseSize, renamed_parameters, sampling_params
 from api.generation.tools import Toolbox, ToolUse
 from api.http.caller import Caller
-from api.jobs.request_reader import new_job, now_s
+from api.jobs.new_job import new_job, now_s
 from api.request_errors import unsupported
 from shared.messages import InvalidParameter, Job, OnDisconnect, SamplingParams
 

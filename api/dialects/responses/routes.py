@@ -37,11 +37,11 @@ from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.open_requests import SlicesDep
 from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
+from api.http.sse import TYPED
+from api.http.time_slices import SlicesDep
 from api.http.traces import span_in, trace_generation
-from api.http.typed_events import TYPED
 from api.jobs.attached_job import AttachedJob
 from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute

@@ -18,8 +18,8 @@ from api.dialects.responses.record import StoredRequest, decode_request
 from api.errors import MAX_ECHO_CHARS
 from api.generation.models import ModelCatalog
 from api.generation.thread_pool import request_bytes
-from api.http.open_requests import TimeSlices
 from api.http.shares import Charge, Pot
+from api.http.time_slices import TimeSlices
 from api.ids import parse_item_id, parse_job_id
 from api.jobs.sent_events import split_long
 from api.request_errors import ClientError

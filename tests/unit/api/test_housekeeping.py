@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.housekeeping import Housekeeping, _repeat
-from api.jobs.service import ATTACH_ROUNDS, DisconnectTracker
+from api.jobs.disconnects import ATTACH_ROUNDS, DisconnectTracker
 from shared.messages import JobState, OnDisconnect
 from shared.transport.ports.jobs import TransportError
 

@@ -14,9 +14,9 @@ import pytest
 
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
+from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import JobStream
-from api.jobs.quiet_streams import MAX_SILENCES
-from api.jobs.service import DisconnectTracker, EventRelay
+from api.jobs.relay import MAX_SILENCES, EventRelay
 from shared.messages import START, Delta, Durability, ErrorCode, Failed, Finished, JobState
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.admission import AdmissionLimits

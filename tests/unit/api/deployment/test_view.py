@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.deployment.view import Content, View
-from api.http.open_requests import TimeSlices
+from api.http.time_slices import TimeSlices
 
 
 class Reader:

@@ -21,9 +21,8 @@ from api.generation.formatter import ResponseContext
 from api.generation.response_size import COMPLETION_ENTRY_BYTES
 from api.generation.sampling import ResponseSize
 from api.http.json_response import send_json
-from api.http.open_requests import TimeSlices
-from api.http.sse import PLAIN, json_bytes, json_pieces
-from api.http.typed_events import TYPED
+from api.http.sse import PLAIN, TYPED, json_bytes, json_pieces
+from api.http.time_slices import TimeSlices
 from api.jobs.sent_events import MANY_TOKENS, split_long
 from shared.messages import (
     START,

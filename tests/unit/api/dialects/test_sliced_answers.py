@@ -13,9 +13,10 @@ import pytest
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.generation.formatter import ResponseContext, Timing
-from api.http.open_requests import PIECE_BYTES, OpenRequests, TimeSlices
+from api.http.open_requests import OpenRequests
 from api.http.shares import Pot
-from api.http.typed_events import typed_event
+from api.http.sse import typed_event
+from api.http.time_slices import PIECE_BYTES, TimeSlices
 from api.jobs.attached_job import AttachedJob
 from api.jobs.generation_response import generation_response
 from api.jobs.reader_position import ResumePoint

@@ -18,9 +18,10 @@ from starlette.responses import Response
 from api.batches.routes import BatchService
 from api.files.protocol import FileList, FileObject
 from api.files.service import FileService
-from api.http.open_requests import OpenRequests, TimeSlices
+from api.http.open_requests import OpenRequests
 from api.http.pagination import ListQuery
 from api.http.sse import json_pieces
+from api.http.time_slices import TimeSlices
 from api.main import create_app
 from api.settings import ApiSettings
 from shared.messages import Usage

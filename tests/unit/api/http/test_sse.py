@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.http import sse
-from api.http.typed_events import TYPED
+from api.http.sse import TYPED
 
 
 def test_an_event_is_one_data_line_and_one_blank_line() -> None:

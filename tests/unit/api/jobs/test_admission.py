@@ -10,7 +10,7 @@ import pytest
 from api.errors import ApiError, UnavailableError
 from api.jobs.accepted_jobs import AcceptedJobs
 from api.jobs.admission import Admission, DurableAccept
-from api.jobs.service import DisconnectTracker
+from api.jobs.disconnects import DisconnectTracker
 from shared.messages import (
     Durability,
     Job,

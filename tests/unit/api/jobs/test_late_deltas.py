@@ -14,7 +14,7 @@ from api.dialects.completions.formatter import CompletionFormatter
 from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.generation.formatter import Formatter, ResponseContext, Timing
-from api.http.open_requests import PIECE_BYTES, TimeSlices
+from api.http.time_slices import PIECE_BYTES, TimeSlices
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import SentEvents
 from api.jobs.stream_response import EventStreamBody

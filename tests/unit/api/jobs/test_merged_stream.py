@@ -9,7 +9,7 @@ import pytest
 
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.merged_stream import MergedStream
-from api.jobs.service import EventRelay
+from api.jobs.relay import EventRelay
 from shared.choice_deltas import ChoiceDelta, choice_deltas
 from shared.messages import (
     START,

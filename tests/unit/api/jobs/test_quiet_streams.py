@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.jobs.quiet_streams import (
-    EARLY,
-    MAX_SILENCES,
-    PAGE_STREAMS,
-    TURNS_PER_SILENCE,
-    QuietStreams,
-)
+from api.jobs.relay import EARLY, MAX_SILENCES, PAGE_STREAMS, TURNS_PER_SILENCE, QuietStreams
 from shared.messages import START, JobState
 from shared.transport.ports.jobs import JobLook, TransportError
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.jobs.event_stream import PAGE_EVENTS, JobStream, StreamInterrupted
-from api.jobs.service import EventRelay
+from api.jobs.relay import EventRelay
 from shared.messages import (
     START,
     Cursor,
