@@ -119,6 +119,7 @@ def attention(
     member = tl.arange(0, BLOCK_M) % GROUP
     key_dims = tl.arange(0, KEY_WIDTH)
     value_dims = tl.arange(0, VALUE_WIDTH)
+    formula = (scale, softcap, window, chunk)
     while at < stop:
         of_unit = units + unit
         start = kv_head * all_steps + tl.load(of_unit + UNIT_START * width)
@@ -143,31 +144,35 @@ def attention(
         )
         position = first_position + token
         end = first_position + tokens
+        cache = (
+            keys + kv_head * KEY_DIM,
+            values + kv_head * VALUE_DIM,
+            table + row.to(tl.int64) * table_stride,
+            key_block_stride,
+            key_stride,
+            value_block_stride,
+            value_stride,
+        )
+        best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
         if KEEPS_STEPS:
-            best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            total = tl.zeros([BLOCK_M], tl.float32)
-            acc = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+            none_best, none_total, none_acc = best, total, acc
             slot = tl.load(programs + FIRST_SLOT * stride + owner) - start
             for step in range(at, until):
                 begin = (begin_step + step) * STEP
                 part_best, part_total, part_acc = scan_chain(
+                    none_best,
+                    none_total,
+                    none_acc,
                     queries,
                     begin,
                     tl.minimum(begin + STEP, end),
                     first_position,
                     position,
                     is_row,
-                    keys + kv_head * KEY_DIM,
-                    values + kv_head * VALUE_DIM,
-                    table + row.to(tl.int64) * table_stride,
-                    key_block_stride,
-                    key_stride,
-                    value_block_stride,
-                    value_stride,
-                    scale,
-                    softcap,
-                    window,
-                    chunk,
+                    cache,
+                    formula,
                     KEY_DIM=KEY_DIM,
                     VALUE_DIM=VALUE_DIM,
                     KEY_WIDTH=KEY_WIDTH,
@@ -179,7 +184,6 @@ def attention(
                     HAS_CHUNK=HAS_CHUNK,
                     HAS_UNMASKED=HAS_UNMASKED,
                     PRECISION=PRECISION,
-                    BLOCK_M=BLOCK_M,
                 )
                 if is_whole:
                     best, total, acc = merged(best, total, acc, part_best, part_total, part_acc)
@@ -200,23 +204,17 @@ def attention(
         else:
             begin = (begin_step + at) * STEP
             best, total, acc = scan_chain(
+                best,
+                total,
+                acc,
                 queries,
                 begin,
                 tl.minimum((begin_step + until) * STEP, end),
                 first_position,
                 position,
                 is_row,
-                keys + kv_head * KEY_DIM,
-                values + kv_head * VALUE_DIM,
-                table + row.to(tl.int64) * table_stride,
-                key_block_stride,
-                key_stride,
-                value_block_stride,
-                value_stride,
-                scale,
-                softcap,
-                window,
-                chunk,
+                cache,
+                formula,
                 KEY_DIM=KEY_DIM,
                 VALUE_DIM=VALUE_DIM,
                 KEY_WIDTH=KEY_WIDTH,
@@ -228,7 +226,6 @@ def attention(
                 HAS_CHUNK=HAS_CHUNK,
                 HAS_UNMASKED=HAS_UNMASKED,
                 PRECISION=PRECISION,
-                BLOCK_M=BLOCK_M,
             )
             if not is_whole:
                 store_part(

@@ -22,17 +22,8 @@ def scan_keys(
     end,
     position,
     is_row,
-    keys,
-    values,
-    table,
-    key_block_stride,
-    key_stride,
-    value_block_stride,
-    value_stride,
-    scale,
-    softcap,
-    window,
-    chunk,
+    cache,
+    formula,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,
@@ -47,9 +38,14 @@ def scan_keys(
 ):
     """Adds the places [begin, end) to the running best score, total and sum of values of each row.
 
-    Not IS_MASKED: they are whole tiles of BLOCK_N that all rows attend to. `keys` and `values`
-    point at one head of one layer, `table` at the sequence's blocks.
+    Not IS_MASKED: they are whole tiles of BLOCK_N that all rows attend to. `cache`: keys and values
+    of one head of one layer, the sequence's blocks, and the strides of both. `formula`: scale,
+    softcap, window and chunk.
     """
+    keys, values, table = cache[0], cache[1], cache[2]
+    key_block_stride, key_stride = cache[3], cache[4]
+    value_block_stride, value_stride = cache[5], cache[6]
+    scale, softcap, window, chunk = formula[0], formula[1], formula[2], formula[3]
     key_dims = tl.arange(0, KEY_WIDTH)
     value_dims = tl.arange(0, VALUE_WIDTH)
     for start in range(begin, end, BLOCK_N):
@@ -110,23 +106,17 @@ def scan_keys(
 
 @triton.jit
 def scan_chain(
+    best,
+    total,
+    acc,
     q,
     begin,
     end,
     first_position,
     position,
     is_row,
-    keys,
-    values,
-    table,
-    key_block_stride,
-    key_stride,
-    value_block_stride,
-    value_stride,
-    scale,
-    softcap,
-    window,
-    chunk,
+    cache,
+    formula,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,
@@ -138,12 +128,9 @@ def scan_chain(
     HAS_CHUNK: tl.constexpr,
     HAS_UNMASKED: tl.constexpr,
     PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
 ):
-    """Returns the best score, total and sum of values of each row over the places [begin, end)."""
-    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
+    """Does what `scan_keys` does. HAS_UNMASKED: keys that all rows attend to, those before
+    `first_position`, are scanned without masks."""
     masked_begin = begin
     if HAS_UNMASKED:
         masked_begin = tl.minimum(first_position // BLOCK_N * BLOCK_N, end)
@@ -157,17 +144,8 @@ def scan_chain(
             masked_begin,
             position,
             is_row,
-            keys,
-            values,
-            table,
-            key_block_stride,
-            key_stride,
-            value_block_stride,
-            value_stride,
-            scale,
-            softcap,
-            window,
-            chunk,
+            cache,
+            formula,
             KEY_DIM=KEY_DIM,
             VALUE_DIM=VALUE_DIM,
             KEY_WIDTH=KEY_WIDTH,
@@ -180,7 +158,7 @@ def scan_chain(
             IS_MASKED=False,
             PRECISION=PRECISION,
         )
-    best, total, acc = scan_keys(
+    return scan_keys(
         best,
         total,
         acc,
@@ -189,17 +167,8 @@ def scan_chain(
         end,
         position,
         is_row,
-        keys,
-        values,
-        table,
-        key_block_stride,
-        key_stride,
-        value_block_stride,
-        value_stride,
-        scale,
-        softcap,
-        window,
-        chunk,
+        cache,
+        formula,
         KEY_DIM=KEY_DIM,
         VALUE_DIM=VALUE_DIM,
         KEY_WIDTH=KEY_WIDTH,
@@ -212,4 +181,3 @@ def scan_chain(
         IS_MASKED=True,
         PRECISION=PRECISION,
     )
-    return best, total, acc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from worker.model.cuda.kernels.attention_scan import LOG2E, scan_keys
+from worker.model.cuda.kernels.attention_scan import LOG2E, scan_chain
 
 
 @triton.jit(do_not_specialize=["num_chunks", "cu_q", "seq_lens", "table", "table_stride"])
@@ -99,65 +99,27 @@ def chunk_attention(
         best = tl.where(is_row, sink, best)
         total = tl.where(is_row, 1.0, total)
     acc = tl.zeros([BLOCK_M, VALUE_WIDTH], tl.float32)
-    keys += kv_head * KEY_DIM
-    values += kv_head * VALUE_DIM
-    table += row * table_stride
-    middle_end = begin
-    if not (HAS_WINDOW or HAS_CHUNK):
-        # Every query of the tile attends to all of these: no masks.
-        middle_end = first_position // BLOCK_N * BLOCK_N
-        best, total, acc = scan_keys(
-            best,
-            total,
-            acc,
-            queries,
-            begin,
-            middle_end,
-            position,
-            is_row,
-            keys,
-            values,
-            table,
-            key_block_stride,
-            key_stride,
-            value_block_stride,
-            value_stride,
-            scale,
-            softcap,
-            window,
-            chunk,
-            KEY_DIM=KEY_DIM,
-            VALUE_DIM=VALUE_DIM,
-            KEY_WIDTH=KEY_WIDTH,
-            VALUE_WIDTH=VALUE_WIDTH,
-            BLOCK_SIZE=BLOCK_SIZE,
-            BLOCK_N=BLOCK_N,
-            HAS_SOFTCAP=HAS_SOFTCAP,
-            HAS_WINDOW=HAS_WINDOW,
-            HAS_CHUNK=HAS_CHUNK,
-            IS_MASKED=False,
-            PRECISION=PRECISION,
-        )
-    best, total, acc = scan_keys(
-        best,
-        total,
-        acc,
-        queries,
-        middle_end,
-        end,
-        position,
-        is_row,
-        keys,
-        values,
-        table,
+    cache = (
+        keys + kv_head * KEY_DIM,
+        values + kv_head * VALUE_DIM,
+        table + row * table_stride,
         key_block_stride,
         key_stride,
         value_block_stride,
         value_stride,
-        scale,
-        softcap,
-        window,
-        chunk,
+    )
+    best, total, acc = scan_chain(
+        best,
+        total,
+        acc,
+        queries,
+        begin,
+        end,
+        first_position,
+        position,
+        is_row,
+        cache,
+        (scale, softcap, window, chunk),
         KEY_DIM=KEY_DIM,
         VALUE_DIM=VALUE_DIM,
         KEY_WIDTH=KEY_WIDTH,
@@ -167,7 +129,7 @@ def chunk_attention(
         HAS_SOFTCAP=HAS_SOFTCAP,
         HAS_WINDOW=HAS_WINDOW,
         HAS_CHUNK=HAS_CHUNK,
-        IS_MASKED=True,
+        HAS_UNMASKED=not (HAS_WINDOW or HAS_CHUNK),
         PRECISION=PRECISION,
     )
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
