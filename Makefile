@@ -74,7 +74,7 @@ FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU and no network; some 15 minutes on two cores
+test: $(VENV)/.dev ## every test that needs no GPU and no network; some 25 minutes on two cores
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))

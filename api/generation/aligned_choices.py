@@ -111,8 +111,8 @@ class AlignedChoice(Choice[EntryT]):
 class TokenAligner(Generic[EntryT]):
     """Finds where in the text each token is, and holds entries until the text of theirs is there.
 
-    Nothing is encoded again: a token's length is that of its own text. A token that has none by
-    itself (a part of a character) stands where the next one begins.
+    The text is not tokenized again: a token is as long as its own text. A token that is a part of a
+    character has no text; its offset is that of the next one.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class TokenAligner(Generic[EntryT]):
         self._form = form
         self._detokenizer = tokenizer.detokenizer()
         self._held: deque[PlacedLogprob[EntryT]] = deque()
-        self._ends = array("q", (0,))  # of each token, in bytes, after the start of the first
+        self._ends = array("q", (0,))  # the byte offset of each token's end
         self._next = 1  # index into `_ends` of the next that `ends_up_to` yields
         self._num_chars = num_chars
 

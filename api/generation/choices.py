@@ -38,7 +38,7 @@ class EntryForm(Protocol[EntryT_co]):
 
 
 class TokenTexts(Protocol):
-    """What the texts of tokens are known from: a `shared.text.base.Tokenizer`."""
+    """Returns the texts of tokens: a `shared.text.base.Tokenizer`."""
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Any: ...
     def token_text(self, token_id: int) -> str: ...

@@ -66,7 +66,7 @@ class Pot:
         self._full = full
         self._retry_after_s = retry_after_s
         self._always = always
-        self.held: dict[Payer | None, int] = {}  # what each has
+        self.held: dict[Payer | None, int] = {}  # by each payer
 
     def check(self, amount: int, of: Payer | None) -> None:
         """Raises UnavailableError where `amount` more may not be taken: 429 for the payer's own

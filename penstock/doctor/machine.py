@@ -41,12 +41,11 @@ if has_cuda and 0 <= number < count:
     device = torch.device("cuda", number)
     try:
         (torch.ones(1, device=device) + 1).item()
-    except Exception as failure:
-        error = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
-    else:
         from worker.model.cuda.tier import unavailable_reason
         with torch.cuda.device(device):
             fault = unavailable_reason(device)
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
 print(json.dumps([torch.__version__, has_cuda, count, error, fault]))
 """
 _TAKEN = ("out of memory", "busy or unavailable")  # in errors of a device that another process uses

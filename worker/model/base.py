@@ -114,6 +114,10 @@ class KeepsKV(Protocol):
     def kv_layers(self) -> Sequence[KVLayer]: ...
 
 
+# Computes all rows of a step as a DecoderStack does, [num_tokens, hidden], in the last argument.
+RunInto = Callable[[Tensor, Tensor, AttentionMetadata, Tensor], None]
+
+
 class DecoderStack(Protocol):
     """A model's layers over one KV cache, from token ids to final hidden states.
 

@@ -159,7 +159,8 @@ def _as_gated(module: nn.Module, dtype: torch.dtype) -> Make | None:
         return GatedModule(gated, ops_down.linear(down.weight.detach(), bias))
 
     x = tried_rows(down.out_features, dtype, down.weight.device)
-    return make if agree(lambda: module(x), lambda: make(TorchOps(), TorchOps())(x)) else None
+    is_same = agree(lambda: module(x), lambda: make(TorchOps(), TorchOps())(x), x.device)
+    return make if is_same else None
 
 
 def _as_experts(module: nn.Module, dtype: torch.dtype, ops: Ops) -> Make | None:
@@ -192,7 +193,9 @@ def _as_experts(module: nn.Module, dtype: torch.dtype, ops: Ops) -> Make | None:
     chosen = torch.rand(len(x), num_experts, generator=generator).topk(min(2, num_experts)).indices
     by = torch.rand(chosen.shape, generator=generator).to(dtype)
     chosen, by = chosen.to(x.device), by.to(x.device)
-    is_same = agree(lambda: module(x, chosen, by), lambda: make(tried, tried)(x, chosen, by))
+    is_same = agree(
+        lambda: module(x, chosen, by), lambda: make(tried, tried)(x, chosen, by), x.device
+    )
     return make if is_same else None
 
 

@@ -13,9 +13,9 @@ from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engines.transformers.attention import AttentionMismatch, PagedAttention
 from worker.engines.transformers.config import SERVED_ELSEWHERE, TransformersConfig, in_one_line
-from worker.model.base import AttentionMetadata
+from worker.model.base import AttentionMetadata, RunInto
 from worker.model.cpu.library import NativeKernels
-from worker.model.device import is_out_of_memory
+from worker.model.device import is_out_of_memory, step_failure
 from worker.model.errors import UnsupportedModel
 from worker.model.kv_cache import KVCachePool
 from worker.model.parallel.group import Placement
@@ -66,7 +66,7 @@ class TransformersStack:
         self._attention.use(pool, kernels, uses_triton)
         self.hidden_size = model.config.vocab_size
         self.dtype = model.placement.dtype
-        self.has_gemv = False
+        self.run_gemv_into: RunInto | None = None
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
@@ -85,11 +85,6 @@ class TransformersStack:
         self._attention.begin(metadata)
         out.copy_(logits_of(self._network, token_ids, positions))
         self._attention.end()
-
-    def run_gemv_into(
-        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
-    ) -> None:
-        raise NotImplementedError("has_gemv is False")
 
 
 def logits_of(
@@ -174,6 +169,8 @@ def _refused(model: TransformersModel) -> Iterator[None]:
     except Exception as error:  # of many kinds: each model's code is its own
         if is_out_of_memory(error):
             raise  # of the machine, not of the model
+        if failure := step_failure(error, model.placement.device):
+            raise failure from error
         raise UnsupportedModel(
             f"model_type {model.config.model_type!r} fails in its own forward pass "
             f"({type(error).__name__}: {in_one_line(error)}); {SERVED_ELSEWHERE}"

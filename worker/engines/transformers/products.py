@@ -191,7 +191,7 @@ def replace_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> int:
         if module is not None and (norm := _as_norm(module, dtype)):
             made = NormModule(norm, ops)
             x = tried_rows(len(norm.weight), dtype, norm.weight.device)
-            if agree(lambda: module(x.clone()), lambda: made(x.clone())):  # noqa: B023
+            if agree(lambda: module(x.clone()), lambda: made(x.clone()), x.device):  # noqa: B023
                 replace_module(model, name, made)
                 count += 1
     return count
@@ -233,7 +233,8 @@ def _as_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
         ones = torch.ones(1, len(weight), dtype=dtype, device=weight.device)
         try:
             adds_one = bool(((module(ones) - weight).float().mean() > 0.5).item())
-        except Exception:  # a module that takes other arguments is no norm
+        except Exception as error:  # a module that takes other arguments is no norm
+            raise_of_device(error, weight.device)
             return None
     return Norm(weight.detach(), eps, adds_one)
 
@@ -256,18 +257,19 @@ def tried_rows(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.stack(rows).to(device, dtype)
 
 
-def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:
+def agree(module: Callable[[], Tensor], other: Callable[[], Tensor], device: torch.device) -> bool:
     """Returns whether both compute the same in each row, up to the rounding of its dtype. Raises
-    OutOfMemory or DeviceLost where `other` fails for that."""
+    OutOfMemory or DeviceLost."""
     with torch.inference_mode():
         try:
             result = module()
-        except Exception:  # it takes other arguments, so it is another kind of module
+        except Exception as error:  # it takes other arguments, so it is another kind of module
+            raise_of_device(error, device)
             return False
         try:
             found = other()
         except Exception as error:  # of a kernel or its compiler
-            leave_to_torch(error, result.device)
+            leave_to_torch(error, device)
             return False
         return are_close(found, result)
 
@@ -275,13 +277,18 @@ def agree(module: Callable[[], Tensor], other: Callable[[], Tensor]) -> bool:
 def leave_to_torch(error: Exception, device: torch.device) -> None:
     """Logs why torch still computes a module. Raises OutOfMemory or DeviceLost where the error
     means that."""
-    if failure := step_failure(error, device):
-        raise failure from error
+    raise_of_device(error, device)
     log.warning(
         "torch computes a module of the model, because a kernel for it fails: %s: %s",
         type(error).__name__,
         in_one_line(error),
     )
+
+
+def raise_of_device(error: Exception, device: torch.device) -> None:
+    """Raises OutOfMemory or DeviceLost where the error means that."""
+    if failure := step_failure(error, device):
+        raise failure from error
 
 
 def are_close(found: Tensor, expected: Tensor) -> bool:

@@ -24,7 +24,13 @@ from worker.engines.transformers.layers import (
     ShortAttention,
     ShortLayer,
 )
-from worker.engines.transformers.products import NormModule, ProductModule, are_close, tried_rows
+from worker.engines.transformers.products import (
+    NormModule,
+    ProductModule,
+    are_close,
+    leave_to_torch,
+    tried_rows,
+)
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_layers import LayerRooms, LayerWeights, NativeLayers
 from worker.model.cpu.native_ops import NativeProduct
@@ -178,7 +184,11 @@ class _Trial:
         """Returns whether `short` gives the same to the attention, and the same result, as the
         module's own code, whatever the attention gives."""
         for attend in (_nothing, _noise):
-            seen, result = self.run(short, attend)
+            try:
+                seen, result = self.run(short, attend)
+            except Exception as error:  # of a kernel or its compiler
+                leave_to_torch(error, self.x.device)
+                return False
             own_seen, own_result = self.run(self.module.forward, attend)
             if isinstance(result, tuple):
                 if not isinstance(own_result, tuple) or len(own_result) != 2:

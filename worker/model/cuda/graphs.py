@@ -5,8 +5,8 @@ launches them in one call, with the addresses that it was captured with: a step'
 into buffers that stay; missing rows are padding.
 
 Steps of decodes alone are padded to sizes near each other. Steps with chunks of prompts are padded
-to fewer sizes of tokens and fewer yet of decodes. A step with more
-tokens than the largest takes the device longer than its launches take the host.
+to fewer sizes of tokens and fewer yet of decodes. A step with more tokens than the largest takes
+the device longer than its launches take the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from worker.engine.errors import DeviceLost
-from worker.model.base import AttentionMetadata
+from worker.model.base import AttentionMetadata, RunInto
 from worker.model.cuda.drawing import BestTokens
 from worker.model.cuda.gemv import MAX_ROWS
 from worker.model.cuda.step_buffers import GraphShape, StepBuffers
@@ -60,8 +60,8 @@ class CapturedStack(Protocol):
     dtype: torch.dtype
 
     @property
-    def has_gemv(self) -> bool:
-        """Whether there is another way for steps of up to MAX_ROWS tokens."""
+    def run_gemv_into(self) -> RunInto | None:
+        """Another `run_into`, for up to MAX_ROWS tokens; None without one."""
         ...
 
     def __call__(
@@ -71,13 +71,7 @@ class CapturedStack(Protocol):
     def run_into(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
     ) -> None:
-        """Computes all rows of a step, [num_tokens, hidden_size], in `out`."""
-        ...
-
-    def run_gemv_into(
-        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
-    ) -> None:
-        """Does the same in the other way, where `has_gemv`."""
+        """See RunInto."""
         ...
 
 
@@ -241,10 +235,11 @@ class StepGraphs:
 
     def _capture_shape(self, shape: GraphShape, capture: Capture) -> None:
         """Captures a step. Few rows have two variants, of which the faster one here is kept."""
-        step = capture(partial(self._run, shape))
+        step = capture(partial(self._run, shape, run_into=self._stack.run_into))
         if not shape.chunks:
-            if shape.tokens <= MAX_ROWS and self._stack.has_gemv:
-                ways = (step, capture(partial(self._run_gemv, shape)))
+            run_gemv_into = self._stack.run_gemv_into
+            if shape.tokens <= MAX_ROWS and run_gemv_into is not None:
+                ways = (step, capture(partial(self._run, shape, run_into=run_gemv_into)))
                 chosen = capture.fastest(ways)
                 logger.debug(
                     "replaying CUDA graph for %d tokens (variant %d)", shape.tokens, chosen
@@ -253,26 +248,19 @@ class StepGraphs:
             self._best[shape] = capture(partial(self._run_best, shape))
         self._steps[shape] = step
 
-    def _run(self, shape: GraphShape) -> None:
-        """Computes the final hidden states of what lies in the buffers."""
-        self._stack.run_into(*self._step(shape))
-
-    def _run_best(self, shape: GraphShape) -> tuple[Tensor, Tensor]:
-        """Returns the best tokens of the last hidden states, and their logits."""
-        return self._of_logits(self._logits(self._buffers.hidden[: shape.tokens]))
-
-    def _run_gemv(self, shape: GraphShape) -> None:
-        self._stack.run_gemv_into(*self._step(shape))
-
-    def _step(self, shape: GraphShape) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
-        """Returns the arguments of a step over the buffers."""
+    def _run(self, shape: GraphShape, run_into: RunInto) -> None:
+        """Computes the final hidden states of the buffers' tokens."""
         buffers, tokens = self._buffers, shape.tokens
-        return (
+        run_into(
             buffers.token_ids[:tokens],
             buffers.positions[:tokens],
             buffers.metadata(shape),
             buffers.hidden[:tokens],
         )
+
+    def _run_best(self, shape: GraphShape) -> tuple[Tensor, Tensor]:
+        """Returns the best tokens of the last hidden states, and their logits."""
+        return self._of_logits(self._logits(self._buffers.hidden[: shape.tokens]))
 
 
 class CudaCapture:

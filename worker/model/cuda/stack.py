@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from worker.model.base import Activation, AttentionMetadata, Multiply
+from worker.model.base import Activation, AttentionMetadata, Multiply, RunInto
 from worker.model.cuda.attention import TritonAttention
 from worker.model.cuda.experts import Experts
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
@@ -75,10 +75,14 @@ class CudaStack:
         x, delta = self.layers(token_ids, positions, metadata)
         self.normed(x, delta, out)
 
-    def run_gemv_into(
+    @property
+    def run_gemv_into(self) -> RunInto | None:
+        """Returns `run_into` by `gemv_layers`; None where those do not compute this model."""
+        return self._run_gemv_into if all(layer.is_plain for layer in self._layers) else None
+
+    def _run_gemv_into(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
     ) -> None:
-        """Does what `run_into` does, by `gemv_layers`."""
         self.normed(self.gemv_layers(token_ids, positions, metadata), None, out)
 
     def layers(
@@ -101,11 +105,6 @@ class CudaStack:
             delta, delta_norm = layer.down(layer.gate_up(normed)), layer.mlp_output_norm
         assert delta is not None, "a model has a layer"
         return x, delta
-
-    @property
-    def has_gemv(self) -> bool:
-        """Whether `gemv_layers` computes this model."""
-        return all(layer.is_plain for layer in self._layers)
 
     def gemv_layers(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata

@@ -29,22 +29,10 @@ PyMODINIT_FUNC PyInit_{_MODULE}(void) {{ return PyModule_Create(&module); }}
 _ARCH = 80
 
 
-# Errors of the device, not of the toolchain. Full memory may pass.
-_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-
-
+@functools.cache
 def unavailable_reason(device: torch.device) -> str | None:
     """Returns why kernels cannot run on the device, None where they can: compiles one and launches
-    it. The check runs once, or until the device itself does not fail."""
-    try:
-        return _launch_fault(device)
-    except _DEVICE_ERRORS as error:
-        return _in_short(error)
-
-
-@functools.cache
-def _launch_fault(device: torch.device) -> str | None:
-    """Returns what `unavailable_reason` does. Raises the device's errors, which are not kept."""
+    it. Raises the device's own errors, such as memory that is full, which may pass."""
     try:
         from worker.model.cuda.layers import gate
     except ImportError as error:
@@ -52,7 +40,7 @@ def _launch_fault(device: torch.device) -> str | None:
     try:
         out = gate(torch.ones(1, 32, device=device), "silu")
         off = (out.cpu() - functional.silu(torch.ones(1, 16))).abs().max().item()
-    except _DEVICE_ERRORS:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # of Triton, its compilers, the system or the driver
         return _explained(error)
@@ -84,16 +72,12 @@ def compile_fault() -> str | None:
 
 def _explained(error: Exception) -> str:
     """Returns a sentence with what this machine lacks, if that is seen, and the error itself."""
-    given = _in_short(error)
+    first_line = (str(error).splitlines() or [""])[0][:200]
+    given = f"{type(error).__name__}: {first_line}"
     lack = _cache_fault() or _compiler_fault()
     if lack is None:
         return f"Triton cannot compile and launch a kernel ({given})"
     return f"{lack} ({given})"
-
-
-def _in_short(error: Exception) -> str:
-    first_line = (str(error).splitlines() or [""])[0][:200]
-    return f"{type(error).__name__}: {first_line}"
 
 
 def _cache_fault() -> str | None:

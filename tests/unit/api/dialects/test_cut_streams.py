@@ -165,7 +165,7 @@ def completion(*, is_scored: bool = False, interval: int | None = None) -> MakeR
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written in pieces is written a part at a time."""
-    monkeypatch.setattr("api.http.open_requests.PIECE_BYTES", 1)
+    monkeypatch.setattr("api.http.time_slices.PIECE_BYTES", 1)
 
 
 @pytest.mark.usefixtures("small_pieces")

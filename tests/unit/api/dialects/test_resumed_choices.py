@@ -159,7 +159,7 @@ LOGS = [(1, 0), (3, 140)]  # seed, steps of the long entry
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written in pieces is written an item at a time."""
-    monkeypatch.setattr("api.http.open_requests.PIECE_BYTES", 1)
+    monkeypatch.setattr("api.http.time_slices.PIECE_BYTES", 1)
 
 
 @pytest.mark.parametrize("interval", [None, 4, 4096])

@@ -11,6 +11,7 @@ import pytest
 from shared.messages import ErrorCode, FinishReason
 from tests.unit.worker.engine.scripted_runner import (
     ScriptedRunner,
+    Step,
     Story,
     make_engine,
     make_request,
@@ -18,6 +19,7 @@ from tests.unit.worker.engine.scripted_runner import (
     tell,
 )
 from worker.engine.batch import ScheduledBatch
+from worker.engine.engine import Engine
 from worker.engine.errors import DeviceLost, OutOfMemory, StepsFailed
 from worker.engine.recovery import MAX_FAILED_STEPS, REGROW_STEPS
 
@@ -168,27 +170,10 @@ def test_where_not_all_decodes_fit_they_take_turns(lookahead: int) -> None:
     assert engine.stats().preemptions == 0
 
 
-@LOOKAHEADS
-def test_a_prompt_that_does_not_fit_beside_decodes_is_cut_and_they_go_on(lookahead: int) -> None:
-    runner = ScriptedRunner(judge=does_not_fit_above(7))
-    engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=32, lookahead=lookahead)
-    for number in range(4):
-        engine.add(make_request(str(number), [number], max_tokens=20))
-    stories: dict[str, Story] = {}
-    for _ in range(3):
-        tell(stories, engine.step())
-    engine.add(make_request("long", range(24), max_tokens=1))
-    run_to_end(engine, stories=stories)
-    assert stories["long"].token_ids == say(1)
-    assert engine.stats().failed_steps == 3  # of 24, 12 and 6 prompt tokens
-    while_long = [step for step in runner.steps if max(step.counts.values()) > 1]
-    assert len(while_long) > 4
-    assert all(step.num_decodes == 4 for step in while_long)
-
-
-@LOOKAHEADS
-def test_a_prompt_is_cut_to_nothing_before_a_decode_waits(lookahead: int) -> None:
-    runner = ScriptedRunner(judge=does_not_fit_above(4))
+def run_beside_decodes(fits: int, lookahead: int) -> tuple[Engine, list[Step]]:
+    """Adds a prompt of 24 tokens to four decodes, where a step of `fits` tokens has memory; returns
+    the steps from there on."""
+    runner = ScriptedRunner(judge=does_not_fit_above(fits))
     engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=32, lookahead=lookahead)
     for number in range(4):
         engine.add(make_request(str(number), [number], max_tokens=20))
@@ -199,7 +184,22 @@ def test_a_prompt_is_cut_to_nothing_before_a_decode_waits(lookahead: int) -> Non
     before = len(runner.steps)
     run_to_end(engine, stories=stories)
     assert stories["long"].token_ids == say(1)
-    beside = [step for step in runner.steps[before:] if step.num_decodes]
+    return engine, runner.steps[before:]
+
+
+@LOOKAHEADS
+def test_a_prompt_that_does_not_fit_beside_decodes_is_cut_and_they_go_on(lookahead: int) -> None:
+    engine, steps = run_beside_decodes(7, lookahead)
+    assert engine.stats().failed_steps == 3  # of 24, 12 and 6 prompt tokens
+    while_long = [step for step in steps if max(step.counts.values()) > 1]
+    assert len(while_long) > 4
+    assert all(step.num_decodes == 4 for step in while_long)
+
+
+@LOOKAHEADS
+def test_a_prompt_is_cut_to_nothing_before_a_decode_waits(lookahead: int) -> None:
+    _, steps = run_beside_decodes(4, lookahead)
+    beside = [step for step in steps if step.num_decodes]
     assert len(beside) > 10
     assert {step.num_decodes for step in beside} == {4}
 

@@ -118,7 +118,7 @@ def test_a_tier_that_computes_another_model_is_not_used(
     tensors["model.embed_tokens.weight"] += 1.0  # a mean, which its norms take away
     save_file(tensors, file, {"format": "pt"})
     specified = log_probabilities(path, "bfloat16")
-    monkeypatch.setattr(products, "agree", lambda module, other: True)
+    monkeypatch.setattr(products, "agree", lambda module, other, device: True)
     with caplog.at_level("WARNING"):
         found = log_probabilities(path, "bfloat16", "native")
     assert "torch computes its modules" in caplog.text

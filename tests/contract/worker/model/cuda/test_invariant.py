@@ -57,7 +57,7 @@ def test_a_prompt_has_the_bits_of_its_decodes_and_neighbours_change_nothing(
     for steps in ([[(0, 40)]], alone, among):
         pool = native_models.new_pool(model.config, device=device, dtype=DTYPE)
         stack = CudaStack(model, pool, is_invariant=True)
-        assert not stack.has_gemv, "products of few rows sum in another order"
+        assert stack.run_gemv_into is None, "products of few rows sum in another order"
         for step in steps:
             last = native_models.run_step(stack, step, device=device)[0].clone()
         # What the first sequence has in its three blocks.

@@ -85,24 +85,25 @@ def test_a_cache_without_execution_is_named(
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_an_error_of_the_device_is_given_alone_and_is_not_kept(
+def test_an_error_of_the_device_is_raised_and_is_not_kept(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from worker.model.cuda import layers
 
     monkeypatch.setenv("PATH", "/nowhere")  # no compiler, which is not the reason
     monkeypatch.delenv("CC", raising=False)
-    toolchain._launch_fault.cache_clear()
+    toolchain.unavailable_reason.cache_clear()
     monkeypatch.setattr(layers, "gate", failing := Failing(kind("CUDA error: full\nadvice")))
     device = torch.device("cpu")
     for times in (1, 2):
-        assert toolchain.unavailable_reason(device) == f"{kind.__name__}: CUDA error: full"
+        with pytest.raises(kind, match="CUDA error: full"):
+            toolchain.unavailable_reason(device)
         assert failing.times == times
     failing.error = RuntimeError("cc1 ended")
     for _ in range(2):
         assert "no C compiler" in (toolchain.unavailable_reason(device) or "")
         assert failing.times == 3
-    toolchain._launch_fault.cache_clear()
+    toolchain.unavailable_reason.cache_clear()
 
 
 class Failing:
@@ -119,7 +120,7 @@ class Failing:
 def test_a_first_kernel_is_launched_and_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_triton():
         pytest.skip(NO_TRITON)
-    reason = toolchain._launch_fault.__wrapped__
+    reason = toolchain.unavailable_reason.__wrapped__
     assert reason(torch_device()) is None
     from worker.model.cuda import layers
 
