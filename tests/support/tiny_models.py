@@ -7,6 +7,7 @@ one token whatever it reads would hide a window that is missing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,8 @@ def write_tiny_model(path: Path, model_type: str, **members: Any) -> Path:
     `members` of the configuration come last. The same weights for the same arguments.
     """
     wanted = {**_BASE, **TINY_MODELS.get(model_type, {}), **members}
-    config = AutoConfig.for_model(
-        model_type, **{name: value for name, value in wanted.items() if value is not None}
-    )
+    given = {name: value for name, value in wanted.items() if value is not None}
+    config = AutoConfig.for_model(model_type, **copy.deepcopy(given))  # it keeps and changes lists
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
