@@ -64,6 +64,7 @@ class Model(ResponseModel):
     num_parameters: int
     has_chat_template: bool
     default_sampling: dict[str, int | float]  # of members that a request leaves out
+    suggestions: list[str]  # questions for a first chat; empty: the checkpoint has none
     structured_output: bool  # whether outputs can be kept to a grammar
     structured_output_reason: str | None  # why not; null where they can, or the engine cannot
     is_served: bool  # by a live worker; else its requests wait until one comes
@@ -87,6 +88,7 @@ class Model(ResponseModel):
             num_parameters=card.num_parameters,
             has_chat_template=card.has_chat_template,
             default_sampling=dict(model.defaults.values),
+            suggestions=list(card.suggestions),
             structured_output=card.structured_output,
             structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
