@@ -47,7 +47,7 @@ RUN pip install --no-cache-dir -c /srv/constraints.txt -r /srv/requirements.txt
 COPY --from=code /code /srv/penstock
 USER 10001:10001
 WORKDIR /data
-ENV PATH=/srv/penstock/bin:${PATH} PYTHONPATH=/srv/penstock/penstock/packages:/srv/penstock HOME=/data TRITON_CACHE_DIR=/data/.cache/triton PENSTOCK_DATA_DIR=/data PENSTOCK_HOST=0.0.0.0 PENSTOCK_PORT=8000 PENSTOCK_PUBLISHED_HOST=127.0.0.1
+ENV PATH=/srv/penstock/bin:${PATH} PYTHONPATH=/srv/penstock/penstock/packages:/srv/penstock HOME=/data TRITON_CACHE_DIR=/data/.cache/triton PENSTOCK_DATA_DIR=/data PENSTOCK_HOST=0.0.0.0 PENSTOCK_PORT=8000 PENSTOCK_PUBLISHED_HOST=127.0.0.1 PENSTOCK_LOG_LEVEL=INFO
 VOLUME /data
 EXPOSE 8000
 # Loading a model, which may have to be fetched, takes its time.

@@ -40,7 +40,7 @@ START_S = 240.0
 STARTING = (
     ("", "the launcher and its Redis start"),
     ("private (valkey|redis)", "worker and frontend start"),
-    ("compiling the CPU kernels", "kernels are compiled, the model is loaded"),
+    ("penstock-demo: compiling kernels", "kernels are compiled, the model is loaded"),
 )
 INSTALLING = (
     ("installing into", "an empty virtual environment"),
