@@ -94,7 +94,24 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Variables of other programs, as Kubernetes writes them: a value, or a secret's entry. */}}
+{{- define "penstock.extraEnv" -}}
+{{- with .extraEnv }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "penstock.annotations" -}}
+{{- with .podAnnotations }}
+annotations: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{- define "penstock.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}
