@@ -40,8 +40,8 @@ METRICS = MetricTable(
             "penstock:time_to_first_token_seconds",
             "histogram",
             (*_OF_REQUESTS, "prompt"),
-            "Time from submit to the first token; prompt: short, medium or long, up to 1,024, up to "
-            "8,192 or more tokens.",
+            "Time from submit to the first token. A prompt of up to 1,024 tokens is short, of up "
+            "to 8,192 medium, else long.",
             True,
         ),
         MetricRow(

@@ -1,7 +1,7 @@
 """Writes the schema of the chart's values from its values.yaml and the settings classes.
 
-`make docs` runs it; `--check` only compares. A name that is not in values.yaml is refused, and so is
-a setting that its process does not have or a value out of its bounds.
+`make docs` runs it; `--check` only compares. Helm refuses a name that is not in values.yaml, a
+setting that its process does not have, and a value out of its bounds.
 """
 
 from __future__ import annotations

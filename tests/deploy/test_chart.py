@@ -71,7 +71,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "workers": {
         "settings": {
-            "PENSTOCK_MAX_NUM_SEQS": 1_000_000,
+            "PENSTOCK_NUM_KV_BLOCKS": 1_000_000,
             "PENSTOCK_MEMORY_SHARE": 0.5,
             "PENSTOCK_PREFIX_CACHING": False,
         },
@@ -264,7 +264,7 @@ def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> No
         assert everything.env(name).keys() - beside <= known
     env = everything.env("rel-penstock-demo")
     values = (
-        env["PENSTOCK_MAX_NUM_SEQS"],
+        env["PENSTOCK_NUM_KV_BLOCKS"],
         env["PENSTOCK_MEMORY_SHARE"],
         env["PENSTOCK_PREFIX_CACHING"],
         env["PENSTOCK_NUM_THREADS"],
