@@ -63,7 +63,7 @@ def render() -> str:
     worker = properties["workers"]["properties"]
     properties["frontend"]["properties"]["settings"] = {"$ref": "#/definitions/frontendSettings"}
     worker["settings"] = {"$ref": "#/definitions/workerSettings"}
-    # Of any chart above this one.
+    # A parent chart's values.
     properties["global"] = {"type": "object"}
     of_workers = {name: {"$ref": f"#/properties/workers/properties/{name}"} for name in worker}
     properties["models"] = {

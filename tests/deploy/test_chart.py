@@ -83,7 +83,12 @@ EVERYTHING: dict[str, Any] = {
     },
     "models": [
         {"name": "demo", "served": "penstock-demo", "settings": {"PENSTOCK_NUM_THREADS": 2}},
-        {**WORKS_ON_A_GPU, "autoscaling": {"enabled": True}, "tolerations": [{"key": "gpu"}]},
+        {
+            **WORKS_ON_A_GPU,
+            "autoscaling": {"enabled": True},
+            "tolerations": [{"key": "gpu"}],
+            "tag": "1.3",
+        },
     ],
 }
 
@@ -303,7 +308,7 @@ def test_pods_have_what_their_cluster_asks_for(everything: Installed) -> None:
 def test_each_model_has_workers_of_its_kind(everything: Installed) -> None:
     prefix = "registry.example.org/penstock/"
     big, demo = everything.container("rel-penstock-big"), everything.container("rel-penstock-demo")
-    assert big["image"] == f"{prefix}penstock-worker-vllm-cuda:1.2.3"
+    assert big["image"] == f"{prefix}penstock-worker-vllm-cuda:1.3", "its own tag"
     assert big["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert demo["image"] == f"{prefix}penstock-worker:1.2.3"
     assert "nvidia.com/gpu" not in demo["resources"]["limits"]

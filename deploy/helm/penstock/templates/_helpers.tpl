@@ -16,10 +16,12 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* An image of this repository: (list $ "penstock-api") */}}
+{{/* An image of this repository: (list $ "penstock-api"), or with a tag of its own */}}
 {{- define "penstock.image" -}}
 {{- $root := index . 0 -}}
-{{ $root.Values.image.repository }}{{ index . 1 }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}
+{{- $tag := "" }}
+{{- if gt (len .) 2 }}{{ $tag = index . 2 }}{{ end -}}
+{{ $root.Values.image.repository }}{{ index . 1 }}:{{ $tag | default $root.Values.image.tag | default $root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "penstock.serviceAccount" -}}
