@@ -3,7 +3,7 @@
 #   docker run -p 127.0.0.1:8000:8000 -v penstock:/data penstock
 #   docker run -p 127.0.0.1:8000:8000 -v penstock:/data penstock up Qwen/Qwen3-0.6B
 #   docker run --read-only --tmpfs /tmp:exec --cap-drop ALL ...
-# What is kept is in /data: the queue, files, models of the hub, compiled kernels.
+# /data keeps the queue, files, models of the hub and compiled kernels.
 # The port belongs on this machine's loopback address, as above: without keys anybody who reaches it is
 # served. To publish it elsewhere set PENSTOCK_PUBLISHED_HOST to that address: the frontend then asks for keys.
 # The first layers are those of worker/Dockerfile, which also explains TORCH_PIP_ARGS.

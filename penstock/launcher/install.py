@@ -1,4 +1,4 @@
-"""pip, whose output is a file: the terminal gets one line that shows how far it is.
+"""pip, whose output is a file: the terminal gets one line that shows its progress.
 
     python -m penstock.launcher.install PyTorch torch==2.13.0
 
@@ -23,7 +23,7 @@ from pathlib import Path
 # of the time of an installation.
 PIP = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile")
 LOG = Path(".penstock/install.log")
-TELL_S = 1.0  # between two looks at what is unpacked
+TELL_S = 1.0  # between two updates of the line
 LINE_S = 30.0  # between two lines, where the output is no terminal
 LAST_LINES = 20  # of pip's output, where it failed
 DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([^\s/-]+)-\S* \((.+)\)")
@@ -58,7 +58,7 @@ class Progress:
         self._is_terminal = sys.stderr.isatty()
 
     def tell(self, last_line: str) -> None:
-        """Shows how far pip is. `last_line` of its output tells fetching from unpacking."""
+        """Shows how far pip is. `last_line` of its output separates fetching from unpacking."""
         now_s = time.monotonic()
         if not self._is_terminal and now_s - self._told_s < LINE_S:
             return
@@ -88,7 +88,7 @@ class Progress:
 
 
 def install(words: Sequence[str], what: str, expected_bytes: int | None = None) -> int:
-    """Runs `pip install` with `words` for this interpreter; returns the exit status.
+    """Runs `pip install` with the arguments `words` for this interpreter; returns the exit status.
 
     pip's output is appended to LOG; where pip fails, its last lines are shown. `expected_bytes`:
     what will be unpacked, if that is known.

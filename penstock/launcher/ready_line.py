@@ -79,7 +79,7 @@ class ReadyLine:
                 return is_printed
 
     def _tell_loading(self) -> None:
-        """Says how far the workers are that load a model, if that takes its time."""
+        """Prints the progress of workers that load a model, if the load is slow."""
         if time.monotonic() - self._told_s < TELL_S:
             return
         self._told_s = time.monotonic()
