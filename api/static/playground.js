@@ -49,7 +49,10 @@ const picker = new ModelPicker(byId("model"), {
   },
   loading: (workers) => showLoading(byId("loading"), workers),
   ready: setControls,
-  chosen: (model) => showSuggestions(byId("suggestions"), model),
+  chosen: (model) => {
+    showSuggestions(byId("suggestions"), model);
+    settings.showDefaults(model);
+  },
 });
 const session = new Session({
   chats,
