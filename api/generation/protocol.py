@@ -110,7 +110,9 @@ class RequestModel(BaseModel):
         for name, why in members_without_field(cls.kind).items():
             described = f"Accepted where it changes nothing; else refused: {why}."
             accepted = schema_without_field(cls.kind, name)
-            properties.setdefault(name, {"description": described, **accepted})
+            properties.setdefault(
+                name, {"description": described, "x-without-effect": True, **accepted}
+            )
         return reference
 
 

@@ -306,9 +306,7 @@ class ResponseQuery(IncludeQuery):
     """The query of GET /v1/responses/{id}."""
 
     stream: Flag = False
-    starting_after: Annotated[int, Field(ge=0, lt=MAX_SEQUENCE_NUMBER), DIGITS] | Absent = Field(
-        None, description="Only with `stream`: the number of the last event read."
-    )
+    starting_after: Annotated[int, Field(ge=0, lt=MAX_SEQUENCE_NUMBER), DIGITS] | Absent = None
     include_obfuscation: Flag = Field(False, json_schema_extra={"enum": [False]})
 
 
