@@ -1,5 +1,5 @@
-"""The document's examples are served, and its bounds are those of the service: every value at a
-bound is accepted, every value beyond it is a 400 that names the parameter."""
+"""Bounds of the document are those of the service: a value at a bound is accepted, and one beyond
+it is a 400 that names the parameter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.api_document import JSON, api_document, json_routes, operations
+from tests.support.api_document import JSON, api_document, json_routes
 from tests.support.running_service import MODEL, RunningService
 from tests.support.scripted_worker import Script
 
@@ -40,6 +40,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "/v1/completions max_completion_tokens": {"echo": True},
     "thinking_token_budget": {"max_tokens": 9},
 }
+BIASES = {"type": "number", "minimum": -100, "maximum": 100}
 ELSEWHERE = {
     "durability": "which levels a server accepts depends on its Redis",
 }
@@ -88,11 +89,12 @@ def at_bounds(schema: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         most = schema["maxItems"]
         inside.append([entry(items, number) for number in range(most)])
         beyond.append([entry(items, number) for number in range(most + 1)])
-    beyond += [[value] for value in at_bounds(items)[1]]
+    beyond += [[value] for value in at_bounds(items)[1]] if items else []
     if "maxProperties" in schema:
         most, values = schema["maxProperties"], schema.get("additionalProperties", {})
         value = "a" if values.get("type") == "string" else 0
-        inside.append({f"{number}": value for number in range(most)})
+        if values != BIASES:  # the model has fewer tokens
+            inside.append({f"{number}": value for number in range(most)})
         beyond.append({f"{number}": value for number in range(most + 1)})
         more, wrong = at_bounds(values)
         inside += [{"1": one} for one in more]
@@ -126,42 +128,10 @@ def http(shared_service: RunningService) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def file_id(http: httpx.Client) -> str:
-    example = form_example()
-    row = example["file"].replace("penstock-demo", MODEL)
-    sent = http.post("/v1/files", data={"purpose": example["purpose"]}, files={"file": row})
+    row = b'{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {}}'
+    sent = http.post("/v1/files", data={"purpose": "batch"}, files={"file": row})
     assert sent.status_code == 200, sent.text
     return str(sent.json()["id"])
-
-
-def form_example() -> dict[str, Any]:
-    content = api_document()["paths"]["/v1/files"]["post"]["requestBody"]["content"]
-    value: dict[str, Any] = content["multipart/form-data"]["examples"]["example-1"]["value"]
-    return value
-
-
-def examples() -> Iterator[tuple[str, str]]:
-    for route, operation in operations():
-        for content in operation.get("requestBody", {}).get("content", {}).values():
-            yield from ((route.split()[1], name) for name in content["examples"])
-
-
-@pytest.mark.parametrize(("path", "name"), [one for one in examples() if one[0] != "/v1/files"])
-def test_an_example_of_the_document_is_served(
-    http: httpx.Client, file_id: str, path: str, name: str
-) -> None:
-    content = api_document()["paths"][path]["post"]["requestBody"]["content"][JSON]
-    body = dict(content["examples"][name]["value"])
-    if "model" in body:
-        body["model"] = MODEL
-    if "input_file_id" in body:
-        body["input_file_id"] = file_id
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-
-
-def test_every_body_has_an_example() -> None:
-    with_body = {route.split()[1] for route, one in operations() if "requestBody" in one}
-    assert with_body == {path for path, _ in examples()}
 
 
 @pytest.mark.parametrize("path", sorted(set(json_routes()) - COUNTED))
@@ -173,13 +143,17 @@ def test_bounds_of_the_document_are_those_of_the_service(
         body = {**LEAST[path], **BESIDE.get(f"{path} {name}", BESIDE.get(name, {})), name: value}
         if path == "/v1/batches":
             body = {"input_file_id": file_id, **body}
-        with http.stream("POST", path, json=body) as answer:
-            answer.read()
-        named = "" if answer.status_code != 400 else str(answer.json()["error"].get("param"))
-        named = named or str(answer.json().get("error", {}).get("details", {}).get("param", ""))
-        is_named = named.partition(".")[0] == name
-        if answer.status_code != 200 if is_accepted else not is_named:
-            wrong.append(
-                (name, str(value)[:80], is_accepted, answer.status_code, answer.text[:200])
-            )
+        answer = http.post(path, json=body)
+        if is_accepted != (answer.status_code == 200) or named(answer).partition(".")[0] != (
+            "" if is_accepted else name
+        ):
+            wrong.append(f"{name} {str(value)[:60]} {is_accepted}: {answer.text[:200]}")
     assert wrong == []
+
+
+def named(answer: httpx.Response) -> str:
+    """The parameter that an error names; "" in other answers."""
+    if answer.status_code != 400:
+        return ""
+    error = answer.json()["error"]
+    return str(error.get("param") or error.get("details", {}).get("param"))
