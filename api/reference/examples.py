@@ -25,6 +25,7 @@ BODIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "Streamed": {
             "model": _MODEL,
             "messages": [{"role": "system", "content": "Answer briefly."}, _QUESTION],
+            "max_tokens": 64,
             "stream": True,
             "stream_options": {"include_usage": True},
         },

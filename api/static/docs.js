@@ -140,7 +140,8 @@ async function show() {
   list.replaceChildren(...[...sections.values()].map(({ here }) => here));
   byId("index").replaceChildren(...[...sections.values()].map(({ index }) => index));
   setText(status, `${operations.length} operations`);
-  setText(byId("base"), `${BASE}v1`);
+  setText(byId("openai-base"), `${BASE}v1`);
+  setText(byId("anthropic-base"), BASE.replace(/\/$/, ""));
   byId("search").addEventListener("input", search);
   addEventListener("hashchange", openNamed);
   openNamed();

@@ -33,26 +33,24 @@ export function typeOf(schema) {
 }
 
 const BOUNDS = [
-  ["minimum", (value) => `at least ${value}`],
-  ["maximum", (value) => `at most ${value}`],
-  ["exclusiveMaximum", (value) => `below ${value}`],
-  ["minLength", (value) => `at least ${value} characters`],
-  ["maxLength", (value) => `at most ${value} characters`],
-  ["minItems", (value) => `at least ${value} entries`],
-  ["maxItems", (value) => `at most ${value} entries`],
-  ["maxProperties", (value) => `at most ${value} members`],
-  ["pattern", (value) => `matches ${value}`],
+  ["minimum", "maximum", ""],
+  ["minLength", "maxLength", " characters"],
+  ["minItems", "maxItems", " entries"],
+  ["minProperties", "maxProperties", " members"],
 ];
+
+function bound(least, most, unit) {
+  if (least === undefined && most === undefined) return [];
+  if (least === undefined) return [`at most ${most}${unit}`];
+  return [most === undefined ? `at least ${least}${unit}` : `${least} to ${most}${unit}`];
+}
 
 /** Returns a text for the bounds of a schema; "" if it has none. */
 export function boundsOf(schema) {
-  const found = branchesOf(schema).flatMap((branch) => {
-    const { minimum, maximum } = branch;
-    if (minimum !== undefined && maximum !== undefined) return [`${minimum} to ${maximum}`];
-    return BOUNDS.filter(([name]) => branch[name] !== undefined).map(([name, text]) =>
-      text(branch[name]),
-    );
-  });
+  const found = branchesOf(schema).flatMap((branch) => [
+    ...BOUNDS.flatMap(([least, most, unit]) => bound(branch[least], branch[most], unit)),
+    ...(branch.pattern ? [`matches ${branch.pattern}`] : []),
+  ]);
   return [...new Set(found)].join(", ");
 }
 
