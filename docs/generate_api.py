@@ -70,7 +70,7 @@ class Tables:
             described = schema["properties"][parameter]
             if WITHOUT_EFFECT in described:  # they have a table of their own
                 continue
-            if described == others.get(parameter):
+            if parameter in others and self._is_same(described, others[parameter]):
                 same.append(f"`{parameter}`")
             else:
                 is_required = parameter in schema.get("required", ())
@@ -85,15 +85,18 @@ class Tables:
         """Returns the parameters of the query of a GET."""
         found = self._paths[path]["get"]["parameters"]
         rows = [
-            self._row(
-                one["name"], {**one["schema"], "description": one["description"]}, False, None
-            )
+            self._row(one["name"], {**one["schema"], "description": one["description"]})
             for one in found
             if one["in"] == "query"
         ]
         return HEAD + "".join(rows)
 
-    def _row(self, name: str, schema: Schema, is_required: bool, more: str | None) -> str:
+    def _is_same(self, one: Schema, other: Schema) -> bool:
+        return self._row("", one) == self._row("", other)
+
+    def _row(
+        self, name: str, schema: Schema, is_required: bool = False, more: str | None = None
+    ) -> str:
         default = "required" if is_required else _default(schema)
         meaning = _cell(schema["description"]) + (f" [More](#{more})" if more else "")
         return f"| `{name}` | {self._values(schema)} | {default} | {meaning} |\n"
