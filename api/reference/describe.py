@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from api.reference import examples, members, parameters, routes
@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 def describe(document: Schema) -> None:
     """Describes parameters, bodies and responses of all operations in place.
 
-    Raises KeyError for a parameter or a member without a sentence.
+    What has no sentence stays as it is: tests/unit/api/test_reference.py names it.
     """
     schemas = document["components"]["schemas"]
     bodies: dict[str, Schema] = {}
@@ -31,15 +31,24 @@ def describe(document: Schema) -> None:
                 bodies[name] = schemas.get(name, schema)
                 content["examples"] = {
                     f"example-{number}": {"summary": summary, "value": value}
-                    for number, (summary, value) in enumerate(examples.BODIES[name].items(), 1)
+                    for number, (summary, value) in enumerate(_examples(name), 1)
                 }
     for name, schema in bodies.items():
         _describe_body(name, schema)
     for name in _referred(list(bodies.values()), schemas) - bodies.keys():
         for member, schema in schemas[name].get("properties", {}).items():
             own = members.OWN.get(f"{_name(name)}.{member}")
-            schema["description"] = own or members.SENTENCES[member]
+            _describe(schema, own or members.SENTENCES.get(member))
     _make_whole(schemas)
+
+
+def _examples(name: str) -> Iterable[tuple[str, Any]]:
+    return examples.BODIES.get(name, {}).items()
+
+
+def _describe(described: Schema, sentence: str | None) -> None:
+    if sentence:
+        described["description"] = sentence
 
 
 def _describe_operation(route: str, path: str, operation: Schema) -> None:
@@ -50,10 +59,10 @@ def _describe_operation(route: str, path: str, operation: Schema) -> None:
             for key in routes.PARAMETERS
             if key.rpartition(" ")[2] == name and key.rpartition(" ")[0] in path
         ]
-        parameter["description"] = routes.PARAMETERS[max(fitting, key=len, default=name)]
+        _describe(parameter, routes.PARAMETERS.get(max(fitting, key=len, default=name)))
     for status, response in operation["responses"].items():
         own = routes.RESPONSES.get(f"{route} {status}")
-        response["description"] = own or routes.RESPONSES[status]
+        _describe(response, own or routes.RESPONSES.get(status))
 
 
 def _describe_body(name: str, schema: Schema) -> None:
@@ -63,7 +72,7 @@ def _describe_body(name: str, schema: Schema) -> None:
     for one in served:
         own = [parameters.OWN.get(f"{body}.{one}") for body in names]
         described = properties[one]
-        described["description"] = next(filter(None, own), None) or parameters.SENTENCES[one]
+        _describe(described, next(filter(None, own), None) or parameters.SENTENCES.get(one))
         if one in examples.VALUES:
             described["examples"] = [examples.VALUES[one]]
     groups = [
@@ -72,6 +81,8 @@ def _describe_body(name: str, schema: Schema) -> None:
     ]
     others = [one for one in properties if one not in served]
     groups.append({"title": parameters.WITHOUT_EFFECT, "parameters": others})
+    grouped = {one for group in groups for one in group["parameters"]}
+    groups.append({"title": "Others", "parameters": [one for one in served if one not in grouped]})
     schema[GROUPS] = [group for group in groups if group["parameters"]]
 
 
