@@ -19,7 +19,7 @@ export async function findModel() {
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 function bodyText(media, value) {
-  if (media === FORM) return value.file;
+  if (media === FORM) return value.file ?? "";
   const shown = model !== null && "model" in value ? { ...value, model } : value;
   return JSON.stringify(shown, null, 2);
 }
@@ -118,7 +118,7 @@ export function tryForm(method, path, operation) {
     label.append(choice);
     head.append(label);
   }
-  if (media) body.value = bodyText(media, examples[0].value);
+  if (media) body.value = bodyText(media, examples[0]?.value ?? {});
   head.append(copyButton("Copy the curl command", () => command.textContent));
 
   const send = element("button", "primary", "Send");
