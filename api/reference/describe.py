@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 def describe(document: Schema) -> None:
     """Describes parameters, bodies and responses of all operations in place.
 
-    What has no sentence stays as it is: tests/unit/api/test_reference.py names it.
+    A parameter without a sentence stays as it is: tests/unit/api/test_reference.py names it.
     """
     schemas = document["components"]["schemas"]
     bodies: dict[str, Schema] = {}
