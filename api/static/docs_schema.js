@@ -14,9 +14,13 @@ export const resolved = (schema) => (schema?.$ref ? schemas[nameOf(schema)] : sc
 const nameOf = (schema) => schema.$ref.split("/").pop();
 const shortName = (schema) => nameOf(schema).split("__").pop();
 
-const isNull = (schema) => schema.type === "null";
-const branchesOf = (schema) =>
-  (schema.anyOf ?? schema.oneOf ?? [schema]).filter((branch) => !isNull(branch));
+/** Returns the alternatives of a schema, but null; [schema] if it has none. */
+function branchesOf(schema) {
+  const alternatives = schema.anyOf ?? schema.oneOf;
+  return alternatives
+    ? alternatives.filter(({ type }) => type !== "null").flatMap(branchesOf)
+    : [schema];
+}
 
 /** Returns a short text for a schema's type. */
 export function typeOf(schema) {

@@ -24,6 +24,8 @@ def test_the_api_page_lists_every_operation_and_fetches_from_the_service_alone(
     expect(temperature).to_contain_text("number")
     expect(temperature).to_contain_text("0 to 2")
     expect(temperature.locator("+ dd")).to_contain_text("The randomness of sampling")
+    stop = chat.locator("dt", has_text=re.compile("^stop(?!_)string"))
+    expect(stop).to_contain_text("1 to 512 characters, at most 64 entries")
     chat.get_by_text("Members of ChatTool", exact=True).click()
     chat.get_by_text("Members of FunctionDefinition").click()
     expect(chat).to_contain_text("What the tool is for")
