@@ -141,7 +141,7 @@ def _cell(text: str) -> str:
 
 
 def _unused() -> str:
-    """Returns the values without effect: a table of what is reported, and a line of defaults."""
+    """Returns the values without effect: a table of reported values, and a list of defaults."""
     rows: dict[tuple[str, ...], list[str]] = {}
     defaults: dict[str, list[str]] = {}
     for row in UNUSED_MEMBERS:
