@@ -173,7 +173,8 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES in docs/)
+docs: $(VENV)/.dev ## write the generated pages and tables (API, CLI, CONFIG, METRICS, PROMISES in docs/)
+	@$(BIN)/python docs/generate_api.py
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
 	@$(BIN)/python docs/generate_cli.py

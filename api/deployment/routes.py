@@ -24,12 +24,8 @@ router = APIRouter(tags=["Service"])
 class FeedQuery(QueryModel):
     """The query of GET /v1/deployment/stream."""
 
-    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = Field(
-        None, description="Lists only jobs in this state."
-    )
-    job: Annotated[str, Field(min_length=1, max_length=MAX_PUBLIC_ID_CHARS)] | Absent = Field(
-        None, description="The job to follow instead of the lists."
-    )
+    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
+    job: Annotated[str, Field(min_length=1, max_length=MAX_PUBLIC_ID_CHARS)] | Absent = None
 
 
 @router.get("/v1/deployment/stream", response_class=Response, responses=streamed(NAMED))

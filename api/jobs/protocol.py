@@ -55,7 +55,7 @@ class JobQuery(ListQuery):
 class OneJobQuery(QueryModel):
     """The query of GET /v1/jobs/{id}."""
 
-    prefix: Flag = Field(False, description="Says why the prompt was cached or not.")
+    prefix: Flag = False
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -201,9 +201,7 @@ class JobEventsQuery(ListQuery):
     """The query of GET /v1/jobs/{id}/events."""
 
     limit: int = Field(100, ge=1, le=MAX_EVENTS)
-    after: Annotated[str, Field(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")] | Absent = Field(
-        None, description="The id of the last event that was read."
-    )
+    after: Annotated[str, Field(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")] | Absent = None
 
 
 class LogEvent(ResponseModel):

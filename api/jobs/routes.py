@@ -14,7 +14,7 @@ from api.errors import MAX_ECHO_CHARS
 from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import NAMED, STORE, Absent, errors, parameter, streamed
+from api.http.openapi import NAMED, STORE, Absent, errors, parameters, streamed
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
 from api.jobs.log_page import read_log_page
@@ -110,11 +110,11 @@ async def cancel_job(
 async def _resume_point(
     last_event_id: Annotated[
         str | Absent,
-        Header(description="As `after`, which it overrides.", json_schema_extra=_CURSOR),
+        Header(json_schema_extra=_CURSOR),
     ] = None,
     after: Annotated[
         str | Absent,
-        Query(description="The id of the last event that was read.", json_schema_extra=_CURSOR),
+        Query(json_schema_extra=_CURSOR),
     ] = None,
 ) -> ResumePoint:
     """Returns the offset to resume from. A browser's EventSource sets the header on reconnect,
@@ -134,10 +134,8 @@ async def _resume_point(
 @router.get(
     "/v1/jobs/{name}/stream",
     response_class=Response,
-    responses=streamed(NAMED) | {204: {"description": "The job has ended and all of it was read."}},
-    openapi_extra=parameter(
-        "token", "query", {"type": "string"}, "In place of a key: of `stream-token`."
-    ),
+    responses=streamed(NAMED) | {204: {}},
+    openapi_extra=parameters(("token", "query", {"type": "string"})),
 )
 async def stream_job(
     name: str,

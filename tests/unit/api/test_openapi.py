@@ -33,7 +33,12 @@ from api.main import create_app
 from api.settings import ApiSettings
 from api.system.protocol import DetokenizeRequest, TokenizeRequest
 from shared.messages import InvalidParameter
-from tests.support.api_document import JSON, json_routes, operations, path_of_something
+from tests.support.api_document import (
+    JSON,
+    json_routes,
+    operations,
+    path_of_something,
+)
 from tests.support.claude_code import TURN
 from tests.support.document_check import BodyCheck, Document
 
