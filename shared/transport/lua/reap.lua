@@ -15,6 +15,7 @@
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 --@include lib/history.lua
+--@include lib/orders.lua
 local PAGE, TENANTS = 100, 16
 local ended = 0
 local seen = pulse(ARGV[3])
@@ -102,5 +103,6 @@ for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', P .. 'kept', '-inf', whole(s
   end
   hold(tenant, 0 - bytes)
 end
+expire_at_least(P .. 'paused', PAUSED_MS)
 note_queue()
 return {seen, ended}

@@ -9,6 +9,7 @@ from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.intake import AdmissionEstimator, Intake, Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.standing_order import StandingOrder
 
 
 class EveryFreeSlot(AdmissionEstimator):
@@ -35,6 +36,7 @@ class Bench:
         self.stats: dict[str, int] = {}
         self.ready = None
         self.estimator = EveryFreeSlot(self.jobs, self)
+        self.order = StandingOrder("w1", self.jobs)
         self.num_repairs = 0
         self.intake = Intake(
             self.queue,
@@ -42,6 +44,7 @@ class Bench:
             self.jobs,
             self,
             self.estimator,
+            self.order,
             self._admit,
             self._repair,
             pull_block_ms=10,
