@@ -45,7 +45,7 @@ from api.metrics import Metrics
 from api.on_demand import preload
 from api.services import Services, Transport, socket_pot
 from api.settings import ApiSettings
-from api.system import health, models
+from api.system import health, models, orders
 from api.system import metrics as system_metrics
 from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
@@ -117,6 +117,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         durable_routes,
         deployment,
         health,
+        orders,
         system_metrics,
     )
     routers = [*(room.router for room in rooms), openapi_router(), pages_router()]

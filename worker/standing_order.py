@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 _SENTENCES = {
     Order.SERVE: "an operator ordered the worker to serve again",
-    Order.DRAIN: "an operator ordered a drain: the worker ends its jobs, takes no new ones and stays",
-    Order.EXIT: "an operator ordered a drain: the worker ends its jobs, takes no new ones and exits",
+    Order.DRAIN: "draining: an operator ordered the worker to take no new jobs",
+    Order.EXIT: "draining: an operator ordered the worker to take no new jobs, and to exit",
 }
 
 

@@ -15,7 +15,7 @@ from api.deployment.history import HistoryRing
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
-from api.jobs.protocol import DeadLetterObject, JobObject
+from api.jobs.protocol import DeadLetterObject, JobObject, ListedJobs
 from api.system.health import HealthMonitor, worker_object
 from api.system.metrics import MAX_HOLDERS, PotReport
 from api.system.protocol import LoadingWorker
@@ -24,10 +24,12 @@ from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.dead_letters import DeadLetters, Requeued
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
+from shared.transport.ports.job_search import JobSearch
 from shared.transport.ports.jobs import JobStore
 from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 MAX_JOBS = 50
+MAX_SEARCHED = 1000  # jobs looked at for one list, in each round
 MAX_DEAD_LETTERS = 50
 MAX_BATCHES = 50
 MAX_TENANTS = 50
@@ -46,6 +48,7 @@ _WORKER_FIELDS = (
     "id",
     "status",
     "models",
+    "order",
     "engine",
     "engine_version",
     "step",
@@ -68,6 +71,7 @@ class DeploymentReader:
     def __init__(
         self,
         store: JobStore,
+        search: JobSearch,
         dead_letters: DeadLetters,
         batches: BatchStore,
         deployment: Deployment,
@@ -78,6 +82,7 @@ class DeploymentReader:
     ) -> None:
         """`limits`: of a tenant."""
         self._store = store
+        self._search = search
         self._dead_letters = dead_letters
         self._batches = batches
         self._deployment = deployment
@@ -131,11 +136,11 @@ class DeploymentReader:
         if key.job_id is not None:
             return await self._job_content(key, key.job_id)
         scope = key.scope
-        jobs = await self._store.list_jobs(key.state, MAX_JOBS, scope)
+        jobs = await self._search.find(key.jobs, MAX_JOBS, max_searched=MAX_SEARCHED)
         known = self._catalog.known
         lists: dict[str, Rows] = {
             "workers": self._worker_rows(key),
-            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs],
+            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs.records],
         }
         slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
             "dead_letters": (scope, lambda: self._dead_letter_rows(scope)),
@@ -151,7 +156,11 @@ class DeploymentReader:
         load = None
         if not key.is_operator:
             (load,) = await self._deployment.tenants([key.tenant])
-        return Content({"service": self.service(key, load, is_read=True)}, lists)
+        objects: dict[str, Any] = {
+            "service": self.service(key, load, is_read=True),
+            "listed": ListedJobs.of(jobs),
+        }
+        return Content(objects, lists)
 
     def _worker_rows(self, key: ViewKey) -> Rows:
         """Returns the workers that serve, and those that are loading, in the same shape."""

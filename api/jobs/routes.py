@@ -28,6 +28,7 @@ from api.jobs.protocol import (
     JobList,
     JobObject,
     JobQuery,
+    ListedJobs,
     LogPage,
     OneJobQuery,
     StreamToken,
@@ -39,6 +40,7 @@ from api.request_errors import ClientError, dead_letter_not_found, job_not_found
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
+from shared.transport.ports.job_search import JobCursor, JobSearch
 from shared.transport.ports.jobs import JobRecord
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.wire import PayloadInvalid
@@ -46,6 +48,7 @@ from shared.transport.wire import PayloadInvalid
 router = APIRouter(tags=["Jobs"])
 
 DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
+SearchDep = Annotated[JobSearch, provided(JobSearch)]
 KeptPromptsDep = Annotated[KeptPrompts, provided(KeptPrompts)]
 _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
@@ -54,14 +57,21 @@ _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 async def list_jobs(
     params: Annotated[JobQuery, Query()],
     caller: CallerDep,
-    jobs: JobsDep,
+    search: SearchDep,
+    slices: SlicesDep,
     generation: GenerationDep,
 ) -> Response:
-    """Lists jobs, newest first."""
-    records = await jobs.store.list_jobs(params.state, params.limit, caller.scope)
+    """Lists jobs, newest first: live ones, then ended ones. A tenant's key lists the tenant's own.
+
+    A page looks at a few thousand jobs at most; `next` goes on from there."""
+    after = None if params.after is None else JobCursor.parse(params.after)
+    found = await search.find(params.wanted(caller), params.limit, after)
     known = generation.models.known
-    page = JobList.model_construct(data=(JobObject.of(record, known) for record in records))
-    return LongJsonResponse(page, jobs.slices)
+    page = JobList.model_construct(
+        data=(JobObject.of(record, known) for record in found.records),
+        **dict(ListedJobs.of(found)),
+    )
+    return LongJsonResponse(page, slices)
 
 
 @router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
