@@ -16,7 +16,7 @@ from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
 from api.jobs.protocol import DeadLetterObject, JobObject, ListedJobs
-from api.system.health import HealthMonitor, worker_object
+from api.system.health import HealthMonitor, num_running, tokens_per_s, worker_object
 from api.system.metrics import MAX_HOLDERS, PotReport
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
@@ -35,6 +35,7 @@ MAX_BATCHES = 50
 MAX_TENANTS = 50
 MAX_TENANTS_READ = 1000
 MAX_WORKERS = 100
+MAX_MODELS = 100
 MAX_FRONTENDS = 100
 MAX_POTS = 100  # the fullest
 POTS = "pots"  # the member of a frontend's report with its pots, as JSON
@@ -118,14 +119,13 @@ class DeploymentReader:
                 own["running"], own["waiting"] = load.running, load.queued
                 own["queued_tokens"] = load.queued_tokens
             return own
-        rates = (worker.stats.get("tok_s", 0.0) for worker in workers)
         return {
             "status": report.status if is_read else "degraded",
             "now": round(time.time(), 1),
             "running": report.running,
             "waiting": report.waiting,
             "queued_tokens": report.queued_tokens,
-            "tokens_per_s": round(sum(rate for rate in rates if isinstance(rate, float)), 1),
+            "tokens_per_s": tokens_per_s(workers),
             "workers": len(workers),
             "dead_letters": 0 if health.queue is None else health.queue.dead_letters,
             "redis": report.redis,
@@ -140,6 +140,7 @@ class DeploymentReader:
         known = self._catalog.known
         lists: dict[str, Rows] = {
             "workers": self._worker_rows(key),
+            "models": self._model_rows(key),
             "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs.records],
         }
         slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
@@ -168,6 +169,24 @@ class DeploymentReader:
         serving = [(worker.worker_id, _worker(worker, fields)) for worker in self._health.workers]
         loading = [(worker.id, _loading(worker)) for worker in self._health.loading]
         return [*serving, *loading][:MAX_WORKERS]
+
+    def _model_rows(self, key: ViewKey) -> Rows:
+        """Returns the models that requests can name, and those that have jobs or workers."""
+        known, loads, queue = self._catalog.known, self._health.models(), self._health.queue
+        rows: list[tuple[str, dict[str, Any]]] = []
+        for name in sorted({*known, *loads})[:MAX_MODELS]:
+            load = loads.get(name)
+            row: dict[str, Any] = {"model": name, "workers": load.workers if load else 0}
+            row["is_served"] = row["workers"] > 0
+            row["is_paused"] = load is not None and load.paused_since is not None
+            if key.is_operator:
+                serving = [worker for worker in self._health.workers if name in worker.models]
+                row["queued"] = load.waiting or 0 if load else 0
+                row["queue_age_s"] = round(queue.queue_age_s.get(name, 0.0)) if queue else 0
+                row["running"] = num_running(serving)
+                row["tokens_per_s"] = tokens_per_s(serving)
+            rows.append((name, row))
+        return rows
 
     async def _slowly(self, key: tuple[str, Any], read: Callable[[], Awaitable[Rows]]) -> Rows:
         kept = self._read.get(key)

@@ -1,10 +1,10 @@
-/** Tables of dead letters, batches, tenants, frontends and shared resources. */
+/** Tables of dead letters, models, batches, tenants, frontends and shared resources. */
 
 import { newBadge, setBadge } from "./badge.js";
 import { element, setText } from "./element.js";
 import { newJobLink } from "./job_table.js";
 import { Table, node, text } from "./table.js";
-import { count, duration } from "./units.js";
+import { count, duration, rate } from "./units.js";
 
 const TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
 
@@ -36,6 +36,26 @@ export function deadLetterTable(body, onRequeue) {
     (letter) => letter.id,
   );
 }
+
+function modelState({ is_served: isServed, queued }) {
+  if (isServed) return ["served", "good"];
+  return queued > 0 ? ["no worker", "bad"] : ["no worker", "warn"];
+}
+
+export const modelTable = (body) =>
+  new Table(
+    body,
+    [
+      text(({ model }) => model, "id"),
+      node(newBadge, (badge, model) => setBadge(badge, ...modelState(model))),
+      text(({ workers }) => count(workers), "number"),
+      text(({ running }) => count(running), "number"),
+      text(({ queued }) => count(queued), "number"),
+      text(({ queue_age_s: ageS }) => duration(1000 * ageS), "number"),
+      text(({ tokens_per_s: perS }) => rate(perS), "number"),
+    ],
+    ({ model }) => model,
+  );
 
 const BATCH_KINDS = { completed: "good", failed: "bad", expired: "warn", cancelled: "warn" };
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -113,9 +113,7 @@ class HealthMonitor:
     @property
     def num_running(self) -> int:
         """Returns the number of jobs in an engine's batch: in prefill or decoding."""
-        return sum(
-            _count(worker, "prefilling") + _count(worker, "active") for worker in self.workers
-        )
+        return num_running(self.workers)
 
     @property
     def num_waiting(self) -> int:
@@ -196,6 +194,17 @@ class HealthMonitor:
             if load.paused_since is not None:
                 models[name].paused_since = load.paused_since
         return Health(status=self.status, models=models, loading=list(self.loading))
+
+
+def num_running(workers: Iterable[WorkerStatus]) -> int:
+    """Returns the number of jobs in the batches of these workers' engines."""
+    return sum(_count(worker, "prefilling") + _count(worker, "active") for worker in workers)
+
+
+def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
+    """Returns the output tokens per second of these workers, as of their last heartbeats."""
+    rates = (worker.stats.get("tok_s", 0.0) for worker in workers)
+    return round(sum(rate for rate in rates if isinstance(rate, float)), 1)
 
 
 def worker_object(worker: WorkerStatus) -> dict[str, Any]:

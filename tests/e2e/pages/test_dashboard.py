@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 
 def test_the_dashboard_shows_workers_queue_and_jobs(tab: Tab, service: Launched) -> None:
     page = tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
     worker = httpx.get(f"{service.base_url}/health").json()["workers"][0]
     row = page.locator("#workers tr")
@@ -31,6 +31,7 @@ def test_the_dashboard_shows_workers_queue_and_jobs(tab: Tab, service: Launched)
 
     body = {"model": model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     answer = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=30)
+    page.get_by_role("link", name="Jobs", exact=True).click()
     done = page.locator("#jobs tr").filter(has=page.get_by_text("finished")).first
     expect(done).to_contain_text(answer.json()["id"].removeprefix("chatcmpl-"))
     expect(done.get_by_role("button")).to_be_hidden()
@@ -48,7 +49,7 @@ def test_a_job_is_cancelled_from_the_dashboard(tab: Tab, service: Launched) -> N
     url = f"{service.base_url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, timeout=30) as answer:
         job_id = answer.headers["x-request-id"].removeprefix("chatcmpl-")
-        tab.page.goto("/dashboard")
+        tab.page.goto("/dashboard#tab=jobs")
         row = tab.page.locator("#jobs tr").filter(has_text=job_id)
         expect(row).to_contain_text("running", timeout=PATIENCE_MS)
         row.get_by_role("button", name="Cancel").click()
@@ -65,19 +66,23 @@ def test_a_job_is_cancelled_from_the_dashboard(tab: Tab, service: Launched) -> N
 
 def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service: Launched) -> None:
     page = tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     frontend = page.locator("#frontends tr")
     expect(frontend).to_have_count(1, timeout=PATIENCE_MS)
     expect(frontend).to_contain_text(f":{service.port}")
+    blocks = page.locator("#workers svg")
+    expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
+    page.get_by_role("link", name="Tenants").click()
     tenant = page.locator("#tenants tr")
     expect(tenant).to_have_count(1)
     expect(tenant.locator("td").first).to_have_text("default")
     pot = page.locator("#pots tr").filter(has_text="dashboards")
     expect(pot).to_contain_text("everyone 1")
+    page.get_by_role("link", name="Dead letters").click()
     expect(page.locator("#no-dead-letters")).to_be_visible()
+    page.get_by_role("link", name="Batches").click()
     expect(page.locator("#no-batches")).to_be_visible()
-    blocks = page.locator("#workers svg")
-    expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
+    page.get_by_role("link", name="Overview").click()
     model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": "Hello.", "max_tokens": 4}
     httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=30)
@@ -90,7 +95,7 @@ def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service
 
 def test_a_page_has_one_stream_and_asks_for_no_list(tab: Tab, service: Launched) -> None:
     page = tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
     beat = page.locator("#workers tr td").last
     for _ in range(3):
@@ -101,6 +106,51 @@ def test_a_page_has_one_stream_and_asks_for_no_list(tab: Tab, service: Launched)
         "/dashboard",
         "/v1/deployment/stream?",
     ]
+
+
+TABS = ["Overview", "Jobs", "Workers", "Models", "Batches", "Dead letters", "Tenants"]
+
+
+def test_each_tab_has_an_address_and_only_the_shown_one_is_in_the_page(
+    tab: Tab, service: Launched
+) -> None:
+    page = tab.page
+    page.goto("/dashboard")
+    links = page.get_by_role("navigation", name="Dashboard").get_by_role("link")
+    expect(links).to_have_text(TABS)
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    for name in TABS:
+        link = page.get_by_role("link", name=name, exact=True)
+        link.focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=2).first).to_have_text(name)
+        expect(page.locator("#tabs [aria-current=page]")).to_have_text(name)
+        expect(link).to_be_focused()
+        assert page.locator("#tab > section").count() <= 2  # what belongs to it, and no other tab
+        page.reload()
+        expect(page.get_by_role("heading", level=2).first).to_have_text(name)
+    page.go_back()
+    expect(page.get_by_role("heading", level=2).first).to_have_text(TABS[-2])
+    page.goto("/dashboard#tab=nothing")
+    expect(page.get_by_role("heading", level=2).first).to_have_text("Overview")
+
+
+def test_a_link_to_jobs_of_one_state_can_be_shared(tab: Tab) -> None:
+    tab.page.goto("/dashboard#tab=jobs&state=failed")
+    expect(tab.page.get_by_label("State")).to_have_value("failed")
+    tab.page.get_by_label("State").select_option("expired")
+    expect(tab.page).to_have_url(re.compile(r"#tab=jobs&state=expired$"))
+    asked = [address for address in tab.addresses if "/stream" in address]
+    assert [address.partition("?")[2] for address in asked] == ["state=failed", "state=expired"]
+
+
+def test_a_model_is_shown_with_its_workers_and_its_queue(tab: Tab, service: Launched) -> None:
+    tab.page.goto("/dashboard#tab=models")
+    row = tab.page.locator("#models tr")
+    expect(row).to_have_count(1, timeout=PATIENCE_MS)
+    expect(row.locator(".badge")).to_have_text("served")
+    figures = row.locator("td.number")
+    expect(figures).to_have_text(["1", "0", "0", "0 ms", re.compile(r"^\d+\.\d$")])
 
 
 STREAM = "**/v1/deployment/stream*"
@@ -138,7 +188,7 @@ def test_the_dashboard_says_when_the_service_is_away_and_comes_back(
             route.abort("connectionrefused")
 
     page.route(STREAM, once)
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#status")).to_have_text("The server cannot be reached.")
     expect(page.locator("#workers tr")).to_have_count(1)  # the last known stays in sight
     page.unroute(STREAM)
@@ -161,7 +211,7 @@ def test_the_dashboard_shows_a_worker_s_state(tab: Tab, status: str, shown: str)
         worker |= {"percent": 43, "stage": "loading weights"}
     told = snapshot_of(worker, "stalled" if status == "stalled" else "ok")
     tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
-    tab.page.goto("/dashboard")
+    tab.page.goto("/dashboard#tab=workers")
     expect(tab.page.locator("#workers .badge")).to_have_text(shown, timeout=PATIENCE_MS)
     expect(tab.page.locator("#workers tr")).to_contain_text("12,345")
     expect(tab.page.locator("#workers tr")).to_contain_text("m")
@@ -196,7 +246,7 @@ def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
     body = {"model": model, "prompt": "Hello.", "max_tokens": 2}
     with httpx.Client(base_url=service.base_url) as client:
         batch = begin_batch(client, body, body).json()
-    tab.page.goto("/dashboard")
+    tab.page.goto("/dashboard#tab=batches")
     row = tab.page.locator("#batches tr", has_text=batch["id"])
     expect(row.locator(".badge")).to_have_text("completed", timeout=PATIENCE_MS)
     expect(row).to_contain_text("2 of 2")
@@ -214,7 +264,7 @@ def test_the_picture_of_the_blocks_has_their_shares(
     worker |= {"total_blocks": 1000, "free_blocks": free + cached, "cached_blocks": cached}
     told = snapshot_of(worker, "ok")
     tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
-    tab.page.goto("/dashboard")
+    tab.page.goto("/dashboard#tab=workers")
     field = tab.page.locator("#workers svg")
     expect(field).to_have_attribute(
         "aria-label", f"KV blocks: {used} in use, {cached} cached prefixes, {free} free"

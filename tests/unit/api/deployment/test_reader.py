@@ -9,7 +9,7 @@ import msgspec
 
 from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
 from api.deployment.view import ViewKey
-from api.system.protocol import LoadingWorker
+from api.system.protocol import LoadingWorker, ModelLoad
 from shared.messages import JobState
 from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
@@ -69,7 +69,8 @@ def reader_of(fakes: Fakes) -> DeploymentReader:
     report = SimpleNamespace(status="ok", running=0, waiting=0, queued_tokens=0, redis={})
     loading = LoadingWorker(id="w2", model="m", stage="warming up", percent=43, report_age_ms=9)
     parts_of_health = {"workers": [worker], "loading": [loading], "queue": None}
-    health = SimpleNamespace(**parts_of_health, report=lambda: report)
+    loads = {"m": ModelLoad(waiting=3, workers=1), "gone": ModelLoad(waiting=2, workers=0)}
+    health = SimpleNamespace(**parts_of_health, report=lambda: report, models=lambda: loads)
     letters = SimpleNamespace(list=fakes.list, get=lambda job_id: fakes.get("letter"))
     ring = SimpleNamespace(tenants=[f"t{number}" for number in range(80)])
     parts: Any = (fakes, fakes, letters, fakes, fakes, health, SimpleNamespace(known={}), ring)
@@ -77,6 +78,21 @@ def reader_of(fakes: Fakes) -> DeploymentReader:
 
 
 ALL = ViewKey(None, "default")
+
+
+async def test_models_are_shown_with_their_workers_and_queues_to_operators() -> None:
+    reader = reader_of(Fakes())
+    models = dict((await reader.content(ALL)).lists["models"])
+    assert list(models) == ["gone", "m"]
+    assert (models["gone"]["is_served"], models["gone"]["queued"]) == (False, 2)
+    assert (models["m"]["is_served"], models["m"]["tokens_per_s"]) == (True, 2.5)
+    theirs = await reader.content(ViewKey("t1", "t1", is_operator=False))
+    assert dict(theirs.lists["models"])["m"] == {
+        "model": "m",
+        "workers": 1,
+        "is_served": True,
+        "is_paused": False,
+    }
 
 
 async def test_a_worker_that_loads_is_shown_beside_those_that_serve() -> None:
