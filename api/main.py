@@ -39,7 +39,7 @@ from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
 from api.http.request_ids import KINDS_BY_PATH, RequestIdMiddleware
 from api.http.shares import Pot
 from api.http.traces import TracesMiddleware
-from api.jobs import durable_routes
+from api.jobs import bulk, durable_routes
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.on_demand import preload
@@ -114,6 +114,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         batches,
         models,
         jobs,
+        bulk,
         durable_routes,
         deployment,
         health,

@@ -112,7 +112,7 @@ async def cancel_job(
 ) -> Response:
     """Cancels a job in any state. Returns the job as it ended. Idempotent."""
     record = await find_job(jobs, caller, name)
-    if not await jobs.cancel(record.job_id):
+    if await jobs.cancel(record.job_id) is None:
         raise job_not_found(name)
     return json_response(JobObject.of(await find_job(jobs, caller, name), generation.models.known))
 
@@ -227,14 +227,15 @@ async def requeue_job(
     dead_letter = await _find_dead_letter(dead_letters, caller, name)
     new_id = dead_letter.job_id
     if isinstance(dead_letter, DeadLetter):
-        new_id = await _requeue(jobs, dead_letters, name, dead_letter.job_id)
+        new_id = await requeue(jobs, dead_letters, name, dead_letter.job_id)
     record = await jobs.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
     return json_response(JobObject.of(record, generation.models.known))
 
 
-async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
+async def requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
+    """Runs the job of a dead letter again. Returns the id of the new job. Raises ApiError."""
     try:
         kept = await dead_letters.request(job_id)
     except PayloadInvalid as error:

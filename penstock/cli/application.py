@@ -18,7 +18,8 @@ from penstock.cli.flags import with_flags
 from penstock.cli.generate import generate
 from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
-from penstock.cli.look import status, workers
+from penstock.cli.look import status
+from penstock.cli.operate import dead_letters, models, workers
 from penstock.cli.options import PREFIX
 from penstock.cli.output import note
 from penstock.cli.service import close_clients, exit_code_of, sentence_of
@@ -46,10 +47,13 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     app.callback()(root)
     for name, command in (("up", up), ("api", api), ("worker", worker), ("doctor", doctor)):
         app.command(name)(with_flags(name, command) if name in words else command)
-    asking: tuple[Callable[..., None], ...] = (status, workers, chat, generate, bench)
+    asking: tuple[Callable[..., None], ...] = (status, chat, generate, bench)
     for question in asking:
         app.command()(question)
+    app.add_typer(workers)
+    app.add_typer(models)
     app.add_typer(jobs)
+    app.add_typer(dead_letters)
     app.add_typer(keys)
     return app
 

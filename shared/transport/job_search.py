@@ -46,7 +46,13 @@ class RedisJobSearch:
             return JobPage([], None, 0)
         part = wanted.id_part
         if part is not None and len(part) == WHOLE_ID_CHARS and is_job_id(part):
-            return JobPage(await self._matching([part], wanted, tuple(JobState)), None, 1)
+            return JobPage(
+                await self._matching(
+                    [part], wanted, LIVE_STATES if wanted.is_live else tuple(JobState)
+                ),
+                None,
+                1,
+            )
         found: dict[str, tuple[JobCursor, JobRecord]] = {}
         num_searched = 0
         for is_live, states, indexes in self._stages(wanted):
@@ -89,7 +95,7 @@ class RedisJobSearch:
                 else [keys.listed(one, tenant) for one in live],
             )
         ended = [one for one in sorted(TERMINAL_STATES) if state in (None, one)]
-        if ended:
+        if ended and not wanted.is_live:
             indexes = [keys.ended(one) for one in ended] if tenant is None else []
             yield False, ended, indexes or [keys.ended_of(tenant or "")]
 

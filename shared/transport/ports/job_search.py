@@ -23,6 +23,7 @@ class JobFilter:
     model: str | None = None
     reason: str | None = None  # an ErrorCode or a FinishReason
     id_part: str | None = None  # the beginning or the end of the job's id
+    is_live: bool = False  # none that has ended
 
 
 class JobCursor(NamedTuple):
