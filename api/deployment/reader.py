@@ -112,6 +112,7 @@ class DeploymentReader:
         if not key.is_operator:
             own: dict[str, Any] = {
                 "status": report.status if is_read else "degraded",
+                "is_operator": False,
                 "now": round(time.time(), 1),
                 "workers": len(workers),
             }
@@ -121,6 +122,8 @@ class DeploymentReader:
             return own
         return {
             "status": report.status if is_read else "degraded",
+            "is_operator": True,
+            "states": _states(health.queue),
             "now": round(time.time(), 1),
             "running": report.running,
             "waiting": report.waiting,
@@ -280,6 +283,13 @@ class DeploymentReader:
             found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
             kept = self._reports = (time.monotonic(), found)
         return kept[1]
+
+
+def _states(queue: QueueStats | None) -> dict[str, int]:
+    """Returns how many jobs are in each state; of those that have ended, all that ever did."""
+    if queue is None:
+        return {}
+    return {"queued": queue.queued, "running": queue.running, **queue.totals}
 
 
 def _accounts(queue: QueueStats) -> Iterator[PotReport]:

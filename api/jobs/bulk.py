@@ -47,7 +47,7 @@ Slice = Annotated[int, Field(ge=1, le=MAX_SLICE)]
 class LiveJobs(RequestModel):
     """Jobs that have not ended; what is left out is any."""
 
-    state: Literal[JobState.QUEUED, JobState.RUNNING] | None = Field(None, strict=False)
+    state: Literal["queued", "running"] | None = None
     tenant: Name | None = None
     model: Name | None = None
     id: Name | None = None
@@ -194,7 +194,8 @@ async def requeue_dead_letters(
 
 
 def _live(operator: Caller, of: LiveJobs) -> JobFilter:
-    wanted = job_filter(operator, of.state, of.tenant, of.model, None, of.id)
+    state = None if of.state is None else JobState(of.state)
+    wanted = job_filter(operator, state, of.tenant, of.model, None, of.id)
     return replace(wanted, is_live=True)
 
 

@@ -6,10 +6,10 @@ import { Feed, rowsOf } from "./feed.js";
 import { JobPage } from "./job_page.js";
 import { jobLink } from "./job_state.js";
 import { jobsTab } from "./jobs_tab.js";
-import { batchTable, frontendTable, modelTable, potTable, tenantTable } from "./operator_tables.js";
+import { batchTable, potTable, tenantTable } from "./operator_tables.js";
 import { overviewTab } from "./overview_tab.js";
 import { Tabs, listTab, place } from "./tabs.js";
-import { workerTable } from "./worker_table.js";
+import { modelsTab, workersTab } from "./workers_tab.js";
 
 const HEALTH = {
   ok: "Healthy.",
@@ -28,11 +28,8 @@ const page = {
 const tabs = new Tabs(byId("tab"), byId("tabs"), {
   overview: overviewTab,
   jobs: jobsTab,
-  workers: listTab({
-    workers: ["workers", workerTable],
-    frontends: ["frontends", frontendTable],
-  }),
-  models: listTab({ models: ["models", modelTable] }),
+  workers: workersTab,
+  models: modelsTab,
   batches: listTab({ batches: ["batches", batchTable] }),
   "dead-letters": deadLettersTab,
   tenants: listTab({ tenants: ["tenants", tenantTable], pots: ["pots", potTable] }),

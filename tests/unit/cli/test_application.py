@@ -62,6 +62,8 @@ def test_every_setting_has_a_flag_with_its_variable(
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield (*words, name), command
             yield from commands(command, (*words, name))
         else:
             yield (*words, name), command
@@ -74,7 +76,9 @@ def test_every_command_has_json() -> None:
     found = dict(commands(typer.main.get_command(application())))
     asked = ["up", "api", "worker", "status", "workers", "chat", "generate", "bench", "doctor"]
     listed = [("jobs", name) for name in ("list", "show", "follow", "cancel", "requeue")]
-    assert {*((name,) for name in asked), *listed, ("keys", "new"), ("keys", "list")} == set(found)
+    listed += [("keys", "new"), ("keys", "list"), ("workers", "drain"), ("workers", "resume")]
+    listed += [("models", name) for name in ("list", "pause", "resume")]
+    assert {*((name,) for name in asked), *listed, ("dead-letters", "requeue")} == set(found)
     for words, command in found.items():
         assert any("--json" in parameter.opts for parameter in command.params), words
         assert command.help, words
