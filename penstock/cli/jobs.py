@@ -188,6 +188,7 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("kind", job["kind"]),
         ("tenant", job["tenant"]),
         ("place in the queue", job["queue_position"]),
+        ("queue", "paused" if job.get("queue_paused") else None),
         ("worker", job["worker"]),
         ("attempt", job["attempt"]),
         ("created", clock_time(job["created_at"])),
