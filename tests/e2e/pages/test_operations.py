@@ -37,6 +37,9 @@ def expect_accessible(page: Page) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
+@pytest.mark.promise(
+    "Dashboard: jobs are found by filters that have an address, and cancelled together"
+)
 def test_jobs_that_match_a_filter_are_cancelled_together(tab: Tab, service: RunningService) -> None:
     page = tab.page
     ended = generated(service)["id"]

@@ -62,6 +62,7 @@ def has_tokens(client: httpx.Client, job_id: str) -> Callable[[], bool]:
     return lambda: job(client, job_id)["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.promise("Access: an operator drains a worker and resumes it, at any frontend")
 def test_a_drained_worker_ends_its_jobs_and_waits_for_the_order_to_serve_again(
     service: RunningService,
     client: httpx.Client,
@@ -124,6 +125,7 @@ def test_a_worker_that_is_ordered_to_exit_ends_its_jobs_first(
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "worker_not_found")
 
 
+@pytest.mark.promise("Access: an operator pauses a model's queue, which goes on accepting jobs")
 def test_a_paused_queue_says_so_to_who_waits_and_moves_on_when_it_is_resumed(
     client: httpx.Client, started: WorkerProcess
 ) -> None:

@@ -210,7 +210,9 @@ class Target:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind == "kept" and key != f"{prefix}kept":  # by times
                 found[key] = sum(map(int, await self.redis.hvals(key)))
-            elif kind in ("req", "prompt", "probe", "f", "blob", "tombstone"):
+            elif kind == "paused":
+                found[key] = sorted(await self.redis.hkeys(key))
+            elif kind in ("req", "prompt", "probe", "order", "f", "blob", "tombstone"):
                 found[key] = await self.redis.get(key)
             elif kind in (
                 "live",

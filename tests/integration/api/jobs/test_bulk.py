@@ -65,6 +65,7 @@ def test_jobs_are_listed_by_filters_in_pages(client: httpx.Client, service: Runn
     assert set(listed(client, error="cancelled", limit=100)) >= set(ids)
 
 
+@pytest.mark.promise("Access: an operator cancels all jobs that match a filter, each once")
 def test_all_jobs_that_match_are_cancelled_in_slices(
     client: httpx.Client, service: RunningService, caplog: pytest.LogCaptureFixture
 ) -> None:
