@@ -26,7 +26,7 @@ from api.ids import parse_job_id
 from api.jobs.protocol import CURSOR, Name, job_filter
 from api.jobs.request_reader import JsonRoute
 from api.jobs.routes import DeadLettersDep, SearchDep, requeue
-from api.jobs.service import JobsDep
+from api.jobs.service import JobsDep, JobService
 from api.request_errors import ClientError
 from shared.messages import InvalidParameter, JobState
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
@@ -140,15 +140,17 @@ async def cancel_jobs(
     result.matched = len(job_ids)
     if params.dry_run:
         return json_response(result)
-    for job_id in job_ids:
-        ended = await jobs.cancel(job_id)
-        if ended is None:
-            result.not_found += 1
-        elif ended.won:
-            result.cancelled += 1
-        else:
-            result.already_ended += 1
-    log.info("an operator cancels jobs", extra=_audit(operator, params, result))
+    try:
+        for job_id in job_ids:
+            ended = await jobs.cancel(job_id) if await _sees(operator, jobs, job_id) else None
+            if ended is None:
+                result.not_found += 1
+            elif ended.won:
+                result.cancelled += 1
+            else:
+                result.already_ended += 1
+    finally:  # also of a slice that Redis interrupts
+        log.info("an operator cancels jobs", extra=_audit(operator, params, result))
     return json_response(result)
 
 
@@ -160,7 +162,8 @@ async def requeue_dead_letters(
     Each becomes a new job. A full queue ends the slice early."""
     result = DeadLettersRequeued(matched=0)
     if params.filter is not None:
-        letters = await dead_letters.list(params.filter.tenant, MAX_DEAD_LETTERS)
+        tenant = operator.scope or params.filter.tenant
+        letters = await dead_letters.list(tenant, MAX_DEAD_LETTERS)
         found = _matching(letters, params.filter, params.after)
         chosen = found if params.dry_run else found[: params.limit]
         result.has_more = len(found) > len(chosen)
@@ -176,7 +179,7 @@ async def requeue_dead_letters(
             letter = await dead_letters.get(job_id) if job_id else None
             if isinstance(letter, Requeued):
                 result.already_requeued += 1
-            elif letter is None:
+            elif letter is None or not operator.sees(letter.tenant):
                 result.not_found += 1
             else:
                 await requeue(jobs, dead_letters, job_id, job_id)
@@ -191,6 +194,14 @@ async def requeue_dead_letters(
         result.next = done
     log.info("an operator requeues dead letters", extra=_audit(operator, params, result))
     return json_response(result)
+
+
+async def _sees(operator: Caller, jobs: JobService, job_id: str) -> bool:
+    """Whether the job is of a tenant that the operator sees: one of a single tenant sees no other."""
+    if operator.scope is None:
+        return True
+    record = await jobs.store.get(job_id)
+    return record is not None and operator.sees(record.tenant)
 
 
 def _live(operator: Caller, of: LiveJobs) -> JobFilter:
