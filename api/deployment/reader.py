@@ -124,6 +124,7 @@ class DeploymentReader:
             "status": report.status if is_read else "degraded",
             "is_operator": True,
             "states": _states(health.queue),
+            "paused_queues": 0 if health.queue is None else len(health.queue.paused),
             "now": round(time.time(), 1),
             "running": report.running,
             "waiting": report.waiting,

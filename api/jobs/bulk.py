@@ -197,7 +197,7 @@ async def requeue_dead_letters(
 
 
 async def _sees(operator: Caller, jobs: JobService, job_id: str) -> bool:
-    """Whether the job is of a tenant that the operator sees: one of a single tenant sees no other."""
+    """Returns whether the job is of a tenant that the operator sees, which may be one alone."""
     if operator.scope is None:
         return True
     record = await jobs.store.get(job_id)

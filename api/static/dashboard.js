@@ -9,6 +9,7 @@ import { jobsTab } from "./jobs_tab.js";
 import { batchTable, potTable, tenantTable } from "./operator_tables.js";
 import { overviewTab } from "./overview_tab.js";
 import { Tabs, listTab, place } from "./tabs.js";
+import { plural } from "./units.js";
 import { modelsTab, workersTab } from "./workers_tab.js";
 
 const HEALTH = {
@@ -67,10 +68,11 @@ function setStatus(sentence, bad) {
   page.status.classList.toggle("bad", bad);
 }
 
-function healthOf({ status }, workers) {
+function healthOf({ status, paused_queues: numPaused }, workers) {
   const isComing = workers?.some((worker) => worker.status === "loading");
   if (status === "no_workers" && isComing) return "No worker serves yet: one is loading.";
-  return HEALTH[status] ?? `The service is ${status}.`;
+  const sentence = HEALTH[status] ?? `The service is ${status}.`;
+  return numPaused > 0 ? `${sentence} ${plural(numPaused, "queue")} paused.` : sentence;
 }
 
 function show(now) {

@@ -133,6 +133,7 @@ def test_a_worker_is_drained_and_a_queue_is_paused(tab: Tab, service: RunningSer
     page.get_by_role("link", name="Models").click()
     page.get_by_role("button", name=f"Pause the queue of {MODEL}").click()
     expect(page.locator("#models tr .badge")).to_have_text("paused")
+    expect(page.locator("#status")).to_have_text("Healthy. 1 queue paused.")
     (waiting,) = submit(service, 1)
     page.get_by_role("link", name="Jobs", exact=True).click()
     expect(row_of(page, waiting)).to_contain_text("queue paused")
