@@ -53,13 +53,13 @@ def test_jobs_that_match_a_filter_are_cancelled_together(tab: Tab, service: Runn
     expect(row_of(page, ended)).to_have_count(0)
     expect(page.locator("[data-state=queued] b")).to_have_text("4")
 
-    page.get_by_label("Id").fill(names[0][-12:])
+    page.get_by_label("Id", exact=True).fill(names[0][-12:])
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("#jobs tr")).to_have_count(1)
     expect(page).to_have_url(re.compile(r"state=queued&id="))
     expect(row_of(page, names[0])).to_contain_text("s ago")
-    page.get_by_label("Id").fill("")
-    page.get_by_label("Model").fill(MODEL)
+    page.get_by_label("Id", exact=True).fill("")
+    page.get_by_label("Model", exact=True).fill(MODEL)
     page.get_by_role("button", name="Filter").click()
     expect(page.locator("#jobs tr")).to_have_count(4)
 
