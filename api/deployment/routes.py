@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from api.deployment.feed import FeedDep, FeedResponse
-from api.deployment.view import ViewKey
+from api.deployment.view import HistoryRange, ViewKey
 from api.http.caller import MAX_PUBLIC_ID_CHARS, CallerDep
 from api.http.openapi import NAMED, Absent, streamed
 from api.http.pagination import QueryModel
@@ -27,6 +27,11 @@ class FeedQuery(QueryModel):
     state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = Field(
         None, description="Lists only jobs in this state."
     )
+    history: HistoryRange = Field(
+        "hour",
+        description="Lists the last hour in slots of 30 seconds, the last day in slots of ten "
+        "minutes, or neither.",
+    )
     job: Annotated[str, Field(min_length=1, max_length=MAX_PUBLIC_ID_CHARS)] | Absent = Field(
         None, description="The job to follow instead of the lists."
     )
@@ -42,5 +47,6 @@ async def stream_deployment(
     if params.job is not None:
         job_id = (await find_job(jobs, caller, params.job)).job_id
     state = None if job_id else params.state
-    key = ViewKey(caller.scope, caller.tenant, state, job_id, caller.is_operator)
+    history = "none" if job_id else params.history
+    key = ViewKey(caller.scope, caller.tenant, state, job_id, caller.is_operator, history)
     return FeedResponse(feed, key)
