@@ -85,7 +85,7 @@ def folded(number: int, parts: Sequence[HistorySlot]) -> HistorySlot:
         for bucket, jobs in part.ttft.items():
             ttft[bucket] = ttft.get(bucket, 0) + jobs
     values: dict[str, Any] = {name: max(known(name), default=None) for name in _MOST}
-    values |= {name: (known(name) or [None])[-1] for name in _LAST}
+    values |= {name: found[-1] if (found := known(name)) else None for name in _LAST}
     values |= {name: sum(known(name)) if known(name) else None for name in _SUMS}
     return HistorySlot(number, ttft=ttft, **values)
 

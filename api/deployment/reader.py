@@ -169,8 +169,12 @@ class DeploymentReader:
         rows: list[tuple[str, dict[str, Any]]] = []
         for name in sorted({*known, *loads})[:MAX_MODELS]:
             load = loads.get(name)
-            row = {"model": name, "workers": load.workers if load else 0}
-            row["is_served"] = row["workers"] > 0
+            num_workers = load.workers if load else 0
+            row: dict[str, Any] = {
+                "model": name,
+                "workers": num_workers,
+                "is_served": num_workers > 0,
+            }
             if key.is_operator:
                 serving = [worker for worker in self._health.workers if name in worker.models]
                 row["queued"] = load.waiting or 0 if load else 0

@@ -18,5 +18,14 @@ export function duration(ms) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** Bytes in binary units, as Redis counts its memory. */
+export function bytes(value) {
+  if (!Number.isFinite(value)) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = Math.min(Math.floor(Math.log2(Math.max(value, 1)) / 10), units.length - 1);
+  const amount = value / 1024 ** power;
+  return `${amount < 10 && power > 0 ? amount.toFixed(1) : Math.round(amount)} ${units[power]}`;
+}
+
 export const rate = (perSecond) =>
   Number.isFinite(perSecond) ? perSecond.toFixed(perSecond < 100 ? 1 : 0) : "–";

@@ -47,8 +47,9 @@ class RedisDeployment:
     ) -> None:
         words: list[Argument] = account_arguments(spent)
         for pairs in (sample.counts, sample.figures):
-            words += [len(pairs), *itertools.chain(*pairs.items())]
-        words += itertools.chain(*stats.items())
+            words.append(len(pairs))
+            words += itertools.chain.from_iterable(pairs.items())
+        words += itertools.chain.from_iterable(stats.items())
         with translated("report"):
             await self._scripts.call(
                 self._connections.scripts, "report", kind, process_id, REPORT_LIFE_MS, *words
