@@ -44,7 +44,7 @@ from shared.tracing_export import open_tracing
 from shared.transport.ports.admission import AdmissionLimits, DurabilityChecks, SubmittingStore
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.dead_letters import DeadLetters
-from shared.transport.ports.deployment import Deployment, ProcessKind
+from shared.transport.ports.deployment import Deployment, ProcessKind, Sample
 from shared.transport.ports.files import FileIndex, FileLimits
 from shared.transport.ports.job_search import JobSearch
 from shared.transport.ports.jobs import EventBus
@@ -244,12 +244,17 @@ class Services:
             "dashboards": self.feed.num_watchers,
             "pots": json_bytes([pot_report(pot) for pot in self.pots]).decode(),
         }
-        accounts = self.metrics.accounts
-        spent = accounts.drain()
+        accounts, failures = self.metrics.accounts, self.metrics.server_errors
+        spent, counts = accounts.drain(), failures.copy()
+        sample = Sample(counts, self.health.figures())
+        failures.clear()
         try:
-            await self._deployment.report(ProcessKind.FRONTEND, self.frontend_id, stats, spent)
+            await self._deployment.report(
+                ProcessKind.FRONTEND, self.frontend_id, stats, spent, sample
+            )
         except BaseException:
             accounts.give_back(spent)
+            failures.update(counts)
             raise
         accounts.reported(spent)
         if self.health.queue is not None:

@@ -106,6 +106,9 @@ class Keys:
     def history(self, slot: int) -> str:
         return f"{self.prefix}history:{slot}"
 
+    def history_of_day(self, slot: int) -> str:
+        return f"{self.prefix}history:day:{slot}"
+
     def tenant(self, tenant: str) -> str:
         return f"{self.prefix}tenant:{tenant}"
 

@@ -11,7 +11,7 @@ import msgspec
 
 from api.auth.keys import LIMITS, KeyRing
 from api.batches.protocol import BatchObject
-from api.deployment.history import HistoryRing
+from api.deployment.history import Histories
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
@@ -91,7 +91,7 @@ class DeploymentReader:
         self._catalog = catalog
         self._ring = ring
         self._limits = limits
-        self._history = HistoryRing(deployment)
+        self._histories = Histories(deployment)
         self._read: dict[tuple[str, Any], tuple[float, Rows]] = {}
         self._oldest_s = 0.0
         self._reports: tuple[float, Sequence[ProcessReport]] | None = None  # with when
@@ -154,8 +154,10 @@ class DeploymentReader:
         }
         if key.is_operator:
             slow["frontends"] = (None, self._frontend_rows)
-            slow["history"] = (None, self._history.rows)
             slow["pots"] = (None, self._pot_rows)
+            if key.history != "none":
+                history = self._histories.day if key.history == "day" else self._histories.hour
+                slow["history"] = (key.history, history)
         for name, (of, read) in slow.items():
             lists[name] = await self._slowly((name, of), read)
         load = None
@@ -180,9 +182,13 @@ class DeploymentReader:
         rows: list[tuple[str, dict[str, Any]]] = []
         for name in sorted({*known, *loads})[:MAX_MODELS]:
             load = loads.get(name)
-            row: dict[str, Any] = {"model": name, "workers": load.workers if load else 0}
-            row["is_served"] = row["workers"] > 0
-            row["is_paused"] = load is not None and load.paused_since is not None
+            num_workers = load.workers if load else 0
+            row: dict[str, Any] = {
+                "model": name,
+                "workers": num_workers,
+                "is_served": num_workers > 0,
+                "is_paused": load is not None and load.paused_since is not None,
+            }
             if key.is_operator:
                 serving = [worker for worker in self._health.workers if name in worker.models]
                 row["queued"] = load.waiting or 0 if load else 0

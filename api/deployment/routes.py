@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from api.deployment.feed import FeedDep, FeedResponse
-from api.deployment.view import ViewKey
+from api.deployment.view import HistoryRange, ViewKey
 from api.http.caller import MAX_PUBLIC_ID_CHARS, CallerDep
 from api.http.openapi import NAMED, Absent, streamed
 from api.jobs.protocol import JobsQuery
@@ -23,6 +23,11 @@ router = APIRouter(tags=["Service"])
 class FeedQuery(JobsQuery):
     """The query of GET /v1/deployment/stream. The filters are those of GET /v1/jobs."""
 
+    history: HistoryRange = Field(
+        "hour",
+        description="Lists the last hour in slots of 30 seconds, the last day in slots of ten "
+        "minutes, or neither.",
+    )
     job: Annotated[str, Field(min_length=1, max_length=MAX_PUBLIC_ID_CHARS)] | Absent = Field(
         None, description="The job to follow instead of the lists."
     )
@@ -38,5 +43,6 @@ async def stream_deployment(
     if params.job is not None:
         job_id = (await find_job(jobs, caller, params.job)).job_id
     wanted = JobFilter(tenant=caller.scope) if job_id else params.wanted(caller)
-    key = ViewKey(caller.scope, caller.tenant, wanted, job_id, caller.is_operator)
+    history = "none" if job_id else params.history
+    key = ViewKey(caller.scope, caller.tenant, wanted, job_id, caller.is_operator, history)
     return FeedResponse(feed, key)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from api.http.sse import json_bytes
 from api.http.time_slices import TimeSlices
@@ -14,13 +14,16 @@ from shared.transport.ports.job_search import JobFilter
 
 ALL_JOBS = JobFilter()
 
+HistoryRange = Literal["hour", "day", "none"]
+
 
 @dataclass(frozen=True, slots=True)
 class ViewKey:
     """Who looks, and at what: the lists, with the jobs of a filter; or at one job.
 
     `scope`: the tenant whose jobs the reader may see; None: all. `tenant`: the reader's own.
-    `is_operator`: the numbers of the whole deployment are shown; else the tenant's own.
+    `is_operator`: the numbers of the whole deployment are shown; else the tenant's own. `history`:
+    how much of it.
     """
 
     scope: str | None
@@ -28,6 +31,7 @@ class ViewKey:
     jobs: JobFilter = ALL_JOBS
     job_id: str | None = None
     is_operator: bool = True
+    history: HistoryRange = "hour"
 
 
 Rows = Sequence[tuple[str, Any]]  # ids with the data shown, in order

@@ -90,8 +90,9 @@ function showTrouble(error) {
 
 /** Follows this query. What is known already is shown at once. */
 function openFeed(query) {
-  const text = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
-  if (text !== opened) feed.open(query);
+  const whole = query.job === undefined ? { history: "none", ...query } : query;
+  const text = JSON.stringify(whole);
+  if (text !== opened) feed.open(whole);
   else if (state !== null) show(state);
   if (state !== null && query.job === undefined) tabs.show(state);
   opened = text;

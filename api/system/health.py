@@ -166,6 +166,20 @@ class HealthMonitor:
             loads[name].paused_by = self.paused[name].by
         return loads
 
+    def figures(self) -> dict[str, int]:
+        """Returns what this frontend adds to the deployment's history: shared.transport's Sample.
+        Nothing while the state is not fresh."""
+        if self.queue is None or not self.is_fresh:
+            return {}
+        total = sum(_count(worker, "total_blocks") for worker in self.workers)
+        free = sum(_count(worker, "free_blocks") for worker in self.workers)
+        figures = {
+            "age_s": round(max(self.queue.queue_age_s.values(), default=0.0)),
+            "used": self.queue.store_used,
+            "limit": self.queue.store_limit,
+        }
+        return {**figures, "kv": 1000 * (total - free) // total} if total else figures
+
     def report(self) -> Health:
         """Returns the body of GET /health."""
         return Health(

@@ -98,6 +98,11 @@ class DeploymentCollector(Collector):
         yield value("penstock:dead_letters", queue.dead_letters)
         yield value("penstock:store_bytes", queue.store_used)
         yield value("penstock:store_bytes_max", queue.store_limit)
+        disk = queue.disk
+        writes = {n.removeprefix("ok_"): is_ok for n, is_ok in disk.items() if n.startswith("ok_")}
+        yield values("penstock:store_disk_ok", writes)
+        yield value("penstock:store_aof_enabled", disk.get("aof", 0))
+        yield value("penstock:store_aof_bytes", disk.get("aof_bytes", 0))
         used_us = islice(queue.cpu_us_by_tenant.items(), MAX_HOLDERS)
         used_s = {tenant: cpu_us / 1e6 for tenant, cpu_us in used_us}
         yield values("penstock:tenant_cpu_seconds_total", used_s)

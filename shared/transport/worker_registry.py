@@ -275,6 +275,11 @@ def queue_stats(
         dead_letters=dead_letters,
         store_used=int(fields.get(b"store_used", 0)),
         store_limit=int(fields.get(b"store_limit", 0)),
+        disk={
+            name.removeprefix(b"disk_").decode(): int(value)
+            for name, value in fields.items()
+            if name.startswith(b"disk_")
+        },
         held_by_tenant=dict(itertools.islice(held.items(), MAX_SHOWN_TENANTS)),
         cpu_us_by_tenant=cpu,
         refused_by_tenant=refused,

@@ -59,7 +59,7 @@ class Fakes:
         self.reads.append(kind)
         return self.frontends
 
-    async def history(self, num_slots: int) -> History:
+    async def history(self, num_slots: int, slot_s: int) -> History:
         self.reads.append("history")
         return History(60.0, [HistorySlot(2)])
 
