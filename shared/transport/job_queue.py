@@ -132,8 +132,8 @@ class RedisJobQueue:
                 self._connections.heartbeat, "heartbeat", *arguments
             )
         clock.answered(begun_s, seen)
-        ids = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
-        return HeartbeatReply(*ids, order=_order(order))
+        dropped, lost, taken = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
+        return HeartbeatReply(dropped, lost, taken, _order(order))
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         if count < 1:

@@ -141,7 +141,7 @@ def test_a_paused_queue_says_so_to_who_waits_and_moves_on_when_it_is_resumed(
     assert 'penstock:queue_paused{model_name="tiny"} 1.0' in client.get("/metrics/deployment").text
     wait_until(lambda: job(client, running)["status"] == "finished")
     assert job(client, waiting)["status"] == "queued"
-    late = submit(client, SHORT | {"metadata": {}, "timeout": 0.2})
+    late = submit(client, SHORT | {"queue_timeout": 0.2})
     wait_until(lambda: job(client, late)["status"] == "expired")
     assert client.post("/v1/models/tiny/resume").json()["changed"] is True
     wait_until(lambda: job(client, waiting)["status"] == "finished")

@@ -367,5 +367,5 @@ def _timeless(fields: dict[str, str]) -> dict[str, str]:
     return {
         name: "" if name in _TIMES or name.endswith("_ms") else value
         for name, value in fields.items()
-        if not name.startswith("store_")  # the fake server has no memory of its own
+        if not name.startswith(("store_", "disk_"))  # the fake server has none of its own
     }
