@@ -45,7 +45,7 @@ class Ordered(StrEnum):
 class Pause:
     """A model's queue that nobody takes jobs from."""
 
-    since_ms: int
+    since_ms: int = field(compare=False)
     by: str
 
 
