@@ -140,7 +140,8 @@ def reads_of(service: RunningService) -> int:
     """How many times the lists have been read from the server by anybody."""
     redis: Any = service.transport.connections.commands
     stats = service.call(redis.info("commandstats"))
-    return int(stats.get("cmdstat_zrevrange", {}).get("calls", 0))
+    names = ("cmdstat_zrevrange", "cmdstat_zrevrangebyscore")
+    return sum(int(stats.get(name, {}).get("calls", 0)) for name in names)
 
 
 def reads_in_rounds(service: RunningService, client: httpx.Client, num_watchers: int) -> float:
