@@ -112,13 +112,13 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         messages,
         files,
         batches,
+        orders,  # before models: its paths look like a model's
         models,
+        bulk,  # likewise, before jobs
         jobs,
-        bulk,
         durable_routes,
         deployment,
         health,
-        orders,
         system_metrics,
     )
     routers = [*(room.router for room in rooms), openapi_router(), pages_router()]

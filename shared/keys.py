@@ -38,7 +38,7 @@ class Keys:
         self.live = f"{prefix}live"
         self.queued_deadlines = f"{prefix}unbegun"  # of jobs that were never claimed
         self.workers = f"{prefix}workers"
-        self.paused = f"{prefix}paused"  # model -> since when and by whom nobody takes its jobs
+        self.paused = f"{prefix}paused"  # model -> since when, and by whom its queue is paused
         self.absent = f"{prefix}absent"  # never written: see Scripts
         self.stat = f"{prefix}stat"
         self.held = f"{prefix}held"  # tenant -> bytes in Redis

@@ -66,8 +66,8 @@ class Intake:
         and may raise TransportError.
 
         While the engine is failing, jobs are taken one at a time, and those that were running at
-        several failures only when no other waits. While an operator's order says so, none is taken
-        but those that were delivered before it.
+        several failures only when no other waits. While an operator has ordered a drain, none is
+        taken but those that were delivered before it.
         """
         self._queue = queue
         self._worker_id = worker_id

@@ -1,6 +1,6 @@
 """Bulk actions of operators: cancel jobs, and run dead letters again, in slices.
 
-A request handles one slice and says where the next one begins, so none is long, whatever matches.
+A request handles one slice and returns where the next one begins, so that none is long.
 Each job ends, or is submitted, by the transition of a single one.
 """
 
@@ -45,7 +45,7 @@ Slice = Annotated[int, Field(ge=1, le=MAX_SLICE)]
 
 
 class LiveJobs(RequestModel):
-    """Jobs that have not ended; what is left out is any."""
+    """Jobs that have not ended; a member that is left out matches any."""
 
     state: Literal["queued", "running"] | None = None
     tenant: Name | None = None
@@ -54,7 +54,7 @@ class LiveJobs(RequestModel):
 
 
 class DeadLetterFilter(RequestModel):
-    """Dead letters; what is left out is any."""
+    """Dead letters; a member that is left out matches any."""
 
     tenant: Name | None = None
     model: Name | None = None
@@ -92,7 +92,7 @@ class RequeueRequest(BulkRequest):
 
 class BulkResult(ResponseModel):
     """What became of one slice. `next`: send the request again with this `after`; null: it was the
-    last one. `stopped`: why the slice ended early; then `next` begins with what is left."""
+    last one. `stopped`: why the slice ended early; then `next` begins with the rest."""
 
     matched: int
     not_found: int = 0

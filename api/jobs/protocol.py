@@ -56,9 +56,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 class JobsQuery(QueryModel):
     """Filters of jobs. A state's word is the same here as in the store."""
 
-    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = Field(
-        None, description="Jobs in this state."
-    )
+    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
     tenant: Name | Absent = Field(None, description="Jobs of this tenant.")
     model: Name | Absent = Field(None, description="Jobs for this model.")
     error: Name | Absent = Field(None, description="Jobs that ended with this error code.")
@@ -249,7 +247,7 @@ class ListedJobs(ResponseModel):
 
     @classmethod
     def of(cls, page: JobPage) -> ListedJobs:
-        """Returns what a page of the store says of its search."""
+        """Returns how far the search of a page went."""
         return cls(
             searched=page.num_searched,
             has_more=page.after is not None,

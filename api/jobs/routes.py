@@ -63,7 +63,7 @@ async def list_jobs(
 ) -> Response:
     """Lists jobs, newest first: live ones, then ended ones. A tenant's key lists the tenant's own.
 
-    A page looks at a few thousand jobs at most; `next` goes on from there."""
+    A page looks at a few thousand jobs at most; `next` continues from there."""
     after = None if params.after is None else JobCursor.parse(params.after)
     found = await search.find(params.wanted(caller), params.limit, after)
     known = generation.models.known

@@ -24,8 +24,8 @@ function sentenceOf(totals, stopped) {
 }
 
 /**
- * Asks, then does it. `jobs`: {ids} or {filter}. `words`: {title, verb, noun}. `tell(sentence)` hears
- * how far it is. Resolves with whether it was done.
+ * Asks, then does it. `jobs`: {ids} or {filter}. `words`: {title, verb, noun}. `tell(sentence)` gets
+ * each result so far. Resolves with whether it was done.
  */
 export async function actOnMany(path, jobs, { title, verb, noun }, tell) {
   try {

@@ -64,7 +64,7 @@ function newCheckbox(job, selected) {
 
 /**
  * `onCancel(job, button)` is called when a button is pressed. `now()`: the service's time. `selected`:
- * a set of ids, kept up to date; the body hears "select-job".
+ * a set of ids, kept up to date; the body gets the event "select-job".
  */
 export function jobTable(body, { onCancel, now, selected }) {
   function newButton(job) {

@@ -1,4 +1,4 @@
-/** The tab of the jobs: filtered and paged as the address says, cancelled one by one or together. */
+/** The tab of the jobs: filtered and paged by the address, cancelled one by one or together. */
 
 import { actOnMany } from "./bulk.js";
 import { setText } from "./element.js";
@@ -124,7 +124,7 @@ export function jobsTab(root) {
         const number = state.service.states?.[link.dataset.state];
         setText(link.querySelector("b"), number === undefined ? "" : count(number));
       }
-      // What has ended cannot be cancelled, nor has an error what has not.
+      // Ended jobs cannot be cancelled, and only they have an error.
       const isLive = filters.state === undefined || LIVE.includes(filters.state);
       cancelMatching.hidden = !state.service.is_operator || !isLive || filters.error !== undefined;
       const rows = rowsOf(state, "jobs");

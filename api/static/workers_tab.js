@@ -6,7 +6,7 @@ import { ServiceError, drainWorker, orderQueue, resumeWorker } from "./service.j
 import { listTab } from "./tabs.js";
 import { workerTable } from "./worker_table.js";
 
-/** Calls `order` and says `done`, or why not. */
+/** Calls `order` and shows `done`, or why not. */
 async function give(status, button, order, done) {
   button.disabled = true;
   try {

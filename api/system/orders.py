@@ -96,7 +96,7 @@ async def pause_model(
     model_id: str, operator: OperatorDep, registry: RegistryDep, health: HealthDep
 ) -> Response:
     """Pauses a model's queue: jobs are accepted and wait, their timeouts pass, and no worker takes
-    one. What runs goes on. The pause holds until it is resumed."""
+    one. Running jobs continue. The pause holds until it is resumed."""
     changed = await registry.pause(model_id, operator.key_id)
     if changed is None:
         raise _not_found(model_id, "model", "No worker has announced the model in the last day.")

@@ -106,23 +106,23 @@ def list_models(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> 
 
 
 @models.command()
-def pause(model: ModelId, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
-    """Pauses a model's queue: jobs are accepted and wait, what runs goes on."""
-    found = _queue(url, key, model, "pause", as_json=json)
+def pause(name: ModelId, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+    """Pauses a model's queue: jobs are accepted and wait, running ones continue."""
+    found = _queue(url, key, name, "pause", as_json=json)
     if not json:
-        note(f"the queue of {model} {'is' if found['changed'] else 'was already'} paused.")
+        note(f"the queue of {name} {'is' if found['changed'] else 'was already'} paused.")
     for worker in found["ignored_by"]:
         note(f"{worker} is of an earlier release and takes jobs all the same; stop it.")
 
 
 @models.command("resume")
 def resume_model(
-    model: ModelId, url: Url = DEFAULT_URL, key: Key = None, json: Json = False
+    name: ModelId, url: Url = DEFAULT_URL, key: Key = None, json: Json = False
 ) -> None:
     """Resumes a model's queue."""
-    found = _queue(url, key, model, "resume", as_json=json)
+    found = _queue(url, key, name, "resume", as_json=json)
     if not json:
-        note(f"the queue of {model} {'is' if found['changed'] else 'was already'} open.")
+        note(f"the queue of {name} {'is' if found['changed'] else 'was already'} open.")
 
 
 def _queue(url: str, key: str | None, model: str, what: str, *, as_json: bool) -> dict[str, Any]:

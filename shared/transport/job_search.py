@@ -158,7 +158,8 @@ def _page(
     after: JobCursor | None,
     num_searched: int,
 ) -> JobPage:
-    """`after`: where the search stopped; None: at its end, or at more than `limit` jobs."""
+    """Returns a page. `after`: where the search stopped; None: at its end, or at more than `limit`
+    jobs."""
     rows = list(found.values())
     if len(rows) > limit:
         after = rows[limit - 1][0]

@@ -1,4 +1,4 @@
--- order: tells a worker to drain, to drain and exit, or to serve again.
+-- order: orders a worker to drain, to drain and exit, or to serve again.
 -- ARGV: 3 worker, 4 'drain', 'exit' or 'serve'
 -- Returns 'OK', 'GONE' (no such worker lives) or 'OLD' (its release does not read orders: nothing is
 -- written). From this step on the worker takes no job (lib/orders.lua), whenever it reads the order.
@@ -11,6 +11,6 @@ if redis.call('HEXISTS', lease, 'order') == 0 then return 'OLD' end
 redis.call('DEL', P .. 'order:' .. wid)  -- never refused above maxmemory, and the rest may then be written
 redis.call('SET', P .. 'order:' .. wid, order, 'PX', ORDER_MS)
 redis.call('HSET', lease, 'order', order)
--- Its next heartbeat says whether it drains for another reason.
+-- Its next heartbeat reports whether it drains for another reason.
 if order ~= 'serve' then redis.call('HSET', lease, 'draining', 1) end
 return 'OK'

@@ -1,5 +1,5 @@
 -- pause: closes the queue of a model, or opens it again. Jobs are accepted all the same, and their timeouts
--- pass; jobs that run go on.
+-- pass; running jobs continue.
 -- ARGV: 3 model, 4 '1' to close, '0' to open, 5 who orders it
 -- Returns {'OK', whether that changed anything}, {'UNKNOWN'} (no worker announced the model lately) or
 -- {'FULL'} (MAX_PAUSED queues are closed).

@@ -43,7 +43,7 @@ class Ordered(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A model's queue that nobody takes jobs from."""
+    """A model's queue that no worker takes jobs from."""
 
     since_ms: int = field(compare=False)
     by: str

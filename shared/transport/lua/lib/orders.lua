@@ -1,5 +1,5 @@
 -- What an operator has ordered. `order:<worker>`: 'drain', 'exit' or 'serve'; the worker reads it with its
--- next heartbeat and remembers it. `paused`: model -> '<ms>|<who>', a queue that nobody takes from.
+-- next heartbeat and remembers it. `paused`: model -> '<ms>|<who>', a queue that no worker takes from.
 local ORDER_MS = 86400000
 local PAUSED_MS = 604800000  -- each reap renews it
 local MAX_PAUSED = 1000
@@ -8,7 +8,7 @@ local function order_of(wid)
   return redis.call('GET', P .. 'order:' .. wid) or ''
 end
 
--- Of `queues` those that this worker may take jobs from now, and whether others were left out. A worker
+-- The `queues` that this worker may take jobs from now, and whether others were left out. A worker
 -- that has not read its order yet takes nothing either.
 local function open_queues(wid, queues)
   local order = order_of(wid)

@@ -76,6 +76,7 @@ def test_all_jobs_that_match_are_cancelled_in_slices(
     counted = post(client, "/v1/jobs/cancel", filter=wanted, dry_run=True)
     assert (counted["matched"], counted["cancelled"], counted["has_more"]) == (5, 0, False)
     assert {client.get(f"/v1/jobs/{name}").json()["status"] for name in ids} == {"queued"}
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="api.jobs.bulk"):
         found = slices(client, "/v1/jobs/cancel", filter=wanted, limit=2)
     assert [one["cancelled"] for one in found] == [2, 2, 1]
