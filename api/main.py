@@ -112,10 +112,10 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         messages,
         files,
         batches,
-        orders,  # before models: its paths look like a model's
         models,
-        bulk,  # likewise, before jobs
+        orders,
         jobs,
+        bulk,
         durable_routes,
         deployment,
         health,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from starlette.responses import Response
 
 from api.auth.stream_tokens import StreamTokensDep
@@ -255,7 +255,10 @@ async def requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id
 
 
 async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
-    """Raises 404 also for another tenant's job, to hide that it exists."""
+    """Raises 404 also for another tenant's job, to hide that it exists; 405 for the name of a route
+    that has other methods."""
+    if name == "cancel":
+        raise HTTPException(405)
     job_id = parse_job_id(name)
     record = None if job_id is None else await jobs.store.get(job_id)
     if record is None or not caller.sees(record.tenant):
@@ -266,6 +269,8 @@ async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
 async def _find_dead_letter(
     dead_letters: DeadLetters, caller: Caller, name: str
 ) -> DeadLetter | Requeued:
+    if name == "requeue":  # a route that has other methods
+        raise HTTPException(405)
     job_id = parse_job_id(name)
     dead_letter = None if job_id is None else await dead_letters.get(job_id)
     if dead_letter is None or not caller.sees(dead_letter.tenant):

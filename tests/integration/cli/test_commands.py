@@ -447,7 +447,7 @@ def test_a_queue_is_paused_and_resumed(penstock: Any) -> None:
     assert "was already paused" in penstock("models", "pause", MODEL).err
     wait_until(lambda: "paused" in penstock("models", "list").out, "the list to show it")
     assert penstock("models", "resume", MODEL).code == ExitCode.OK
-    wait_until(lambda: "paused " not in penstock("models", "list").out, "the list to show it")
+    wait_until(lambda: " served " in penstock("models", "list").out, "the list to show it")
     assert penstock("models", "pause", "no/such").code == ExitCode.NOT_FOUND
 
 
