@@ -237,15 +237,23 @@ class DeploymentReader:
         names = [scope] if scope is not None else self._ring.tenants or [DEFAULT_TENANT]
         loads = await self._deployment.tenants(names[:MAX_TENANTS_READ])
         most = sorted(loads, key=lambda load: (-load.queued - load.running, load.tenant))
-        return [(load.tenant, self._tenant(load)) for load in most[:MAX_TENANTS]]
+        return [(load.tenant, self._tenant(load, scope)) for load in most[:MAX_TENANTS]]
 
-    def _tenant(self, load: TenantLoad) -> dict[str, Any]:
-        limits = self._limits(load.tenant)
+    def _tenant(self, load: TenantLoad, scope: str | None) -> dict[str, Any]:
+        """Returns a tenant's load, limits and accounts; its share of what all use to operators."""
+        limits, queue = self._limits(load.tenant), self._health.queue
+        account = load.tenant if self._ring.tenants else ""  # without keys all have one account
+        used_us = {} if queue is None else queue.cpu_us_by_tenant
+        cpu_us, total_us = used_us.get(account, 0), sum(used_us.values())
         return {
             "tenant": load.tenant,
             "queued": load.queued,
             "running": load.running,
             "queued_tokens": load.queued_tokens,
+            "cpu_s": round(cpu_us / 1e6, 1),
+            "cpu_share": round(cpu_us / max(1, total_us), 3) if scope is None else None,
+            "held_bytes": 0 if queue is None else queue.held_by_tenant.get(load.tenant, 0),
+            "refused": 0 if queue is None else queue.refused_by_tenant.get(account, 0),
             "limits": {name: getattr(limits, member) for name, member in LIMITS.items()},
         }
 

@@ -4,7 +4,7 @@ import { newBadge, setBadge } from "./badge.js";
 import { element, setText } from "./element.js";
 import { newJobLink } from "./job_table.js";
 import { Table, actionButton, node, text } from "./table.js";
-import { count, duration, rate } from "./units.js";
+import { bytes, count, duration, rate } from "./units.js";
 
 const TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
 
@@ -106,6 +106,10 @@ const bounded = (value, limit) =>
 
 const limitOf = (value) => (value === null ? "none" : count(value));
 
+/** Processor time of templates, JSON, tokenization and grammars, and its share of all tenants'. */
+const cpuOf = ({ cpu_s: cpuS, cpu_share: share }) =>
+  share === null ? duration(1000 * cpuS) : `${duration(1000 * cpuS)} (${Math.round(100 * share)} %)`;
+
 export const tenantTable = (body) =>
   new Table(
     body,
@@ -113,6 +117,9 @@ export const tenantTable = (body) =>
       text((tenant) => tenant.tenant, "id"),
       text(({ queued, limits }) => bounded(queued, limits.max_queued_jobs), "number"),
       text((tenant) => count(tenant.running), "number"),
+      text(cpuOf, "number"),
+      text((tenant) => bytes(tenant.held_bytes), "number"),
+      text((tenant) => count(tenant.refused), "number"),
       text(({ limits }) => limitOf(limits.max_jobs), "number"),
       text(
         ({ queued_tokens: tokens, limits }) => bounded(tokens, limits.max_queued_tokens),

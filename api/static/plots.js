@@ -8,7 +8,12 @@ import { picture, setAll, svg } from "./svg.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const EDGE = 0.05; // of the width: a time nearer to the end of the axis would be cut
+const CLOCK = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+});
 const PRECISE = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
 /** The clock's time of Unix seconds. */
@@ -20,12 +25,13 @@ function roundTop(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((top) => top >= value * (1 - 1e-9));
 }
 
-/** The Unix seconds inside of the window that are a multiple of `stepS` on the reader's clock. */
+/** The Unix seconds inside the window that are a multiple of `stepS` on the reader's clock. */
 function ticksOf(beginS, endS, stepS) {
   const offsetS = -60 * new Date(1000 * endS).getTimezoneOffset();
+  const edgeS = EDGE * (endS - beginS);
   const ticks = [];
-  for (let at = Math.ceil((beginS + offsetS) / stepS) * stepS - offsetS; at < endS; at += stepS) {
-    ticks.push(at);
+  for (let at = Math.ceil((beginS + offsetS) / stepS) * stepS - offsetS; at < endS - edgeS; at += stepS) {
+    if (at > beginS + edgeS) ticks.push(at);
   }
   return ticks;
 }
@@ -144,6 +150,12 @@ class Plot {
     }
   }
 
+  /** The value under the cursor; without a cursor the latest that is known. */
+  #valueOf(name, row) {
+    if (this.#at !== null) return row[name] ?? null;
+    return this.#rows.findLast((one) => (one[name] ?? null) !== null)?.[name] ?? null;
+  }
+
   /** Moves the cursor to a row; null: it goes, and the values are the latest. */
   #point(index) {
     const last = this.#rows.length - 1;
@@ -152,12 +164,11 @@ class Plot {
     if (row === undefined) return;
     this.#marker.hidden = this.#at === null;
     this.#marker.style.left = `${(100 * ((this.#at ?? last) + 0.5)) / this.#rows.length}%`;
-    for (const [number, [name]] of this.#lines.entries()) {
-      setText(this.#values[number], this.#kind.show(row[name] ?? null));
-    }
-    const time = this.#at === null ? "now" : clockOf(row.at);
+    const values = this.#lines.map(([name]) => this.#kind.show(this.#valueOf(name, row)));
+    for (const [number, value] of values.entries()) setText(this.#values[number], value);
+    const time = this.#at === null ? "latest" : clockOf(row.at);
     setText(this.#readout, time);
-    const told = this.#lines.map(([name, label]) => `${label} ${this.#kind.show(row[name] ?? null)}`);
+    const told = this.#lines.map(([, label], number) => `${label} ${values[number]}`);
     setAll(this.#area, {
       "aria-valuemax": last,
       "aria-valuenow": this.#at ?? last,

@@ -87,6 +87,7 @@ async def test_models_are_shown_with_their_workers_and_queues_to_operators() -> 
     assert (models["gone"]["is_served"], models["gone"]["queued"]) == (False, 2)
     assert (models["m"]["is_served"], models["m"]["tokens_per_s"]) == (True, 2.5)
     theirs = await reader.content(ViewKey("t1", "t1", is_operator=False))
+    assert theirs.lists["tenants"][0][1]["cpu_share"] is None
     assert dict(theirs.lists["models"])["m"] == {
         "model": "m",
         "workers": 1,

@@ -145,7 +145,8 @@ def test_a_page_refers_only_to_files_that_are_there(page: str) -> None:
             if target is None or target in ("./", "dashboard", "docs"):
                 continue
             if target.startswith("#tab="):
-                assert f"{target.removeprefix('#tab=').partition('&')[0]}-tab" in Tags(page).ids
+                name = target.removeprefix("#tab=").partition("&")[0]
+                assert f"{name}-tab" in Tags(page).ids
             elif target.startswith("#"):
                 assert target[1:] in Tags(page).ids
             else:
