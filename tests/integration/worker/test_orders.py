@@ -125,7 +125,7 @@ def test_a_worker_that_is_ordered_to_exit_ends_its_jobs_first(
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "worker_not_found")
 
 
-@pytest.mark.promise("Access: an operator pauses a model's queue, which goes on accepting jobs")
+@pytest.mark.promise("Access: an operator pauses a model's queue, which continues to accept jobs")
 def test_a_paused_queue_says_so_to_who_waits_and_moves_on_when_it_is_resumed(
     client: httpx.Client, started: WorkerProcess
 ) -> None:
