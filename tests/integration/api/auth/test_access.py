@@ -207,7 +207,7 @@ def test_the_feed_of_a_tenant_has_its_own_numbers(
     assert others["service"]["running"] + others["service"]["waiting"] == 1
     for seen in (own, others):
         assert seen["service"].keys() == {
-            *("status", "now", "workers", "running", "waiting", "queued_tokens")
+            *("status", "is_operator", "now", "workers", "running", "waiting", "queued_tokens")
         }
         assert not seen["lists"].keys() & {"history", "frontends"}
         for worker in seen["lists"]["workers"]["rows"].values():
