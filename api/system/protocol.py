@@ -68,6 +68,7 @@ class Model(ResponseModel):
     structured_output: bool  # whether outputs can be kept to a grammar
     structured_output_reason: str | None  # why not; null where they can, or the engine cannot
     is_served: bool  # by a live worker; else its requests wait until one comes
+    is_paused: bool  # an operator has paused its queue: its requests wait until it is resumed
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
     exact_resume: bool  # whether an output that was cut continues as it would have
@@ -92,6 +93,7 @@ class Model(ResponseModel):
             structured_output=card.structured_output,
             structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
+            is_paused=model.is_paused,
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,
@@ -173,10 +175,13 @@ class TokenizerInfo(ResponseModel):
 
 class ModelLoad(ResponseModel):
     """The jobs that wait for a model in the queue, which operators see, and the live workers that
-    serve it."""
+    serve it. `paused_since` (Unix seconds) and `paused_by` (a key's id) are there while an operator
+    has paused its queue; the second for operators."""
 
     waiting: int | Absent = None
     workers: int
+    paused_since: float | Absent = None
+    paused_by: str | Absent = None
 
 
 class LoadingWorker(ResponseModel):
