@@ -117,8 +117,9 @@ class DeploymentReader:
         return {
             "status": report.status if is_read else "degraded",
             "now": round(time.time(), 1),
-            "running": report.running,
-            "waiting": report.waiting,
+            # By the jobs' states, as the rows: no worker counts those whose worker is lost.
+            "running": 0 if health.queue is None else health.queue.running,
+            "waiting": 0 if health.queue is None else health.queue.queued,
             "queued_tokens": report.queued_tokens,
             "tokens_per_s": round(sum(rate for rate in rates if isinstance(rate, float)), 1),
             "workers": len(workers),

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from api.generation.formatter import PromptScores
 from api.jobs.missing_end import MissingEnd
@@ -117,6 +118,10 @@ class JobStream:
         self._is_doubtful = False  # the log may have been rolled back since it was compared
         self._missing = missing
         self.last_news_s = self._clock()  # when anything was received last
+        self._tells = False
+        self._recovery: dict[str, Any] | None = None  # that was not told yet
+        self._lost_attempt = 0  # the last one that was told
+        self._token_s = self._clock()  # when the last delta was received
         self._turn_began = self._clock()
 
     @property
@@ -145,15 +150,39 @@ class JobStream:
         if self.is_reading:
             return
         is_over = self._missing.look(found)
+        if (
+            self._tells
+            and found is not None
+            and found.lost_attempt not in (None, self._lost_attempt)
+        ):
+            self._lost_attempt = found.lost_attempt
+            self._tell("waiting", found.end.num_tokens, cause=found.cause)
         if is_over or self._is_doubtful or found is None or found.end != self.cursor:
             self._counts.idle_reads += 1
             self._behind = True
             self._subscription.wake()
 
+    def _tell(self, state: str, tokens: int, **more: Any) -> None:
+        self._recovery = {"type": "recovery", "state": state, "tokens": tokens, **more}
+        self._subscription.wake()
+
     def interrupt(self) -> None:
         """Ends the stream as interrupted: the store was away for too long."""
         self._is_interrupted = True
         self._subscription.wake()
+
+    def tell_recoveries(self) -> None:
+        """Lets `get` return None early where `take_recovery` has something to tell."""
+        self._tells = True
+
+    def take_recovery(self) -> dict[str, Any] | None:
+        """Returns what happened to the job's worker since the last call; None: nothing.
+
+        `state`: `waiting` (with `cause`), then `resumed` (with `worker`, and `after_s` without
+        tokens); `tokens`: that the job has.
+        """
+        recovery, self._recovery = self._recovery, None
+        return recovery
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
         """Returns the next event, or None if none comes within `timeout_s`.
@@ -173,6 +202,8 @@ class JobStream:
                     return event
             if self._is_interrupted:
                 raise StreamInterrupted(self.job_id, self.cursor)
+            if self._recovery is not None:
+                return None
             if self._behind:
                 if not await self._catch_up(deadline):
                     return None
@@ -218,6 +249,10 @@ class JobStream:
         if isinstance(event, Started):
             if self.started_s is None:
                 self.started_s = time.monotonic()
+            if self._tells and event.attempt > 1:
+                after_s = round(self._clock() - self._token_s, 1)
+                tokens = self.cursor.num_tokens
+                self._tell("resumed", tokens, worker=event.worker_id, after_s=after_s)
             return None
         if isinstance(event, PromptSlice):
             self._num_slices = max(self._num_slices, event.index + 1)
@@ -249,6 +284,7 @@ class JobStream:
         try:
             if not self._position.is_gap(delta):
                 fresh = self._position.take(delta)
+                self._token_s = self._clock()
                 if fresh is not delta and not (from_log and fresh is None):
                     self._counts.overlaps += 1
                 return fresh

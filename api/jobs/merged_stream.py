@@ -75,6 +75,12 @@ class MergedStream:
             return None
         return self._ready.popleft()
 
+    def tell_recoveries(self) -> None:
+        """Does nothing: a recovery is one job's."""
+
+    def take_recovery(self) -> None:
+        """Returns None."""
+
     async def aclose(self) -> None:
         """Closes all streams. Idempotent; cancels no job."""
         await cancel_and_wait(*self._readers)

@@ -51,6 +51,14 @@ class EventStream(Protocol):
         """Returns the next event, or None without one. Raises StreamInterrupted."""
         ...
 
+    def tell_recoveries(self) -> None:
+        """Lets `get` return None where `take_recovery` has something to tell."""
+        ...
+
+    def take_recovery(self) -> dict[str, Any] | None:
+        """Returns what happened to the job's worker since the last call; None: nothing."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

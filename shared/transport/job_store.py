@@ -354,8 +354,10 @@ def _job_look(word: bytes) -> JobLook | None:
     if known is None:
         return None
     num_tokens, _, num_bytes = found[0].partition(b"-")
-    lost_attempt = int(found[1]) if len(found) > 1 else None
-    return JobLook(known, Cursor(int(num_tokens), int(num_bytes)), lost_attempt)
+    look = JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
+    if len(found) > 1:
+        look = replace(look, lost_attempt=int(found[1]), cause=found[2].decode())
+    return look
 
 
 def _is_code(reason: str) -> bool:

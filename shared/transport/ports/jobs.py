@@ -137,8 +137,9 @@ class JobLook:
 
     state: JobState
     end: Cursor  # of the log
-    # The number of the claim that ended, while the job is between workers.
+    # While the job is between workers: the number of the claim that ended, and its cause.
     lost_attempt: int | None = None
+    cause: str = ""
 
 
 class JobStore(Protocol):
