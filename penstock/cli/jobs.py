@@ -19,6 +19,8 @@ from penstock.cli.output import (
     print_json,
     print_table,
     print_text,
+    resumed_words,
+    waiting_words,
 )
 from penstock.cli.service import client_of
 from penstock.client import Client
@@ -65,7 +67,7 @@ def list_jobs(
     rows = [
         (
             job["id"],
-            job["status"],
+            "resuming" if job.get("recovery") else job["status"],
             job["model"],
             job["usage"]["prompt_tokens"],
             job["usage"]["completion_tokens"],
@@ -157,6 +159,7 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("place in the queue", job["queue_position"]),
         ("worker", job["worker"]),
         ("attempt", job["attempt"]),
+        ("recovery", waiting_words(lost) if (lost := job.get("recovery")) else resumed_words(job)),
         ("created", clock_time(job["created_at"])),
         ("ended", clock_time(job["ended_at"])),
         ("in the queue", milliseconds(timings["queue_ms"])),
