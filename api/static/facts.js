@@ -11,8 +11,11 @@ import { duration, plural, rate } from "./units.js";
 export async function timingOf(answer, meter) {
   try {
     const job = await getJob(answer.id);
-    // Those of which this page heard have their place in the text.
-    if (!answer.rescues?.length) answer.rescues = rescuesOf(job).map((one) => ({ ...one, at: null }));
+    const heard = [...(answer.rescues ?? [])]; // which have their place in the text
+    answer.rescues = rescuesOf(job)
+      .reverse()
+      .map((rescue) => ({ ...rescue, at: heard.pop()?.at ?? null }))
+      .reverse();
     return { ttftMs: job.timings.ttft_ms, perSecond: rateOf(job) };
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;

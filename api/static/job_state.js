@@ -48,7 +48,8 @@ export const waitingWords = (loss) => `${lossOf(loss)}, resuming`;
 export function resumedWords({ worker, afterS, ...loss }) {
   const on = worker ? ` on worker ${worker}` : "";
   const after = Number.isFinite(afterS) ? ` after ${Math.max(0, afterS).toFixed(1)} s` : "";
-  return `${lossOf(loss)}; resumed${on}${after}, nothing lost`;
+  const resumed = `esumed${on}${after}, nothing lost`;
+  return loss.cause ? `${lossOf(loss)}; r${resumed}` : `R${resumed}`;
 }
 
 /** The attempts of a job that resumed an earlier one: {cause, tokens, worker, afterS}. */

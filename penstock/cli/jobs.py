@@ -15,6 +15,7 @@ from penstock.cli.output import (
     clock_time,
     milliseconds,
     note,
+    note_recovery,
     print_facts,
     print_json,
     print_table,
@@ -129,7 +130,7 @@ def follow(
 
     Ends with 1 where the job did not finish.
     """
-    client = client_of(url, key, patience_s=patience)
+    client = client_of(url, key, patience_s=patience, on_recovery=note_recovery)
     for delta in client.follow(_named(job), raw=True):
         _print_event(delta.event, as_json=json)
 

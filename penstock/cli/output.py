@@ -124,7 +124,21 @@ def resumed_words(job: Mapping[str, Any]) -> str | None:
     before, after = job["attempts"][-2:]
     gap_s = after["started_at"] - (before.get("ended_at") or after["started_at"])
     loss = _loss(before.get("cause"), after["completion_tokens"])
-    return f"{loss}; resumed on worker {after['worker']} after {max(0, gap_s):.1f} s, nothing lost"
+    return f"{loss}; {_resumed(after['worker'], gap_s)}"
+
+
+def _resumed(worker: str, gap_s: float) -> str:
+    return f"resumed on worker {worker} after {max(0.0, gap_s):.1f} s, nothing lost"
+
+
+def note_recovery(event: Mapping[str, Any]) -> None:
+    """Notes an event of the type `recovery`, between two pieces of a text."""
+    if sys.stdout.isatty():
+        print_text("\n")  # the text stands there
+    if event["state"] == "waiting":
+        note(f"{waiting_words(event)}.")
+    else:
+        note(f"{_resumed(event['worker'], event['after_s'])}.")
 
 
 def _console() -> Console:
