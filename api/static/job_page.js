@@ -26,7 +26,7 @@ const attemptTable = (body) =>
       text(({ attempt }) => count(attempt.completion_tokens), "number"),
       text(({ attempt, job }) => {
         const isLast = attempt.attempt === job.attempt;
-        if (attempt.outcome === "died" && isLast && job.ended_at !== null) return "worker lost";
+        if (attempt.outcome === "died" && isLast) return "worker lost";
         return OUTCOMES[attempt.outcome] ?? "running";
       }),
     ],

@@ -81,6 +81,7 @@ export class Timeline {
       this.#legend.children[index].hidden = !isShown;
       return isShown ? sentence : null;
     });
+    this.#workers.hidden = job.attempts.length < 2 && !job.recovery;
     this.#showWorkers(spansOf(job, now), begin, length);
     const attempts = marks.length > 0 ? `, ${job.attempt} attempts` : "";
     setAll(this.#bar, { "aria-label": `${labels.filter(Boolean).join(", ")}${attempts}` });
@@ -88,8 +89,6 @@ export class Timeline {
 
   /** Names the worker of each attempt below its bar; the table of attempts has all of every name. */
   #showWorkers(spans, begin, length) {
-    this.#workers.hidden = spans.length < 2;
-    if (this.#workers.hidden) return;
     const names = spans.map(({ worker, from, to }) => {
       const name = element("li", "", worker);
       name.title = worker;
