@@ -118,10 +118,7 @@ class JobStream:
         self._is_doubtful = False  # the log may have been rolled back since it was compared
         self._missing = missing
         self.last_news_s = self._clock()  # when anything was received last
-        self._tells = False
-        self._recovery: dict[str, Any] | None = None  # that was not told yet
-        self._lost_attempt = 0  # the last one that was told
-        self._token_s = self._clock()  # when the last delta was received
+        self.recoveries: Any = None  # for a reader that asks: `get` returns None where it has one
         self._turn_began = self._clock()
 
     @property
@@ -149,40 +146,18 @@ class JobStream:
         has no such job."""
         if self.is_reading:
             return
+        if self.recoveries is not None and self.recoveries.found(found, self.last_news_s):
+            self._subscription.wake()
         is_over = self._missing.look(found)
-        if (
-            self._tells
-            and found is not None
-            and found.lost_attempt not in (None, self._lost_attempt)
-        ):
-            self._lost_attempt = found.lost_attempt
-            self._tell("waiting", found.end.num_tokens, cause=found.cause)
         if is_over or self._is_doubtful or found is None or found.end != self.cursor:
             self._counts.idle_reads += 1
             self._behind = True
             self._subscription.wake()
 
-    def _tell(self, state: str, tokens: int, **more: Any) -> None:
-        self._recovery = {"type": "recovery", "state": state, "tokens": tokens, **more}
-        self._subscription.wake()
-
     def interrupt(self) -> None:
         """Ends the stream as interrupted: the store was away for too long."""
         self._is_interrupted = True
         self._subscription.wake()
-
-    def tell_recoveries(self) -> None:
-        """Lets `get` return None early where `take_recovery` has something to tell."""
-        self._tells = True
-
-    def take_recovery(self) -> dict[str, Any] | None:
-        """Returns what happened to the job's worker since the last call; None: nothing.
-
-        `state`: `waiting` (with `cause`), then `resumed` (with `worker`, and `after_s` without
-        tokens); `tokens`: that the job has.
-        """
-        recovery, self._recovery = self._recovery, None
-        return recovery
 
     async def get(self, timeout_s: float) -> Delta | Finished | Failed | None:
         """Returns the next event, or None if none comes within `timeout_s`.
@@ -202,7 +177,7 @@ class JobStream:
                     return event
             if self._is_interrupted:
                 raise StreamInterrupted(self.job_id, self.cursor)
-            if self._recovery is not None:
+            if self.recoveries:
                 return None
             if self._behind:
                 if not await self._catch_up(deadline):
@@ -249,10 +224,8 @@ class JobStream:
         if isinstance(event, Started):
             if self.started_s is None:
                 self.started_s = time.monotonic()
-            if self._tells and event.attempt > 1:
-                after_s = round(self._clock() - self._token_s, 1)
-                tokens = self.cursor.num_tokens
-                self._tell("resumed", tokens, worker=event.worker_id, after_s=after_s)
+            if self.recoveries is not None:
+                self.recoveries.started(event, self.cursor.num_tokens, self._clock())
             return None
         if isinstance(event, PromptSlice):
             self._num_slices = max(self._num_slices, event.index + 1)
@@ -284,7 +257,6 @@ class JobStream:
         try:
             if not self._position.is_gap(delta):
                 fresh = self._position.take(delta)
-                self._token_s = self._clock()
                 if fresh is not delta and not (from_log and fresh is None):
                     self._counts.overlaps += 1
                 return fresh

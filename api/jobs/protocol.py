@@ -25,7 +25,8 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.ports.dead_letters import DeadLetter
-from shared.transport.ports.jobs import ClaimEnd, JobRecord
+from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.queue import ClaimEnd
 
 DEFAULT_LIMIT = 20
 MAX_EVENTS = 256

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 PAGE_STREAMS = 256  # looked at in one call
 MAX_SILENCES = 5  # the longest interval between two checks, in units of `silence_s`
-RUNNING_SILENCES = 1  # likewise while the job runs: its worker may be lost
 TURNS_PER_SILENCE = 4  # rounds of checks in each `silence_s`
 EARLY = 0.2  # jitter: checks come up to this part of an interval early
 
@@ -141,8 +140,7 @@ class _Watch:
 
 class QuietStreams:
     """Looks at the jobs of streams that received nothing for `silence_s`, then after intervals that
-    double up to MAX_SILENCES times `silence_s`, until they receive something. While their jobs run,
-    the intervals stay at `silence_s`.
+    double up to MAX_SILENCES times `silence_s` (not while a job runs), until they have something.
 
     What the bus loses shows in no other way: a stream that receives nothing cannot know whether
     there was anything. One call of the store looks at many jobs, so that streams that wait cost
@@ -222,8 +220,8 @@ class QuietStreams:
         now = asyncio.get_running_loop().time()
         for watch, found in zip(page, looks, strict=True):
             is_running = found is not None and found.state is JobState.RUNNING
-            most_s = (RUNNING_SILENCES if is_running else MAX_SILENCES) * self._silence_s
-            watch.interval_s = min(2 * watch.interval_s, most_s)
+            silences = 1 if is_running else MAX_SILENCES  # its worker may be lost
+            watch.interval_s = min(2 * watch.interval_s, silences * self._silence_s)
             self._push(watch, now + watch.interval_s * random.uniform(1 - EARLY, 1))
             if watch.stream.last_news_s == watch.news_s and not watch.stream.is_closed:
                 watch.stream.compare(found)

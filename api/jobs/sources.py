@@ -37,6 +37,8 @@ Event = Delta | Finished | Failed
 class EventStream(Protocol):
     """Events of a response: a JobStream, or several of them as a MergedStream."""
 
+    recoveries: Any  # a part of JobStream's, for clients that ask
+
     @property
     def started_s(self) -> float | None:
         """Returns when a worker started, if that was received."""
@@ -49,14 +51,6 @@ class EventStream(Protocol):
 
     async def get(self, timeout_s: float) -> Event | None:
         """Returns the next event, or None without one. Raises StreamInterrupted."""
-        ...
-
-    def tell_recoveries(self) -> None:
-        """Lets `get` return None where `take_recovery` has something to tell."""
-        ...
-
-    def take_recovery(self) -> dict[str, Any] | None:
-        """Returns what happened to the job's worker since the last call; None: nothing."""
         ...
 
     async def aclose(self) -> None: ...

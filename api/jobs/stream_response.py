@@ -19,20 +19,19 @@ from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, going_down, internal_error, unavailable
 from api.http.open_requests import Ending
-from api.http.sse import EventWriter, Framing, typed_event
+from api.http.sse import EventWriter, Framing
 from api.http.time_slices import PIECE_BYTES
 from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import is_short
 from api.jobs.service import JobService
 from api.jobs.sources import EventSource, EventStream
+from api.on_demand import load_part
 from shared.messages import Delta, Failed, Finished
 from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
-# The header of clients that take events of another type between those of the job.
-RECOVERIES = b"penstock-events"
 CACHED_TOKENS_WAIT_S = 0.5
 CLOSE_GRACE_S = 2.0  # for the last event of a response that is cut
 
@@ -54,8 +53,8 @@ class StreamResponse(Response):
         source, body = self._source, self._body
         with self._jobs.open_requests.enter() as request:
             stream = await source.open(scope)
-            if (RECOVERIES, b"recovery") in scope.get("headers", ()):
-                stream.tell_recoveries()
+            if (b"penstock-events", b"recovery") in scope.get("headers", ()):
+                stream.recoveries = load_part("recoveries").Recoveries()
             ending: Ending | None = None
             try:
                 ending = await request.run(receive, lambda: self._run(stream, scope, send))
@@ -192,22 +191,16 @@ class EventStreamBody:
                 begin, self._beginning = self._beginning, None
                 cached_tokens = await self._cached_tokens(source.job_id, event)
                 await self._write(send, b"".join(begin(cached_tokens)))
-            if event is None:
-                await self._tell_or_keep_alive(stream, send)
+            if event is None and stream.recoveries:
+                await self._writer.write(send, stream.recoveries.take())
+            elif event is None:
+                await self._writer.keep_alive(send)
             elif isinstance(event, Delta):
                 event = await self._send_deltas(event, stream, source, send)
             if event is not None:
                 source.observe_end(event)
                 await self._end(event, source.is_small(event), send)
                 return
-
-    async def _tell_or_keep_alive(self, stream: EventStream, send: Send) -> None:
-        """Sends the event of a lost worker, or of the one that resumes its job, else a
-        keep-alive."""
-        if (recovery := stream.take_recovery()) is None:
-            await self._writer.keep_alive(send)
-        else:
-            await self._writer.write(send, typed_event(recovery))
 
     async def fail(self, error: ApiError, scope: Scope, send: Send) -> None:
         """Ends the stream with an error event."""

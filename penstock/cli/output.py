@@ -127,8 +127,9 @@ def resumed_words(job: Mapping[str, Any]) -> str | None:
     return f"{loss}; {_resumed(after['worker'], gap_s)}"
 
 
-def _resumed(worker: str, gap_s: float) -> str:
-    return f"resumed on worker {worker} after {max(0.0, gap_s):.1f} s, nothing lost"
+def _resumed(worker: str, gap_s: float | None) -> str:
+    after = "" if gap_s is None else f" after {max(0.0, gap_s):.1f} s"
+    return f"resumed on worker {worker}{after}, nothing lost"
 
 
 def note_recovery(event: Mapping[str, Any]) -> None:

@@ -59,31 +59,17 @@ class Restored(StrEnum):
     NO_MEMORY = "nomemory"  # the server is above maxmemory: it may be tried again
 
 
-class ClaimEnd(StrEnum):
-    """How a claim ended that did not end its job."""
-
-    WORKER_LOST = "worker_lost"
-    ENGINE_DIED = "engine_died"
-    ENGINE_STALLED = "engine_stalled"
-    DEVICE_LOST = "device_lost"
-    RELEASED = "released"  # by its worker: a drain or a stop
-
-
 @dataclass(frozen=True, slots=True)
 class JobClaim:
-    """A claim of a job. `deaths`: unexplained deaths of its earlier holders until then.
-
-    `cause`: how it ended, where that was not the job's end: a ClaimEnd, or a newer release's word.
-    None: it has not ended, or an older release ended it. `last_ms`: the last delta until then.
-    """
+    """A claim of a job. `deaths`: unexplained deaths of its earlier holders until then."""
 
     attempt: int
     claimed_ms: int
     num_tokens: int
     deaths: int
     worker_id: str
-    cause: str | None = None
-    last_ms: int | None = None
+    cause: str | None = None  # of an end that is not the job's: a ClaimEnd; None: of no such end
+    last_ms: int | None = None  # its last delta, where it has a cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +104,8 @@ class JobRecord:
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
-    last_ms: int | None = None  # the latest delta of the latest claim
-    is_worker_lost: bool = False  # it runs by its state, but its worker's lease has ended
+    last_ms: int | None = None  # the last delta of the latest claim
+    is_worker_lost: bool = False  # running by its state, but its worker's lease has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +123,8 @@ class JobLook:
 
     state: JobState
     end: Cursor  # of the log
-    # While the job is between workers: the number of the claim that ended, and its cause.
-    lost_attempt: int | None = None
-    cause: str = ""
+    lost_attempt: int | None = None  # while it is between workers: the claim that ended
+    cause: str = ""  # of that end
 
 
 class JobStore(Protocol):

@@ -116,7 +116,9 @@ def test_the_workers_that_a_job_survived_are_named(tab: Tab, service: RunningSer
     crashed(service, name, is_last=False)
     expect(attempts.first).to_contain_text("worker lost", timeout=PATIENCE_MS)
     expect(page.locator("#job-badge")).to_have_text("resuming")
-    expect(page.locator("#job-reason")).to_have_text("Engine lost before the first token, resuming.")
+    expect(page.locator("#job-reason")).to_have_text(
+        "Engine lost before the first token, resuming."
+    )
     service.call(service.transport.queue.recover(service.worker.worker_id, 1))
     expect(attempts).to_have_count(2, timeout=PATIENCE_MS)
     expect(attempts.first).to_contain_text("worker lost; the job resumed")

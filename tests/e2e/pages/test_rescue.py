@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +23,7 @@ from tests.support.playground import (
     expect_whole,
     job_of,
     last_answer,
+    poll,
     ready,
     response_of,
     say,
@@ -59,6 +62,22 @@ def penstock(service: Launched, *words: str) -> str:
     command = [sys.executable, "-m", "penstock", *words, "--url", service.base_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout + done.stderr
+
+
+@contextmanager
+def begun(service: Launched, name: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, running; what it says goes to the files `<name>.out` and `<name>.err`."""
+    command = [sys.executable, "-m", "penstock", *words, "--url", service.base_url]
+    out, err = name.with_suffix(".out"), name.with_suffix(".err")
+    with (
+        out.open("wb") as stdout,
+        err.open("wb") as stderr,
+        subprocess.Popen(command, stdout=stdout, stderr=stderr) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def open_page(browser: Browser, service: Launched, path: str) -> tuple[Tab, Page]:
@@ -134,3 +153,39 @@ def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     expect(last_answer(page).get_by_role("img", name=RESUMED)).to_have_count(1)
     overview.close()
     of_job.close()
+
+
+def test_the_command_tells_of_a_rescue(service: Launched, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("water\niron\n", encoding="utf-8")
+    tokens = ("--max-tokens", "300")
+    chat, follow, generate = (tmp_path / name for name in ("chat", "follow", "generate"))
+
+    def running() -> list[dict[str, Any]]:
+        jobs = httpx.get(f"{service.base_url}/v1/jobs?state=running").json()["data"]
+        return [job for job in jobs if job["usage"]["completion_tokens"] > 9]
+
+    def noted(name: Path) -> str:
+        return name.with_suffix(".err").read_text(encoding="utf-8")
+
+    def said(name: Path) -> str:
+        return name.with_suffix(".out").read_text(encoding="utf-8")
+
+    with (
+        begun(service, chat, "chat", "Say it.", *tokens) as chatting,
+        begun(service, generate, "generate", str(prompts), *tokens) as generating,
+    ):
+        poll(lambda: len(running()) == 3)
+        (name,) = [job["id"] for job in running() if job["kind"] == "response"]
+        with begun(service, follow, "jobs", "follow", name) as following:
+            poll(lambda: said(follow) != "")
+            with without_workers(service):
+                for reader in (chat, follow):
+                    poll(lambda reader=reader: WAITING.search(noted(reader)) is not None)  # type: ignore[misc]
+            for process in (chatting, following, generating):
+                assert process.wait(60) == 0
+    again = re.compile(r"penstock: resumed on worker \S+ after \d+\.\d s, nothing lost\.")
+    for reader in (chat, follow):
+        assert again.search(noted(reader))
+    assert said(chat) == said(follow)
+    assert "2 of 2 finished; 2 lost a worker and resumed on another one" in noted(generate)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.messages import JobState
-from shared.transport.ports.jobs import ClaimEnd
-from shared.transport.ports.queue import CrashCause
+from shared.transport.ports.queue import ClaimEnd, CrashCause
 from tests.support.jobs import Stream
 from tests.support.transport_steps import FINISHED, Steps
 
