@@ -88,7 +88,7 @@ export class AnswerTurn {
     setText(this.#who, answer.model ?? "Model");
     this.#showReasoning(isBusy);
     this.#body.hidden = answer.text === "" && (!isBusy || answer.reasoning !== "");
-    const rescues = (answer.rescues ?? []).map((one) => ({ ...one, words: resumedWords(one) }));
+    const rescues = (answer.rescues ?? []).map((one) => ({ ...one, label: resumedWords(one) }));
     this.#text.show(answer.text, rescues.filter(({ at }) => at !== null));
     this.#showRescue(isBusy && answer.loss, rescues);
     this.#calls.show();
@@ -106,7 +106,7 @@ export class AnswerTurn {
 
   /** A badge under an answer that lost a worker, and while it has none. */
   #showRescue(loss, rescues) {
-    const words = rescues.map((one) => one.words);
+    const words = rescues.map((one) => one.label);
     if (loss) words.push(waitingWords(loss));
     this.#rescue.hidden = words.length === 0;
     this.#rescue.classList.toggle("waiting", Boolean(loss));

@@ -1,4 +1,4 @@
-/** A job's state as a badge, its wait in the queue, and what happened to its workers in words. */
+/** A job's state as a badge, its wait in the queue, and sentences about its lost workers. */
 
 import { setBadge } from "./badge.js";
 import { count, duration } from "./units.js";

@@ -134,7 +134,7 @@ export class Markdown {
   #shown = []; // {raw, nodes} of the blocks
   #isCostly = false;
 
-  /** `marks`: {at, words} of places in the text; see resumed_mark.js. */
+  /** `marks`: {at, label} of places in the text; see resumed_mark.js. */
   show(content, marks = []) {
     const begun = performance.now();
     this.#show(content, marks);

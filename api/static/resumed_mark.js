@@ -1,4 +1,4 @@
-/** Marks in a rendered text the place of its source after which another worker went on. */
+/** Marks in a rendered text the place of its source where another worker resumed it. */
 
 import { element } from "./element.js";
 
@@ -10,8 +10,8 @@ function* textsOf(node) {
 }
 
 /**
- * How many characters of a rendered text come from the first `at` of its source. What is rendered is
- * the source without the characters of its markup, nearly: the place is right to a few characters.
+ * How many characters of a rendered text come from the first `at` of its source. A rendered text is
+ * nearly the source without the characters of its markup: the place is right to a few characters.
  */
 function renderedBefore(source, at, rendered) {
   let place = 0;
@@ -19,11 +19,11 @@ function renderedBefore(source, at, rendered) {
   return place;
 }
 
-function markAt(fragment, place, words) {
+function markAt(fragment, place, label) {
   const mark = element("span", "resumed");
   mark.setAttribute("role", "img");
-  mark.setAttribute("aria-label", words);
-  mark.title = words;
+  mark.setAttribute("aria-label", label);
+  mark.title = label;
   let left = place;
   for (const text of textsOf(fragment)) {
     if (left <= text.length) {
@@ -35,13 +35,13 @@ function markAt(fragment, place, words) {
   fragment.append(mark);
 }
 
-/** Returns the nodes of a block with its marks: {at, words}, `at` in the block's source. */
+/** Returns the nodes of a block with its marks: {at, label}, `at` in the block's source. */
 export function withMarks(nodes, source, marks) {
   const fragment = new DocumentFragment();
   fragment.append(...nodes);
-  for (const { at, words } of marks) {
+  for (const { at, label } of marks) {
     const rendered = [...textsOf(fragment)].map(({ data }) => data).join("");
-    markAt(fragment, renderedBefore(source, at, rendered), words);
+    markAt(fragment, renderedBefore(source, at, rendered), label);
   }
   return [...fragment.childNodes];
 }

@@ -99,7 +99,7 @@ local function with_claim(claims, attempt, n, deaths, wid)
 end
 
 -- Notes how a claim ended that did not end its job: a line of attempt, time of its last delta ('' without
--- one) and cause, the last MAX_CLAIMS of them. What was noted first for an attempt stays.
+-- one) and cause, the last MAX_CLAIMS of them. The first line of an attempt stays.
 local function note_claim_end(id, attempt, cause)
   local job_key = P .. 'job:' .. id
   local had = redis.call('HMGET', job_key, 'ends', 'last_ms')
