@@ -84,8 +84,8 @@ class JobAttempt(ResponseModel):
     """What one worker did of a job.
 
     `outcome`: null while it runs; "ended" with the job's end; "died": the worker or its engine;
-    "handed_over": given back, or taken up again, without a death. `cause`: of the end of one that did
-    not end the job.
+    "handed_over": given back, or taken up again, without a death. `cause`: of the end of one that
+    did not end the job.
     """
 
     attempt: int

@@ -219,8 +219,7 @@ class QuietStreams:
         self._away_since_s = None
         now = asyncio.get_running_loop().time()
         for watch, found in zip(page, looks, strict=True):
-            is_running = found is not None and found.state is JobState.RUNNING
-            silences = 1 if is_running else MAX_SILENCES  # its worker may be lost
+            silences = 1 if found and found.state is JobState.RUNNING else MAX_SILENCES
             watch.interval_s = min(2 * watch.interval_s, silences * self._silence_s)
             self._push(watch, now + watch.interval_s * random.uniform(1 - EARLY, 1))
             if watch.stream.last_news_s == watch.news_s and not watch.stream.is_closed:
