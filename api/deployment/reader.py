@@ -126,8 +126,9 @@ class DeploymentReader:
             "states": _states(health.queue),
             "paused_queues": 0 if health.queue is None else len(health.queue.paused),
             "now": round(time.time(), 1),
-            "running": report.running,
-            "waiting": report.waiting,
+            # By the jobs' states, as the rows: no worker counts those whose worker is lost.
+            "running": 0 if health.queue is None else health.queue.running,
+            "waiting": 0 if health.queue is None else health.queue.queued,
             "queued_tokens": report.queued_tokens,
             "tokens_per_s": tokens_per_s(workers),
             "workers": len(workers),

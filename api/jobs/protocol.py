@@ -28,6 +28,7 @@ from shared.messages import (
 from shared.transport.ports.dead_letters import DeadLetter
 from shared.transport.ports.job_search import JobFilter, JobPage
 from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.queue import ClaimEnd
 
 DEFAULT_LIMIT = 20
 MAX_EVENTS = 256
@@ -126,14 +127,19 @@ class JobAttempt(ResponseModel):
     """What one worker did of a job.
 
     `outcome`: null while it runs; "ended" with the job's end; "died": the worker or its engine;
-    "handed_over": given back, or taken up again, without a death.
+    "handed_over": given back, or taken up again, without a death. `cause`: of the end of one that
+    did not end the job.
     """
 
     attempt: int
     worker: str
     started_at: float
+    ended_at: float | None  # its last token, or the job's end; null while it runs, or without one
     completion_tokens: int  # that the job had when it started
+    generated_tokens: int  # that it added
     outcome: Literal["ended", "died", "handed_over"] | None
+    # worker_lost, released, engine_died, engine_stalled, device_lost; null: none, or not known
+    cause: str | None
 
     @classmethod
     def all_of(cls, record: JobRecord) -> list[JobAttempt]:
@@ -143,21 +149,54 @@ class JobAttempt(ResponseModel):
         for number, claim in enumerate(claims, start=1):
             is_last = number == len(claims)
             deaths_after = record.deaths if is_last else claims[number].deaths
+            tokens_after = record.completion_tokens if is_last else claims[number].num_tokens
+            last_ms, cause = claim.last_ms, claim.cause
             outcome: Literal["ended", "died", "handed_over"] | None = "handed_over"
             if deaths_after > claim.deaths:
                 outcome = "died"
+            elif is_last and record.is_worker_lost:
+                outcome, last_ms, cause = "died", record.last_ms, ClaimEnd.WORKER_LOST
             elif is_last and record.state is not JobState.QUEUED:
                 outcome = None if record.state is JobState.RUNNING else "ended"
+                last_ms = record.ended_ms
             found.append(
                 cls(
                     attempt=claim.attempt,
                     worker=claim.worker_id,
                     started_at=claim.claimed_ms / 1000,
+                    ended_at=_seconds(last_ms),
                     completion_tokens=claim.num_tokens,
+                    generated_tokens=max(0, tokens_after - claim.num_tokens),
                     outcome=outcome,
+                    cause=cause,
                 )
             )
         return found
+
+
+class JobRecovery(ResponseModel):
+    """A job whose worker is gone and that no other one has resumed yet."""
+
+    tokens: int  # that it has, and keeps
+    since: float  # its last token, or the start of the attempt that ended
+    lost_worker: str
+    cause: str  # as of an attempt
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobRecovery | None:
+        """Returns None for a job that no worker has had, that has one, or that has ended."""
+        is_released = record.state is JobState.QUEUED and record.attempt > 0
+        if not record.claims or not (record.is_worker_lost or is_released):
+            return None
+        claim = record.claims[-1]
+        last_ms = record.last_ms if claim.last_ms is None else claim.last_ms
+        return cls(
+            tokens=record.completion_tokens,
+            since=(claim.claimed_ms if last_ms is None else last_ms) / 1000,
+            lost_worker=claim.worker_id,
+            cause=claim.cause
+            or (ClaimEnd.WORKER_LOST if record.is_worker_lost else ClaimEnd.RELEASED),
+        )
 
 
 class JobObject(ResponseModel):
@@ -176,6 +215,7 @@ class JobObject(ResponseModel):
     worker: str | None
     attempt: int
     attempts: list[JobAttempt]  # the latest 16; none from an older release
+    recovery: JobRecovery | None  # null: no worker was lost, or another one has resumed it
     durability: Durability
     created_at: float
     started_at: float | None
@@ -212,6 +252,7 @@ class JobObject(ResponseModel):
             worker=record.owner,
             attempt=record.attempt,
             attempts=JobAttempt.all_of(record),
+            recovery=JobRecovery.of(record),
             durability=record.durability,
             created_at=record.submitted_ms / 1000,
             started_at=_seconds(record.started_ms),

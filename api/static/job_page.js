@@ -3,7 +3,7 @@
 import { newBadge } from "./badge.js";
 import { element, setText } from "./element.js";
 import { JobEvents } from "./job_events.js";
-import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
+import { isLive, jobLink, queueing, rateOf, reasonOf, setJobState } from "./job_state.js";
 import { timeOf } from "./operator_tables.js";
 import { ServiceError, cancelJob, getPrefix, requeueJob } from "./service.js";
 import { Table, text } from "./table.js";
@@ -26,18 +26,12 @@ const attemptTable = (body) =>
       text(({ attempt }) => count(attempt.completion_tokens), "number"),
       text(({ attempt, job }) => {
         const isLast = attempt.attempt === job.attempt;
-        if (attempt.outcome === "died" && isLast && job.ended_at !== null) return "worker lost";
+        if (attempt.outcome === "died" && isLast) return "worker lost";
         return OUTCOMES[attempt.outcome] ?? "running";
       }),
     ],
     ({ attempt }) => attempt.attempt,
   );
-
-function tokensPerSecond({ usage, first_token_at: first, ended_at: end }) {
-  return end > first && first !== null && usage.completion_tokens > 1
-    ? rate((usage.completion_tokens - 1) / (end - first))
-    : "–";
-}
 
 const cachedOf = ({ usage }) => {
   const cached = usage.prompt_tokens_details.cached_tokens;
@@ -55,7 +49,7 @@ const FACTS = [
   ["Total", (job) => duration(job.timings.total_ms)],
   ["Prompt tokens", cachedOf],
   ["Output tokens", (job) => count(job.usage.completion_tokens)],
-  ["Tokens per second", tokensPerSecond],
+  ["Tokens per second", (job) => rate(rateOf(job))],
   ["Choices", (job) => count(job.num_choices)],
   ["Durability", (job) => job.durability],
   ["Client request id", (job) => job.client_request_id ?? "–"],
@@ -114,7 +108,7 @@ export class JobPage {
     parts.text.href = `./${jobLink(job.id)}`;
     setJobState(this.#badge, job);
     if (wasLive && !isLive(job)) this.#say(`The job is ${job.status}.`);
-    setText(parts.reason, job.error?.message ?? (job.finish_reason ? `Ended: ${job.finish_reason}.` : ""));
+    setText(parts.reason, reasonOf(job));
     parts.cancel.hidden = !isLive(job);
     parts.requeue.hidden = !deadLetter || deadLetter.requeued_as !== null;
     parts.successor.hidden = !deadLetter?.requeued_as;

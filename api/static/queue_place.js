@@ -50,7 +50,8 @@ export class QueuePlace {
   async #look(jobId, model) {
     try {
       const [job, models] = await Promise.all([getJob(jobId), listModels()]);
-      if (this.#timer === null || job.status !== "queued" || job.queue_position === null) return;
+      const isWaiting = job.status === "queued" && job.queue_position !== null && !job.recovery;
+      if (this.#timer === null || !isWaiting) return;
       const nowMs = performance.now();
       const ahead = job.queue_position;
       this.#first ??= { ahead, ms: nowMs };

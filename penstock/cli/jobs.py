@@ -16,10 +16,13 @@ from penstock.cli.output import (
     clock_time,
     milliseconds,
     note,
+    note_recovery,
     print_facts,
     print_json,
     print_table,
     print_text,
+    resumed_words,
+    waiting_words,
 )
 from penstock.cli.service import client_of
 from penstock.client import Client
@@ -82,7 +85,7 @@ def list_jobs(
     rows = [
         (
             job["id"],
-            job["status"],
+            "resuming" if job.get("recovery") else job["status"],
             job["model"],
             job["usage"]["prompt_tokens"],
             job["usage"]["completion_tokens"],
@@ -160,7 +163,7 @@ def follow(
 
     Ends with 1 where the job did not finish.
     """
-    client = client_of(url, key, patience_s=patience)
+    client = client_of(url, key, patience_s=patience, on_recovery=note_recovery)
     for delta in client.follow(_named(job), raw=True):
         _print_event(delta.event, as_json=json)
 
@@ -191,6 +194,7 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("queue", "paused" if job.get("queue_paused") else None),
         ("worker", job["worker"]),
         ("attempt", job["attempt"]),
+        ("recovery", waiting_words(lost) if (lost := job.get("recovery")) else resumed_words(job)),
         ("created", clock_time(job["created_at"])),
         ("ended", clock_time(job["ended_at"])),
         ("in the queue", milliseconds(timings["queue_ms"])),

@@ -20,13 +20,15 @@ from shared.transport.scripts import Scripts
 from shared.transport.wire import build_end, decode_stop_reason
 
 POSITION_MAX = 1000  # entries counted per lane
+# In place of a position; see position.lua.
+NOT_QUEUED, WORKER_LOST = -1, -2
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 # All fields that this release writes; other fields of a hash are shown as `extra`.
 _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths stalls losses n b h "
     b"prompt_tokens cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms "
     b"end_ms deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid "
-    b"retain_ms choices lane work reserved idem durability sampling ps claims "
+    b"retain_ms choices lane work reserved idem durability sampling ps claims ends "
     b"held held_log lp_bytes kept_until_ms brief".split()
 )
 
@@ -42,24 +44,28 @@ class JobRecords:
 
     async def of(self, rows: Sequence[tuple[str, Fields]]) -> list[JobRecord]:
         """Returns the records of these hashes, the queued ones' with their positions."""
-        queued = [job_id for job_id, fields in rows if fields.get(b"state") == b"queued"]
-        positions = dict(zip(queued, await self._positions(queued), strict=True))
+        states = [state.encode() for state in LIVE_STATES]
+        live = [job_id for job_id, fields in rows if fields.get(b"state") in states]
+        positions = dict(zip(live, await self._positions(live), strict=True))
         try:
-            return [job_record(job_id, fields, positions.get(job_id)) for job_id, fields in rows]
+            return [
+                job_record(job_id, fields, positions.get(job_id, NOT_QUEUED))
+                for job_id, fields in rows
+            ]
         except ValueError as error:
             raise TransportError(str(error)) from error
 
-    async def _positions(self, job_ids: Sequence[str]) -> list[int | None]:
+    async def _positions(self, job_ids: Sequence[str]) -> Sequence[int]:
         if not job_ids:
             return []
-        places = await self._scripts.call(
+        reply: Sequence[int] = await self._scripts.call(
             self._connections.scripts, "position", POSITION_MAX, *job_ids
         )
-        return [place if place >= 0 else None for place in places]
+        return reply
 
 
-def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -> JobRecord:
-    """Raises ValueError for a hash that is not a job's."""
+def job_record(job_id: str, fields: Fields, position: int = NOT_QUEUED) -> JobRecord:
+    """Takes `position` as the script gives it. Raises ValueError for a hash that is not a job's."""
     try:
         return JobRecord(
             job_id=job_id,
@@ -82,7 +88,7 @@ def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -
             ended_ms=_whole(fields, b"end_ms"),
             deadline_ms=int(fields[b"deadline_ms"]),
             queue_deadline_ms=_whole(fields, b"queue_deadline_ms"),
-            queue_position=queue_position,
+            queue_position=position if position >= 0 else None,
             extra={
                 name.decode(errors="replace"): value.decode(errors="replace")
                 for name, value in fields.items()
@@ -93,7 +99,9 @@ def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -
             durability=_durability(fields.get(b"durability", b"")),
             sampling=_sampling(fields.get(b"sampling", b"")),
             deaths=int(fields.get(b"deaths", 0)),
-            claims=decode_claims(fields.get(b"claims", b"")),
+            claims=decode_claims(fields.get(b"claims", b""), fields.get(b"ends", b"")),
+            last_ms=_whole(fields, b"last_ms"),
+            is_worker_lost=position == WORKER_LOST,
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error
@@ -139,14 +147,18 @@ def _sampling(text: bytes) -> dict[str, float] | None:
     return value if isinstance(value, dict) else None
 
 
-def decode_claims(text: bytes) -> tuple[JobClaim, ...]:
-    """Decodes the lines that `with_claim` wrote. Raises ValueError for malformed ones."""
+def decode_claims(text: bytes, ends: bytes = b"") -> tuple[JobClaim, ...]:
+    """Decodes the lines that `with_claim` and `note_claim_end` wrote. Raises ValueError for
+    malformed ones."""
+    ended = {}
+    for line in ends.decode().split("\n") if ends else ():
+        attempt, last_ms, cause = line.split("|", 2)
+        ended[attempt] = (cause, int(last_ms) if last_ms else None)
     found = []
     for line in text.decode().split("\n") if text else ():
         attempt, claimed_ms, num_tokens, deaths, worker_id = line.split("|", 4)
-        found.append(
-            JobClaim(int(attempt), int(claimed_ms), int(num_tokens), int(deaths), worker_id)
-        )
+        numbers = (int(attempt), int(claimed_ms), int(num_tokens), int(deaths))
+        found.append(JobClaim(*numbers, worker_id, *ended.get(attempt, (None, None))))
     return tuple(found)
 
 

@@ -344,10 +344,15 @@ async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Del
 @functools.lru_cache(maxsize=1024)  # all waiting jobs have the same reply
 def _job_look(word: bytes) -> JobLook | None:
     """Decodes one job's part of the script's reply."""
-    state, _, end = word.partition(b" ")
-    num_tokens, _, num_bytes = end.partition(b"-")
+    state, *found = word.split(b" ")
     known = _STATES[state]
-    return None if known is None else JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
+    if known is None:
+        return None
+    num_tokens, _, num_bytes = found[0].partition(b"-")
+    look = JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
+    if len(found) > 1:
+        look = replace(look, lost_attempt=int(found[1]), cause=found[2].decode())
+    return look
 
 
 def _is_code(reason: str) -> bool:

@@ -197,6 +197,16 @@ class WorkerReport:
     order: Order = Order.SERVE  # that it follows
 
 
+class ClaimEnd(StrEnum):
+    """How a claim ended that did not end its job."""
+
+    WORKER_LOST = "worker_lost"
+    ENGINE_DIED = "engine_died"
+    ENGINE_STALLED = "engine_stalled"
+    DEVICE_LOST = "device_lost"
+    RELEASED = "released"  # by its worker: a drain or a stop
+
+
 class CrashCause(StrEnum):
     """Why an engine ended, as far as its jobs are concerned."""
 

@@ -114,9 +114,14 @@ def test_the_workers_that_a_job_survived_are_named(tab: Tab, service: RunningSer
     expect(attempts).to_have_count(1)
     expect(attempts.first).to_contain_text("running")
     crashed(service, name, is_last=False)
-    expect(attempts.first).to_contain_text("worker lost; the job resumed", timeout=PATIENCE_MS)
+    expect(attempts.first).to_contain_text("worker lost", timeout=PATIENCE_MS)
+    expect(page.locator("#job-badge")).to_have_text("resuming")
+    expect(page.locator("#job-reason")).to_have_text(
+        "Engine lost before the first token, resuming."
+    )
     service.call(service.transport.queue.recover(service.worker.worker_id, 1))
     expect(attempts).to_have_count(2, timeout=PATIENCE_MS)
+    expect(attempts.first).to_contain_text("worker lost; the job resumed")
     expect(attempts.nth(1)).to_contain_text("running")
     expect(page.get_by_role("img", name=re.compile(", 2 attempts$"))).to_be_visible()
     httpx.delete(f"{service.base_url}/v1/jobs/{name}")

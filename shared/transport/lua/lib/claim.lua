@@ -39,6 +39,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   if state == 'queued' and job.og == '0' and redis.call('HEXISTS', job_key, 'orphan_ms') == 1 then
     return {'WAITS'}
   end
+  if state == 'running' and job.owner ~= wid then note_claim_end(id, job.attempt, 'worker_lost') end
   if blamed then
     if blame(id, wid, max_crashes, 'worker_lost') then return {'DONE', 'failed'} end
     local counts = redis.call('HMGET', job_key, 'crashes', 'deaths')

@@ -37,7 +37,7 @@ HASHES = frozenset(
     {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem", "held"}
 )
 _TIMES = frozenset(
-    {"orphan_ms", "qid", "entry", "epoch", "claims"}
+    {"orphan_ms", "qid", "entry", "epoch", "claims", "ends"}
 )  # and every other name that ends in _ms
 _PAIRED = 512  # entries of one pending list that are read
 
