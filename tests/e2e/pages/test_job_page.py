@@ -181,7 +181,9 @@ def test_the_events_come_a_page_at_a_time(tab: Tab, service: RunningService) -> 
     expect(page.get_by_role("button", name="First events")).to_be_hidden()
 
 
-def test_the_runs_of_a_rescued_job_are_its_attempts(tab: Tab, service: RunningService) -> None:
+def test_the_runs_of_a_job_that_was_taken_up_again_are_its_attempts(
+    tab: Tab, service: RunningService
+) -> None:
     service.script.stop_after = 7
     name, page = begun(service, max_tokens=12), tab.page
     open_job(page, name)
@@ -189,8 +191,11 @@ def test_the_runs_of_a_rescued_job_are_its_attempts(tab: Tab, service: RunningSe
     expect(runs).to_have_text(re.compile("^Tokens 1–7 · attempt 1 on w-scripted"))
     said = events_of(page)
     expect(said).to_have_count(7)
+    queue, job_id = service.transport.queue, name.removeprefix("gen-")
+    assert service.call(queue.release(service.worker.worker_id, job_id, 1))
+    poll(lambda: not service.worker.jobs)
     service.script.stop_after = None
-    crashed(service, name, is_last=False)
+    service.call(service.worker.recover())
     expect(runs.nth(1)).to_have_text(re.compile("^Tokens 8–12 · attempt 2 on w-scripted"))
     expect(said).to_have_count(7)  # of its own attempt
     first = "".join(said.all_text_contents())
