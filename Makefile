@@ -174,6 +174,7 @@ docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES 
 	@$(BIN)/python docs/generate_promises.py
 	@$(BIN)/python docs/generate_paths.py
 	@$(BIN)/python docs/generate_plots.py
+	@$(BIN)/python docs/generate_rescue.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)
