@@ -40,7 +40,7 @@ def check(record: dict[str, Any]) -> int:
     assert "".join(text for _, text in record["tokens"]) == record["undisturbed"], "another text"
     assert times == sorted(times), "times go back"
     assert (first["outcome"], second["outcome"]) == ("died", "ended"), "no worker died"
-    assert times[resumed - 1] < second["started_ms"] < times[resumed], "not where it says"
+    assert times[resumed - 1] < second["started_ms"] < times[resumed], "not at that token"
     assert first["started_ms"] < record["killed_ms"] < second["started_ms"]
     return resumed
 
@@ -65,7 +65,7 @@ class Clock:
         return f"{ms / 10 * self.slowness / LOOP_S:.2f}%"
 
     def at(self, name: str, ms: float, *, shown: bool = True) -> str:
-        """Returns a rule that shows what has this class from a time on, or hides it."""
+        """Returns a rule that shows the elements of a class from a time on, or hides them."""
         before, after = (0, 1) if shown else (1, 0)
         return (
             f"  @keyframes {name}{{0%{{opacity:{before}}}{self.percent(ms)}{{opacity:{after}}}}}"
@@ -115,7 +115,7 @@ def answer(record: dict[str, Any], resumed: int, clock: Clock) -> tuple[list[str
 
 
 def timeline(record: dict[str, Any], end_ms: int, clock: Clock) -> tuple[list[str], list[str]]:
-    """Draws the attempts and the gap between them on a line, which is uncovered as time goes on."""
+    """Draws the attempts and the gap between them on a line, which is uncovered by and by."""
     first, second = record["attempts"]
     marks = [first["started_ms"], record["killed_ms"], second["started_ms"], end_ms]
     x0, x1, x2, x3 = (LEFT_PX + BAR_PX * ms / end_ms for ms in marks)
@@ -160,7 +160,7 @@ def worker(top: int, name: str, states: list[tuple[str, str]]) -> list[str]:
 
 
 def render(record: dict[str, Any]) -> str:
-    """Draws the picture. Raises AssertionError for a record that is none of a rescue."""
+    """Draws the picture. Raises AssertionError for a record without a rescue."""
     resumed = check(record)
     end_ms, total = record["tokens"][-1][0], len(record["tokens"])
     clock = Clock(end_ms)

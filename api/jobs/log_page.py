@@ -21,7 +21,7 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
     while len(found) < limit:
         count = min(num_events, limit - len(found))
         events = await store.read_log(record.job_id, after, count)
-        if has_expired(events, record):
+        if _has_expired(events, record):
             return LogPage(data=found, has_more=False, has_expired=True)
         # After the end there is the end again.
         found += (shown for shown in map(LogEvent.of, events) if shown.id != str(after))
@@ -31,7 +31,7 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
     return LogPage(data=found, has_more=True, has_expired=False)
 
 
-def has_expired(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
+def _has_expired(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
     """Returns whether the log of a job with a record has expired."""
     lost = [event for event in events if isinstance(event, Failed)]
     return any(end.code == ErrorCode.JOB_LOST != record.reason for end in lost)

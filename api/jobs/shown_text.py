@@ -1,7 +1,7 @@
-"""A job's prompt and answer as text, for its page and for whoever debugs it.
+"""A job's prompt and answer as text, for its page and for debugging.
 
-Both are read on demand, by whoever may see the job, and never on the path of a request. Reading
-them makes nobody a reader of the job: who watches a job changes nothing of it.
+Both are read on demand, by callers that may see the job, and never on the path of a request. The
+caller does not become a reader of the job: watching a job does not change it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from api.generation.thread_pool import TextPool
 from api.http.pagination import ListQuery
 from api.http.time_slices import TimeSlices
 from api.jobs.event_stream import FIRST_PAGE_EVENTS, next_page
-from api.jobs.log_page import has_expired
 from api.jobs.sent_events import split_long
 from api.on_demand import load_part
 from api.output_parsers.events import OutputParser, PlainParser, Reasoning, Text, ToolCall
@@ -35,7 +34,8 @@ from shared.transport.ports.prompts import KeptPrompts
 MAX_PROMPT_TOKENS = 65_536  # of a page
 MAX_ANSWER_TOKENS = 262_144
 JOINED_TOKENS = 8  # before a page and after it, with which its characters are whole
-TAIL_TOKENS = 64  # of a prompt, which tell whether it has opened the reasoning
+TAIL_TOKENS = 64  # of a prompt, which show whether it has opened the reasoning
+EXPIRED = ("job_lost", "job_expired")  # codes of the end that replaces an expired log
 PARSED_KINDS = frozenset({"chat", "message", "response"})  # whose answers have parts
 
 
@@ -55,7 +55,7 @@ class AnswerQuery(ListQuery):
 class JobPrompt(ResponseModel):
     """A page of a prompt as the model got it, with the template and its special tokens.
 
-    `text` is null where it cannot be shown, and `missing` says why: the prompt is no longer stored,
+    `text` is null if it cannot be shown, and `missing` has the reason: the prompt is no longer stored,
     or no worker has announced the model lately. `next`: `after` of the next page; null: none.
     """
 
@@ -73,7 +73,7 @@ class ShownCall(ResponseModel):
 
 class ShownChoice(ResponseModel):
     """What one choice has so far. Reasoning and calls are in `text` where the model is not known
-    any more, and where the request was none of a chat."""
+    any more, and if the request had no chat."""
 
     index: int
     reasoning: str = ""
@@ -85,7 +85,8 @@ class ShownChoice(ResponseModel):
 class JobAnswer(ResponseModel):
     """A job's answer as far as it is; `num_tokens`: of all choices, as far as they are shown.
 
-    `is_cut`: the log has more than `limit` tokens; `has_expired`: the text is no longer stored.
+    `is_cut`: the log has more than `limit` tokens; `has_expired`: the text is no longer stored, and
+    `message` has the reason.
     """
 
     object: Literal["job.answer"] = "job.answer"
@@ -93,6 +94,7 @@ class JobAnswer(ResponseModel):
     num_tokens: int
     is_cut: bool
     has_expired: bool
+    message: str | None
 
 
 async def read_prompt(
@@ -137,13 +139,16 @@ async def read_answer(
     after, num_events = START, FIRST_PAGE_EVENTS
     while True:
         events = await store.read_log(record.job_id, after, num_events)
-        if has_expired(events, record):
-            return answer.shown(is_cut=False, has_expired=True)
+        for event in events:
+            if isinstance(event, Failed) and event.code in EXPIRED and event.code != record.reason:
+                return JobAnswer(
+                    choices=[], num_tokens=0, is_cut=False, has_expired=True, message=event.message
+                )
         await slices.run(answer.read(events, limit))
         is_cut = answer.num_tokens >= limit and answer.is_behind(events)
         is_over = any(isinstance(event, Finished | Failed) for event in events)
         if is_cut or is_over or len(events) < num_events:
-            return answer.shown(is_cut=is_cut, has_expired=False)
+            return answer.shown(is_cut=is_cut)
         after, num_events = _end_of(events[-1]), next_page(events)
 
 
@@ -181,7 +186,7 @@ def _decoded_page(
     end = min(after + limit, len(ids))
     text = decode(ids[begin:end])
     most = min(end + JOINED_TOKENS, len(ids))
-    while text.endswith("\ufffd") and end < most:  # a character of several tokens goes on
+    while text.endswith("\ufffd") and end < most:  # a character of several tokens continues
         end += 1
         text = decode(ids[begin:end])
     return text[len(before) :], end if end < len(ids) else None
@@ -266,18 +271,18 @@ class _Answer:
                 self._add(self._reader.finish(event))
 
     def is_behind(self, events: Sequence[Delta | JobEvent]) -> bool:
-        """Returns whether the events end after what was read, or have no end yet to tell."""
+        """Returns whether the events end after the part that was read."""
         ends = [event.end for event in events if isinstance(event, Delta | Finished | Failed)]
         return bool(ends) and ends[-1].num_tokens > self.num_tokens
 
-    def shown(self, *, is_cut: bool, has_expired: bool) -> JobAnswer:
-        """Returns the answer; without choices where the text has expired."""
-        choices = [] if has_expired else [_shown(*item) for item in enumerate(self._choices)]
+    def shown(self, *, is_cut: bool) -> JobAnswer:
+        """Returns the answer as far as it was read."""
         return JobAnswer(
-            choices=choices,
+            choices=[_shown(*item) for item in enumerate(self._choices)],
             num_tokens=self.num_tokens,
             is_cut=is_cut,
-            has_expired=has_expired,
+            has_expired=False,
+            message=None,
         )
 
     def _add(self, events: Sequence[ChoiceEvent[object]]) -> None:

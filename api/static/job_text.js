@@ -19,8 +19,6 @@ const PROMPT_MISSING = {
   not_stored: "The prompt is no longer stored: it goes with the job's record, or before when many jobs end.",
   model_unknown: "No worker has announced this model lately, so the prompt cannot be shown as text.",
 };
-const EXPIRED =
-  "The text of this job is no longer stored. The text of a finished job is kept for a limited time.";
 
 /** One choice: reasoning folded, text as Markdown, calls. */
 class ChoiceText {
@@ -163,7 +161,7 @@ class Answer {
     this.follow(this.#job); // it may have grown meanwhile
   }
 
-  #show({ choices, num_tokens: numTokens, is_cut: isCut, has_expired: hasExpired }) {
+  #show({ choices, num_tokens: numTokens, is_cut: isCut, has_expired: hasExpired, message }) {
     choices.forEach((choice, index) => {
       if (this.#choices[index] === undefined) {
         const title = choices.length > 1 ? `Choice ${index + 1}` : null;
@@ -175,7 +173,7 @@ class Answer {
     this.#all.hidden = !isCut || this.#limit === MOST_TOKENS;
     const path = "GET /v1/jobs/{id}/stream has all of it.";
     const rest = this.#limit === MOST_TOKENS ? ` ${path}` : "";
-    if (hasExpired) setText(this.#note, EXPIRED);
+    if (hasExpired) setText(this.#note, `${message} Texts of ended jobs are kept for a limited time.`);
     else if (isCut) setText(this.#note, `The first ${count(numTokens)} tokens.${rest}`);
     else if (numTokens > 0) setText(this.#note, "");
     else setText(this.#note, isLive(this.#job) ? "No tokens yet." : "The job has no output.");

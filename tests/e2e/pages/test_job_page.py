@@ -209,7 +209,7 @@ def test_the_runs_of_a_job_that_was_taken_up_again_are_its_attempts(
 
 @pytest.mark.promise(
     "Dashboard: the page of a job shows its prompt and answer as text, also while it runs, and "
-    "makes nobody a reader of it; its tokens are a run for each attempt, whose events open on "
+    "is not a reader of it; its tokens are a run for each attempt, whose events open on "
     "demand"
 )
 def test_the_text_of_a_running_job_is_followed_and_its_prompt_is_plain(

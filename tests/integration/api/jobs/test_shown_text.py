@@ -105,6 +105,7 @@ def test_an_answer_that_is_no_longer_stored_is_said_to_be(
     service.call(redis.delete(service.transport.keys.log(name.removeprefix("gen-"))))
     shown = client.get(f"/v1/jobs/{name}/answer").json()
     assert (shown["choices"], shown["has_expired"]) == ([], True)
+    assert "stored" in shown["message"]
 
 
 @pytest.mark.parametrize(
