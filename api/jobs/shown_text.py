@@ -55,8 +55,9 @@ class AnswerQuery(ListQuery):
 class JobPrompt(ResponseModel):
     """A page of a prompt as the model got it, with the template and its special tokens.
 
-    `text` is null if it cannot be shown, and `missing` has the reason: the prompt is no longer stored,
-    or no worker has announced the model lately. `next`: `after` of the next page; null: none.
+    `text` is null if it cannot be shown, and `missing` has the reason: the prompt is no longer
+    stored, or no worker has announced the model lately. `next`: `after` of the next page; null:
+    none.
     """
 
     object: Literal["job.prompt"] = "job.prompt"
