@@ -18,6 +18,7 @@ import { ServiceError } from "./service.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { browserStore, tabStore } from "./storage.js";
+import { showSuggestions } from "./suggestions.js";
 import { isOver } from "./answer.js";
 
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
@@ -49,6 +50,10 @@ const picker = new ModelPicker(byId("model"), {
   },
   loading: (workers) => showLoading(byId("loading"), workers),
   ready: setControls,
+  chosen: (model) => {
+    showSuggestions(byId("suggestions"), model);
+    settings.showDefaults(model);
+  },
 });
 const session = new Session({
   chats,
