@@ -181,6 +181,7 @@ docs: $(VENV)/.dev ## write the generated pages and tables (API, CLI, CONFIG, ME
 	@$(BIN)/python docs/generate_promises.py
 	@$(BIN)/python docs/generate_paths.py
 	@$(BIN)/python docs/generate_plots.py
+	@$(BIN)/python docs/generate_rescue.py
 	@$(BIN)/python docs/generate_chart_schema.py
 
 .PHONY: lock

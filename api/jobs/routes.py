@@ -35,6 +35,14 @@ from api.jobs.protocol import (
 )
 from api.jobs.reader_position import ResumePoint
 from api.jobs.service import JobsDep, JobService
+from api.jobs.shown_text import (
+    AnswerQuery,
+    JobAnswer,
+    JobPrompt,
+    PromptQuery,
+    read_answer,
+    read_prompt,
+)
 from api.jobs.tail import tail_response
 from api.request_errors import ClientError, dead_letter_not_found, job_not_found
 from shared.keys import new_job_id
@@ -169,6 +177,42 @@ async def list_job_events(
     after = START if params.after is None else Cursor.parse(params.after)
     page = await read_log_page(jobs.store, record, after, params.limit)
     return LongJsonResponse(page, jobs.slices)
+
+
+@router.get("/v1/jobs/{name}/prompt", response_model=JobPrompt, responses=errors(NAMED))
+async def get_job_prompt(
+    name: str,
+    params: Annotated[PromptQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    prompts: KeptPromptsDep,
+    generation: GenerationDep,
+) -> Response:
+    """Returns a page of the job's prompt as text, as the model got it, while it is stored."""
+    record = await find_job(jobs, caller, name)
+    model = generation.models.known.get(record.model)
+    return json_response(await read_prompt(record, params, prompts, model, generation.pool))
+
+
+@router.get("/v1/jobs/{name}/answer", response_model=JobAnswer, responses=errors(NAMED))
+async def get_job_answer(
+    name: str,
+    params: Annotated[AnswerQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    prompts: KeptPromptsDep,
+    generation: GenerationDep,
+) -> Response:
+    """Returns the job's answer as far as it is: text, reasoning and tool calls of each choice.
+
+    It makes the caller no reader of the job, so that `on_disconnect` does not see it.
+    """
+    record = await find_job(jobs, caller, name)
+    model = generation.models.known.get(record.model)
+    answer = await read_answer(
+        record, params.limit, jobs.store, prompts, model, generation.pool, jobs.slices
+    )
+    return LongJsonResponse(answer, jobs.slices)
 
 
 @router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))

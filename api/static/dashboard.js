@@ -52,12 +52,9 @@ const jobPage = new JobPage({
   prefix: byId("job-prefix"),
   prefixText: byId("job-prefix-text"),
   prefixEarlier: byId("job-prefix-earlier"),
-  events: {
-    body: byId("job-events"),
-    note: byId("job-events-note"),
-    next: byId("job-events-next"),
-    first: byId("job-events-first"),
-  },
+  words: { prompt: byId("job-prompt"), answer: byId("job-answer") },
+  events: { list: byId("job-events"), end: byId("job-end") },
+  record: byId("job-record"),
 });
 const feed = new Feed(show, showTrouble);
 let state = null; // the last one of the feed

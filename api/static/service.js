@@ -108,6 +108,11 @@ export const getPrefix = async (jobId) => (await look(`${jobPath(jobId)}?prefix=
 export const cancelJob = (jobId) => look(jobPath(jobId), "DELETE");
 export const requeueJob = (jobId) => look(`${jobPath(jobId)}/requeue`, "POST");
 
+/** A page of a job's prompt: {text, missing, num_tokens, next}. `after`: `next` of the page before. */
+export const getPrompt = (jobId, after) => look(`${jobPath(jobId)}/prompt?after=${after}`);
+/** A job's answer as far as it is: {choices, num_tokens, is_cut, has_expired}. */
+export const getAnswer = (jobId, limit) => look(`${jobPath(jobId)}/answer?limit=${limit}`);
+
 /** A page of a job's log: {data, has_more, has_expired}. `after`: the last event's id, or null. */
 export function listJobEvents(jobId, after, limit) {
   const query = new URLSearchParams({ limit });

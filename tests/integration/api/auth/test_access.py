@@ -415,6 +415,9 @@ def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.C
             ("DELETE", f"/v1/jobs/{name}"),
             ("POST", f"/v1/jobs/{name}/cancel"),
             ("GET", f"/v1/jobs/{name}/stream"),
+            ("GET", f"/v1/jobs/{name}/events"),
+            ("GET", f"/v1/jobs/{name}/prompt"),
+            ("GET", f"/v1/jobs/{name}/answer"),
             ("POST", f"/v1/jobs/{name}/stream-token"),
             ("POST", f"/v1/jobs/{name}/requeue"),
         ):
@@ -424,7 +427,12 @@ def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.C
         assert [job["id"] for job in other.get("/v1/jobs?limit=1").json()["data"]] == [own]
         seen = {job["id"] for job in operator.get("/v1/jobs?limit=100").json()["data"]}
         assert seen >= {name, own}
-        assert operator.get(f"/v1/jobs/{name}").status_code == 200
+        for path in ("", "/prompt", "/answer"):
+            assert operator.get(f"/v1/jobs/{name}{path}").status_code == 200
+        token = acme.post(f"/v1/jobs/{name}/stream-token").json()["token"]
+        for path in ("prompt", "answer"):  # a token opens the stream alone
+            refused = httpx.get(f"{keyed.base_url}/v1/jobs/{name}/{path}?token={token}")
+            assert refused.status_code == 401
 
 
 @pytest.mark.promise("Access: a native `EventSource` reads a stream with a token in its URL")
