@@ -17,6 +17,7 @@ import { ServiceError, getJob } from "./service.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { browserStore, tabStore } from "./storage.js";
+import { showSuggestions } from "./suggestions.js";
 import { isOver } from "./answer.js";
 
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
@@ -48,6 +49,10 @@ const picker = new ModelPicker(byId("model"), {
   },
   loading: (workers) => showLoading(byId("loading"), workers),
   ready: setControls,
+  chosen: (model) => {
+    showSuggestions(byId("suggestions"), model);
+    settings.showDefaults(model);
+  },
 });
 const session = new Session({
   chats,

@@ -1,12 +1,10 @@
-"""Records of jobs: one job's hash read back, and lists from the indexes by state and tenant."""
+"""Records of jobs: their hashes read back, with the places of those that wait."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from shared.keys import Keys
 from shared.messages import (
     TERMINAL_STATES,
     Cursor,
@@ -17,14 +15,10 @@ from shared.messages import (
     OnDisconnect,
 )
 from shared.redis.connections import Connections
-from shared.transport.failures import translated
 from shared.transport.ports.jobs import JobClaim, JobRecord, TransportError
 from shared.transport.scripts import Scripts
 from shared.transport.wire import build_end, decode_stop_reason
 
-MAX_LISTED = 1000  # records of one list_jobs
-LIST_PAGE = 200
-MAX_SCANNED = 10_000  # entries of an index looked at by one list_jobs
 POSITION_MAX = 1000  # entries counted per lane
 LIVE_STATES = (JobState.QUEUED, JobState.RUNNING)
 # All fields that this release writes; other fields of a hash are shown as `extra`.
@@ -39,105 +33,14 @@ _JOB_FIELDS = frozenset(
 Fields = Mapping[bytes, bytes]
 
 
-class JobListing:
-    """The listing half of RedisJobStore."""
+class JobRecords:
+    """Makes records of hashes."""
 
-    def __init__(self, keys: Keys, connections: Connections, scripts: Scripts) -> None:
-        self._keys = keys
+    def __init__(self, connections: Connections, scripts: Scripts) -> None:
         self._connections = connections
-        self._redis = connections.commands
         self._scripts = scripts
 
-    async def list_jobs(
-        self, state: JobState | None, limit: int, tenant: str | None = None
-    ) -> Sequence[JobRecord]:
-        """Returns the records newest first; see JobStore."""
-        limit = max(0, min(limit, MAX_LISTED))
-        found: list[JobRecord] = []
-        if state not in TERMINAL_STATES:
-            states = LIVE_STATES if state is None else (state,)
-            found = await self._list_live(states, tenant, limit)
-        if len(found) < limit and (state is None or state in TERMINAL_STATES):
-            wanted = sorted(TERMINAL_STATES) if state is None else [state]
-            if tenant is None:
-                ended = [
-                    record
-                    for one in wanted
-                    for record in await self._list_index(self._keys.ended(one), [one], None, limit)
-                ]
-                ended.sort(key=lambda record: record.ended_ms or 0, reverse=True)
-            else:
-                index = self._keys.ended_of(tenant)
-                ended = await self._list_index(index, wanted, tenant, limit)
-            live = {record.job_id for record in found}  # one may have ended between two looks
-            found += [record for record in ended if record.job_id not in live]
-        return found[:limit]
-
-    async def _list_live(
-        self, states: Sequence[JobState], tenant: str | None, limit: int
-    ) -> list[JobRecord]:
-        """Merges the indexes of these states; entries that are out of date are left out."""
-        indexes = [self._keys.listed(state, tenant) for state in states]
-        count = limit
-        while True:
-            with translated("list_jobs"):
-                # MULTI: a job that is claimed between two looks would be in neither index.
-                pipe = self._redis.pipeline(transaction=True)
-                for index in indexes:
-                    pipe.zrevrange(index, 0, count - 1, withscores=True)
-                listed = await pipe.execute() if count else []
-            newest = sorted(
-                {entry for entries in listed for entry in entries},
-                key=lambda entry: (entry[1], entry[0]),
-                reverse=True,
-            )
-            found: list[JobRecord] = []
-            for at in range(0, len(newest), LIST_PAGE):
-                page = [job_id for job_id, _ in newest[at : at + LIST_PAGE]]
-                found += await self._hashes(page, states, tenant)
-                if len(found) >= limit:
-                    return found[:limit]
-            is_whole = all(len(entries) < count for entries in listed)
-            if is_whole or count >= MAX_SCANNED:
-                return found
-            count = min(2 * count, MAX_SCANNED)  # some were out of date: look further
-
-    async def _list_index(
-        self, index: str, states: Sequence[JobState], tenant: str | None, limit: int
-    ) -> list[JobRecord]:
-        """Returns the newest of an index that are in one of the states."""
-        found: list[JobRecord] = []
-        at, page = 0, min(limit, LIST_PAGE)
-        while at < MAX_SCANNED and len(found) < limit:
-            with translated("list_jobs"):
-                ids: Any = await self._redis.zrevrange(index, at, at + page - 1)
-            found += (await self._hashes(ids, states, tenant))[: limit - len(found)]
-            if len(ids) < page:
-                break
-            at += page
-            page = min(2 * page, LIST_PAGE)  # some have gone, or are in another state: look further
-        return found
-
-    async def _hashes(
-        self, ids: Sequence[bytes], states: Sequence[JobState], tenant: str | None
-    ) -> list[JobRecord]:
-        """Returns the records of the jobs that are in one of the states and the tenant's."""
-        if not ids:
-            return []
-        wanted = {state.encode() for state in states}
-        with translated("list_jobs"):
-            pipe = self._redis.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.hgetall(self._keys.job(job_id.decode()))
-            rows = [
-                (job_id.decode(), fields)
-                for job_id, fields in zip(ids, await pipe.execute(), strict=True)
-                if fields.get(b"state") in wanted
-                and (tenant is None or fields.get(b"tenant") == tenant.encode())
-            ]
-            return await self.records(rows)
-
-    async def records(self, rows: Sequence[tuple[str, Fields]]) -> list[JobRecord]:
+    async def of(self, rows: Sequence[tuple[str, Fields]]) -> list[JobRecord]:
         """Returns the records of these hashes, the queued ones' with their positions."""
         queued = [job_id for job_id, fields in rows if fields.get(b"state") == b"queued"]
         positions = dict(zip(queued, await self._positions(queued), strict=True))

@@ -29,7 +29,7 @@ from shared.messages import (
 from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import is_out_of_memory, translated
-from shared.transport.job_records import JobListing, end_of
+from shared.transport.job_records import JobRecords, end_of
 from shared.transport.ports.admission import (
     AdmissionLimits,
     KeptKey,
@@ -94,7 +94,7 @@ class RedisJobStore:
         self._policy = policy
         self._server_clock = connections.clock
         self._drains = drains
-        self._listing = JobListing(keys, connections, scripts)
+        self._records = JobRecords(connections, scripts)
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         word, _, left = await self._submit(job, limits, reader_id)
@@ -218,7 +218,7 @@ class RedisJobStore:
             fields: Any = await self._redis.hgetall(self._keys.job(job_id))
             if not fields:
                 return None
-            (record,) = await self._listing.records([(job_id, fields)])
+            (record,) = await self._records.of([(job_id, fields)])
         return record
 
     async def request_record(self, job_id: str) -> str | None:
@@ -240,11 +240,6 @@ class RedisJobStore:
             pipe.memory_usage(self._keys.log(job_id))
             start, num_bytes, log_bytes = await pipe.execute()
         return record_bytes(start, num_bytes) + int(log_bytes or 0)
-
-    async def list_jobs(
-        self, state: JobState | None, limit: int, tenant: str | None = None
-    ) -> Sequence[JobRecord]:
-        return await self._listing.list_jobs(state, limit, tenant)
 
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
         if not _is_code(reason):

@@ -17,10 +17,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 
-@table("page", ["chart_schema", "cli", "config", "metrics", "paths", "plots", "promises"])
+@table("page", ["api", "chart_schema", "cli", "config", "metrics", "paths", "plots", "promises"])
 def test_a_generated_page_is_what_the_code_says(page: str) -> None:
-    """Commands of the application, settings of the settings classes, metrics of their tables,
-    reading paths of their files, plots of BENCHMARKS, promises of the marks on tests."""
+    """Parameters of the OpenAPI document, commands of the application, settings of the settings
+    classes, metrics of their tables, reading paths of their files, plots of BENCHMARKS, promises
+    of the marks on tests."""
     ended = subprocess.run(
         [sys.executable, f"docs/generate_{page}.py", "--check"], cwd=REPOSITORY, timeout=60
     )

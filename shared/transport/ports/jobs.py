@@ -153,16 +153,6 @@ class JobStore(Protocol):
         job."""
         ...
 
-    async def list_jobs(
-        self, state: JobState | None, limit: int, tenant: str | None = None
-    ) -> Sequence[JobRecord]:
-        """Returns records newest first, of all states and of all tenants where they are None.
-
-        Live jobs come first, by deadline, the queued with their positions; then ended ones (the
-        last thousand of each state, or of the tenant) by their end. `limit` is capped at 1000.
-        """
-        ...
-
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
         """Latches CANCELLED unless the job has ended; None: no such job.
 

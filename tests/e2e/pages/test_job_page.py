@@ -47,11 +47,11 @@ def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
         title = page.get_by_role("heading", name=f"Job {answer['id']}")
         expect(title).to_be_visible(timeout=PATIENCE_MS)
         expect(title).to_be_focused()
-        expect(page.locator("#overview")).to_be_hidden()
+        expect(page.locator("#jobs")).to_have_count(0)
         page.get_by_role("link", name="All jobs").click()
-        expect(page.locator("#overview")).to_be_visible()
+        expect(page.locator("#jobs")).to_be_visible()
         expect(page.locator("#job")).to_be_hidden()
-    row = page.locator("#jobs tr", has_text=answer["id"].removeprefix("gen-"))
+    row = page.locator("#jobs tr", has_text=answer["id"][-8:])
     row.get_by_role("link").click()
     expect(page.locator("#job-badge")).to_have_text("finished")
     way = page.get_by_role("img", name=re.compile(r"^Queued .*, Prefill .*, Decode "))
@@ -130,8 +130,8 @@ def test_a_dead_letter_is_run_again(tab: Tab, service: RunningService, where: st
     assert service.job(name)["error"]["code"] == "poison"
     service.script.pulls = True
     if where == "list":
-        page.goto("/dashboard")
-        row = page.locator("#dead-letters tr", has_text=name.removeprefix("gen-"))
+        page.goto("/dashboard#tab=dead-letters")
+        row = page.locator("#dead-letters tr", has_text=name[-8:])
         expect(row).to_contain_text("poison", timeout=PATIENCE_MS)
         row.get_by_role("button", name="Run job").click()
         link = page.locator("#dead-letter-status a")
@@ -175,6 +175,8 @@ def test_a_job_that_is_not_there_is_said_to_be_none(tab: Tab, service: RunningSe
     expect(page.locator("#job-note")).to_contain_text("gen-0-nothing", timeout=PATIENCE_MS)
     expect(page.locator("#job-known")).to_be_hidden()
     page.get_by_role("link", name="All jobs").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_focused()
+    page.get_by_role("link", name="Workers").click()
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
     tab.expect_complaint("404")
 
@@ -190,7 +192,7 @@ def test_output_is_shown_as_text_and_never_as_markup(tab: Tab, service: RunningS
 
 def test_a_page_out_of_sight_has_no_stream(tab: Tab, service: RunningService) -> None:
     feed, page = service.app.state.services.feed, tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
     poll(lambda: feed.num_watchers == 1)
     hide = """(hidden) => {
@@ -217,8 +219,8 @@ def test_the_page_of_a_job_is_accessible_and_fits_a_phone(
     name = generated(service)["id"]
     service.script.step_s = 0.2
     running = begun(service)
-    page.goto("/dashboard")
-    expect(page.locator("#jobs tr", has_text=running.removeprefix("gen-"))).to_be_visible()
+    page.goto("/dashboard#tab=jobs")
+    expect(page.locator("#jobs tr", has_text=running[-8:])).to_be_visible()
     expect_fit(page)
     for shown in (name, running):
         open_job(page, shown)
@@ -245,7 +247,7 @@ def test_the_keyboard_reaches_a_job_and_the_skip_link_keeps_it(
     expect(page.locator("main")).to_be_focused()
     assert page.url.endswith(f"#job={name}")
     page.keyboard.press("Tab")
-    expect(page.get_by_label("Job, response or chat id")).to_be_focused()
+    expect(page.get_by_role("link", name="All jobs")).to_be_focused()
     expect(page.locator("#job-known")).to_be_visible()
 
 
@@ -262,8 +264,8 @@ def test_a_live_page_says_little_to_screen_readers(tab: Tab, service: RunningSer
           }
         });"""
     )
-    page.goto("/dashboard")
-    beat = page.locator("#workers tr td").last
+    page.goto("/dashboard#tab=workers")
+    beat = page.locator("#workers td[data-label='Last heartbeat']")
     expect(beat).to_be_visible(timeout=PATIENCE_MS)
     finished = threading.Thread(target=generated, args=(service,))
     finished.start()
