@@ -75,6 +75,9 @@ class Keys:
     def request_record(self, job_id: str) -> str:
         return f"{self.prefix}facts:{job_id}"
 
+    def part(self, digest: str) -> str:
+        return f"{self.prefix}part:{digest}"
+
     def tombstone(self, job_id: str) -> str:
         return f"{self.prefix}tombstone:{job_id}"
 

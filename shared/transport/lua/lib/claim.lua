@@ -73,6 +73,6 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     fields[#fields + 1] = redis.call('HGET', P .. 'idem:' .. job.idem, 'body') or ''
   end
   return {'OK', id, attempt, job.n, job.b, job.h or '', job.crashes or '0', job.cached_tokens or '0',
-    request, redis.call('GET', P .. 'facts:' .. id) or '', fields,
+    request, stored_request(id) or '', fields,
     job.owner or '', job.claim_ms or '', job.out_ms or '', job.last_ms or ''}
 end
