@@ -155,6 +155,12 @@ DEPLOYMENT_METRICS = MetricTable(
             "the queue is empty.",
         ),
         MetricRow(
+            "penstock:queue_paused",
+            "gauge",
+            ("model_name",),
+            "1 while an operator has paused the model's queue, else 0.",
+        ),
+        MetricRow(
             "penstock:queued_prompt_tokens", "gauge", (), "Prompt tokens of the jobs in the queue."
         ),
         MetricRow("penstock:jobs_running", "gauge", (), "Jobs running on a worker."),

@@ -65,7 +65,7 @@ class Histories:
         return _rows(history.slots, HISTORY_SLOT_S, history.now_s)
 
     async def day(self) -> list[Row]:
-        """Returns those of the day; one that is not folded yet is made here from its parts."""
+        """Returns the day. A slot that is not over, or not folded yet, is made from its parts."""
         hour, day = await self._hour.read(), await self._day.read()
         slots = {slot.number: slot for slot in day.slots}
         for number, parts in groupby(hour.slots, lambda slot: slot.number // FOLDED):

@@ -15,7 +15,7 @@ from api.deployment.history import Histories
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
-from api.jobs.protocol import DeadLetterObject, JobObject
+from api.jobs.protocol import DeadLetterObject, JobObject, ListedJobs
 from api.system.health import HealthMonitor, num_running, tokens_per_s, worker_object
 from api.system.metrics import MAX_HOLDERS, PotReport
 from api.system.protocol import LoadingWorker
@@ -24,10 +24,12 @@ from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.dead_letters import DeadLetters, Requeued
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
+from shared.transport.ports.job_search import JobSearch
 from shared.transport.ports.jobs import JobStore
 from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 MAX_JOBS = 50
+MAX_SEARCHED = 1000  # jobs looked at for one list, in each round
 MAX_DEAD_LETTERS = 50
 MAX_BATCHES = 50
 MAX_TENANTS = 50
@@ -47,6 +49,7 @@ _WORKER_FIELDS = (
     "id",
     "status",
     "models",
+    "order",
     "engine",
     "engine_version",
     "step",
@@ -69,6 +72,7 @@ class DeploymentReader:
     def __init__(
         self,
         store: JobStore,
+        search: JobSearch,
         dead_letters: DeadLetters,
         batches: BatchStore,
         deployment: Deployment,
@@ -79,6 +83,7 @@ class DeploymentReader:
     ) -> None:
         """`limits`: of a tenant."""
         self._store = store
+        self._search = search
         self._dead_letters = dead_letters
         self._batches = batches
         self._deployment = deployment
@@ -107,6 +112,7 @@ class DeploymentReader:
         if not key.is_operator:
             own: dict[str, Any] = {
                 "status": report.status if is_read else "degraded",
+                "is_operator": False,
                 "now": round(time.time(), 1),
                 "workers": len(workers),
             }
@@ -116,9 +122,13 @@ class DeploymentReader:
             return own
         return {
             "status": report.status if is_read else "degraded",
+            "is_operator": True,
+            "states": _states(health.queue),
+            "paused_queues": 0 if health.queue is None else len(health.queue.paused),
             "now": round(time.time(), 1),
-            "running": report.running,
-            "waiting": report.waiting,
+            # By the jobs' states, as the rows: no worker counts those whose worker is lost.
+            "running": 0 if health.queue is None else health.queue.running,
+            "waiting": 0 if health.queue is None else health.queue.queued,
             "queued_tokens": report.queued_tokens,
             "tokens_per_s": tokens_per_s(workers),
             "workers": len(workers),
@@ -131,12 +141,12 @@ class DeploymentReader:
         if key.job_id is not None:
             return await self._job_content(key, key.job_id)
         scope = key.scope
-        jobs = await self._store.list_jobs(key.state, MAX_JOBS, scope)
+        jobs = await self._search.find(key.jobs, MAX_JOBS, max_searched=MAX_SEARCHED)
         known = self._catalog.known
         lists: dict[str, Rows] = {
             "workers": self._worker_rows(key),
             "models": self._model_rows(key),
-            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs],
+            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs.records],
         }
         slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
             "dead_letters": (scope, lambda: self._dead_letter_rows(scope)),
@@ -154,7 +164,11 @@ class DeploymentReader:
         load = None
         if not key.is_operator:
             (load,) = await self._deployment.tenants([key.tenant])
-        return Content({"service": self.service(key, load, is_read=True)}, lists)
+        objects: dict[str, Any] = {
+            "service": self.service(key, load, is_read=True),
+            "listed": ListedJobs.of(jobs),
+        }
+        return Content(objects, lists)
 
     def _worker_rows(self, key: ViewKey) -> Rows:
         """Returns the workers that serve, and those that are loading, in the same shape."""
@@ -174,6 +188,7 @@ class DeploymentReader:
                 "model": name,
                 "workers": num_workers,
                 "is_served": num_workers > 0,
+                "is_paused": load is not None and load.paused_since is not None,
             }
             if key.is_operator:
                 serving = [worker for worker in self._health.workers if name in worker.models]
@@ -284,6 +299,13 @@ class DeploymentReader:
             found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
             kept = self._reports = (time.monotonic(), found)
         return kept[1]
+
+
+def _states(queue: QueueStats | None) -> dict[str, int]:
+    """Returns how many jobs are in each state; of those that have ended, all that ever did."""
+    if queue is None:
+        return {}
+    return {"queued": queue.queued, "running": queue.running, **queue.totals}
 
 
 def _accounts(queue: QueueStats) -> Iterator[PotReport]:

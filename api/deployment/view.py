@@ -10,14 +10,16 @@ from typing import Any, Literal, NamedTuple
 
 from api.http.sse import json_bytes
 from api.http.time_slices import TimeSlices
-from shared.messages import JobState
+from shared.transport.ports.job_search import JobFilter
+
+ALL_JOBS = JobFilter()
 
 HistoryRange = Literal["hour", "day", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewKey:
-    """Who looks, and at what: the lists, with the jobs of a state; or at one job.
+    """Who looks, and at what: the lists, with the jobs of a filter; or at one job.
 
     `scope`: the tenant whose jobs the reader may see; None: all. `tenant`: the reader's own.
     `is_operator`: the numbers of the whole deployment are shown; else the tenant's own. `history`:
@@ -26,7 +28,7 @@ class ViewKey:
 
     scope: str | None
     tenant: str
-    state: JobState | None = None
+    jobs: JobFilter = ALL_JOBS
     job_id: str | None = None
     is_operator: bool = True
     history: HistoryRange = "hour"

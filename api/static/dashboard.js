@@ -6,10 +6,11 @@ import { Feed, rowsOf } from "./feed.js";
 import { JobPage } from "./job_page.js";
 import { jobLink } from "./job_state.js";
 import { jobsTab } from "./jobs_tab.js";
-import { batchTable, frontendTable, modelTable, potTable, tenantTable } from "./operator_tables.js";
+import { batchTable, potTable, tenantTable } from "./operator_tables.js";
 import { overviewTab } from "./overview_tab.js";
 import { Tabs, listTab, place } from "./tabs.js";
-import { workerTable } from "./worker_table.js";
+import { plural } from "./units.js";
+import { modelsTab, workersTab } from "./workers_tab.js";
 
 const HEALTH = {
   ok: "Healthy.",
@@ -28,11 +29,8 @@ const page = {
 const tabs = new Tabs(byId("tab"), byId("tabs"), {
   overview: overviewTab,
   jobs: jobsTab,
-  workers: listTab({
-    workers: ["workers", workerTable],
-    frontends: ["frontends", frontendTable],
-  }),
-  models: listTab({ models: ["models", modelTable] }),
+  workers: workersTab,
+  models: modelsTab,
   batches: listTab({ batches: ["batches", batchTable] }),
   "dead-letters": deadLettersTab,
   tenants: listTab({ tenants: ["tenants", tenantTable], pots: ["pots", potTable] }),
@@ -54,12 +52,9 @@ const jobPage = new JobPage({
   prefix: byId("job-prefix"),
   prefixText: byId("job-prefix-text"),
   prefixEarlier: byId("job-prefix-earlier"),
-  events: {
-    body: byId("job-events"),
-    note: byId("job-events-note"),
-    next: byId("job-events-next"),
-    first: byId("job-events-first"),
-  },
+  words: { prompt: byId("job-prompt"), answer: byId("job-answer") },
+  events: { list: byId("job-events"), end: byId("job-end") },
+  record: byId("job-record"),
 });
 const feed = new Feed(show, showTrouble);
 let state = null; // the last one of the feed
@@ -70,10 +65,11 @@ function setStatus(sentence, bad) {
   page.status.classList.toggle("bad", bad);
 }
 
-function healthOf({ status }, workers) {
+function healthOf({ status, paused_queues: numPaused }, workers) {
   const isComing = workers?.some((worker) => worker.status === "loading");
   if (status === "no_workers" && isComing) return "No worker serves yet: one is loading.";
-  return HEALTH[status] ?? `The service is ${status}.`;
+  const sentence = HEALTH[status] ?? `The service is ${status}.`;
+  return numPaused > 0 ? `${sentence} ${plural(numPaused, "queue")} paused.` : sentence;
 }
 
 function show(now) {

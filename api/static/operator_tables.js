@@ -3,7 +3,7 @@
 import { newBadge, setBadge } from "./badge.js";
 import { element, setText } from "./element.js";
 import { newJobLink } from "./job_table.js";
-import { Table, node, text } from "./table.js";
+import { Table, actionButton, node, text } from "./table.js";
 import { bytes, count, duration, rate } from "./units.js";
 
 const TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
@@ -37,12 +37,21 @@ export function deadLetterTable(body, onRequeue) {
   );
 }
 
-function modelState({ is_served: isServed, queued }) {
+function modelState({ is_served: isServed, is_paused: isPaused, queued }) {
+  if (isPaused) return ["paused", "warn"];
   if (isServed) return ["served", "good"];
   return queued > 0 ? ["no worker", "bad"] : ["no worker", "warn"];
 }
 
-export const modelTable = (body) =>
+function setPause(button, { model, is_paused: isPaused, queued }) {
+  button.hidden = queued === undefined; // queues are shown to operators
+  const verb = isPaused ? "Resume" : "Pause";
+  setText(button, verb);
+  button.setAttribute("aria-label", `${verb} the queue of ${model}`);
+}
+
+/** `onOrder(model, button)` is called when a button is pressed. */
+export const modelTable = (body, onOrder) =>
   new Table(
     body,
     [
@@ -53,6 +62,7 @@ export const modelTable = (body) =>
       text(({ queued }) => count(queued), "number"),
       text(({ queue_age_s: ageS }) => duration(1000 * ageS), "number"),
       text(({ tokens_per_s: perS }) => rate(perS), "number"),
+      actionButton(onOrder, setPause),
     ],
     ({ model }) => model,
   );

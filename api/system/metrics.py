@@ -90,6 +90,8 @@ class DeploymentCollector(Collector):
         yield values("penstock:queue_depth", {m: load.waiting or 0 for m, load in models.items()})
         ages_s = {model: queue.queue_age_s.get(model, 0.0) for model in models}
         yield values("penstock:queue_age_seconds", ages_s)
+        paused = {model: int(model in health.paused) for model in models}
+        yield values("penstock:queue_paused", paused)
         yield value("penstock:queued_prompt_tokens", queue.queued_tokens)
         yield value("penstock:jobs_running", queue.running)
         yield values("penstock:jobs_ended_total", queue.totals)

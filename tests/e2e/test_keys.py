@@ -109,7 +109,8 @@ def test_a_link_and_a_job_open_in_the_page_with_the_key_alone(penstock: Launched
         expect(page.locator(".turn.assistant")).to_have_attribute("aria-busy", "false")
         assert KEY not in page.url
         page.get_by_role("button", name="Show the job").click()
-        expect(page.get_by_role("dialog")).to_contain_text('"status": "finished"')
+        expect(page.locator("#job-badge")).to_have_text("finished")
+        expect(page.locator("#job-prompt pre")).to_be_visible()
         tab.expect_complaint("401")
         tab.close()
 
@@ -132,9 +133,10 @@ def test_a_link_to_a_job_opens_in_the_dashboard_with_the_key_alone(penstock: Lau
         page.get_by_label("API key").fill(KEY)
         page.get_by_role("button", name="Use this key").click()
         expect(page.locator("#job-badge")).to_have_text("finished")
-        expect(page.locator("#job-events tr").first).to_be_visible()
+        expect(page.locator("#job-events li")).to_be_visible()
+        expect(page.locator("#job-prompt pre")).to_contain_text("iron gates")
         page.get_by_role("link", name="All jobs").click()
-        row = page.locator("#jobs tr", has_text=response.removeprefix("resp_"))
+        row = page.locator("#jobs tr", has_text=response[-8:])
         row.get_by_role("link").click()
         expect(page.locator("#job-badge")).to_have_text("finished")
         expect(page.get_by_label("API key")).to_have_count(0)

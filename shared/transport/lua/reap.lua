@@ -11,10 +11,12 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 --@include lib/history.lua
+--@include lib/orders.lua
 local PAGE, TENANTS = 100, 16
 local ended = 0
 local seen = pulse(ARGV[3])
@@ -108,5 +110,6 @@ for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', P .. 'kept', '-inf', whole(s
   end
   hold(tenant, 0 - bytes)
 end
+expire_at_least(P .. 'paused', PAUSED_MS)
 note_queue()
 return {seen, ended}
