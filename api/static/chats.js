@@ -82,11 +82,11 @@ export class Chats {
 
   /** The chats whose title or text contains every word of `query`, newest first. */
   find(query = "") {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const terms = query.toLowerCase().split(/\s+/).filter(Boolean);
     const texts = ({ title, turns }) =>
       [title, ...turns.map((turn) => turn.text ?? turn.answer.text)].join("\n").toLowerCase();
     return [...this.#chats.values()]
-      .filter((chat) => words.length === 0 || words.every((word) => texts(chat).includes(word)))
+      .filter((chat) => terms.length === 0 || terms.every((term) => texts(chat).includes(term)))
       .sort((one, other) => other.updatedMs - one.updatedMs);
   }
 

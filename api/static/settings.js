@@ -17,7 +17,7 @@ const NUMBERS = {
   seed: "seed",
   "max-tokens": "max_output_tokens",
 };
-// Of the service, where the model has none.
+// The service's own, if the model has none.
 const DEFAULTS = {
   temperature: 1,
   top_p: 1,

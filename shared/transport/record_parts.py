@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from itertools import chain
 
-MIN_PART_BYTES = 512  # a part ends after the line with which it has so many
+MIN_PART_BYTES = 512  # a part ends after the line with which it is this long
 GROUP_PARTS = 32
 DIGEST_BYTES = 15  # 20 characters
 INDEX_MARK = "#"

@@ -139,7 +139,7 @@ def _in_lines(request: StoredRequest, job_id: str) -> bytes:
     """Returns the JSON of a request with each tool and each item on a line of its own.
 
     A line is the same in every turn: ids of items have their response's id in them, and are left
-    out. An item behind one that was not kept has its index as `id`.
+    out. An item after one that was not kept has its index as `id`.
     """
     items: list[Item] = []
     index = 0

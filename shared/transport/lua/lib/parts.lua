@@ -40,7 +40,7 @@ local function all_exist(digests)
   return redis.call('EXISTS', unpack(keys)) == #keys
 end
 
--- What is written of the parts of one request: `life_ms` of those that have less than `least_ms`, and
+-- Returns the changes of one request's parts: `life_ms` of those that have less than `least_ms`, and
 -- bytes of new ones (`added`) and of others by the time by which they count as expired (`counted`).
 local function part_changes(needed_ms)
   local life_ms = needed_ms * (1 + PART_SPARE)
