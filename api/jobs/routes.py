@@ -17,7 +17,7 @@ from api.http.json_response import LongJsonResponse, json_response
 from api.http.openapi import NAMED, STORE, Absent, errors, parameter, streamed
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
-from api.jobs.log_page import read_log_page
+from api.jobs.log_page import check_expiry, read_log_page
 from api.jobs.prefix import explain_prefix
 from api.jobs.protocol import (
     DeadLetterDeleted,
@@ -35,7 +35,7 @@ from api.jobs.protocol import (
 from api.jobs.reader_position import ResumePoint
 from api.jobs.service import JobsDep, JobService
 from api.jobs.tail import tail_response
-from api.request_errors import ClientError, dead_letter_not_found, job_not_found
+from api.request_errors import ClientError, dead_letter_not_found, job_expired, job_not_found
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
@@ -149,6 +149,7 @@ async def stream_job(
     record = await find_job(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
+    await _check_text(jobs, record, after.cursor)
     return tail_response(jobs, record, after)
 
 
@@ -244,12 +245,23 @@ async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_i
 
 
 async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
-    """Raises 404 also for another tenant's job, to hide that it exists."""
+    """Raises 404, also for another tenant's job, to hide that it exists; 410 for an expired one."""
     job_id = parse_job_id(name)
     record = None if job_id is None else await jobs.store.get(job_id)
+    if record is None and job_id is not None:
+        expired = await jobs.store.expired(job_id)
+        if expired is not None and caller.sees(expired.tenant):
+            raise job_expired(expired.message)
     if record is None or not caller.sees(record.tenant):
         raise job_not_found(name)
     return record
+
+
+async def _check_text(jobs: JobService, record: JobRecord, after: Cursor) -> None:
+    """Raises 410 where the text of an ended job has expired that follows `after`."""
+    if record.state in TERMINAL_STATES:
+        for event in await jobs.store.read_log(record.job_id, after, 1):
+            check_expiry(event, record)
 
 
 async def _find_dead_letter(

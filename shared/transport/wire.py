@@ -199,8 +199,13 @@ def build_end(
 
 
 def lost_output(end: Finished | Failed) -> Failed:
-    """Returns the end for a reader of an ended job whose log has expired."""
+    """Returns the end for a reader of an ended job whose log was lost."""
     return Failed(end.end, JobState.FAILED, ErrorCode.JOB_LOST, LOST_OUTPUT, end.usage)
+
+
+def expired_output(end: Finished | Failed, message: str) -> Failed:
+    """Returns the end for a reader of an ended job whose log has expired."""
+    return Failed(end.end, JobState.FAILED, ErrorCode.JOB_EXPIRED, message, end.usage)
 
 
 # Segments on the wire: the pieces of a delta, and which choice of its job each belongs to.

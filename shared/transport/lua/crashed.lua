@@ -10,6 +10,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/retention.lua
 --@include lib/latch.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua

@@ -101,6 +101,8 @@ class JobRecord:
     durability: Durability = Durability.NONE  # that its acceptance waits for
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
+    until_ms: int | None = None  # kept until then, once it has ended; None: of an older release
+    text_until_ms: int | None = None  # likewise its text
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
 
 
@@ -121,6 +123,16 @@ class JobLook:
     end: Cursor  # of the log
 
 
+@dataclass(frozen=True, slots=True)
+class ExpiredJob:
+    """An ended job whose record has expired. `message`: when, and what keeps records longer."""
+
+    tenant: str
+    kind: str
+    until_ms: int  # of the server's clock
+    message: str
+
+
 class JobStore(Protocol):
     """The frontend's view of jobs. Every call may raise TransportError."""
 
@@ -132,7 +144,8 @@ class JobStore(Protocol):
 
         Fewer than `count` only where nothing follows: entries of unknown kinds are skipped. The log
         of an ended job always ends: where nothing lies after `after`, its end is returned again,
-        and Failed(job_lost) to a reader whose text is no longer stored.
+        and to a reader whose text is no longer stored Failed(job_expired), or Failed(job_lost)
+        where its time has not come.
         """
         ...
 
@@ -142,6 +155,11 @@ class JobStore(Protocol):
 
     async def get(self, job_id: str) -> JobRecord | None:
         """Returns the job's record; None: no such job."""
+        ...
+
+    async def expired(self, job_id: str) -> ExpiredJob | None:
+        """Returns why there is no record of an ended job, for about as long again as it was kept;
+        None: nothing is known, it was deleted, or it has not expired."""
         ...
 
     async def request_record(self, job_id: str) -> str | None:

@@ -29,7 +29,9 @@ MODELS = ("m", "org/n:1")
 NAMESPACE = "walk"
 FAR_MS = 100_000_000  # nothing ends by the clock during a walk
 RETAIN_MS = 3_600_000
-POLICY = StorePolicy(grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, delivered_retain_ms=1_800_000)
+POLICY = StorePolicy(
+    grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, record_ms=RETAIN_MS, text_ms=RETAIN_MS
+)
 SYNC = b"sync"
 
 HASHES = frozenset(
@@ -65,7 +67,7 @@ def private_server_of(path: str, version: Version) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def open_target(name: str, url: str) -> AsyncIterator[Target]:
-    transport = await open_transport(url, namespace=NAMESPACE, retain_ms=RETAIN_MS, policy=POLICY)
+    transport = await open_transport(url, namespace=NAMESPACE, policy=POLICY)
     pubsub: Any = transport.connections.commands.pubsub()
     await pubsub.psubscribe(f"{NAMESPACE}:*")
     try:
