@@ -252,10 +252,9 @@ class Job:
         _whole("n", self.num_choices, 1, MAX_CHOICES)
         if len(self.request_record.encode()) > MAX_REQUEST_RECORD_BYTES:
             raise InvalidParameter("request_record", f"at most {MAX_REQUEST_RECORD_BYTES} bytes")
-        if self.retain_ms is not None:
-            _whole("retain_ms", self.retain_ms, 1, MAX_RETAIN_MS)
-        if self.text_ms is not None:
-            _whole("text_ms", self.text_ms, 1, MAX_RETAIN_MS)
+        for name, life_ms in (("retain_ms", self.retain_ms), ("text_ms", self.text_ms)):
+            if life_ms is not None:
+                _whole(name, life_ms, 1, MAX_RETAIN_MS)
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS
-from api.generation.protocol import DurabilityLevel, RequestModel
+from api.generation.protocol import DurabilityLevel, ExpiresAfter, RequestModel
 from api.generation.response_schemas import CachedTokens, ReasoningTokens, ResponseModel
 from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
@@ -28,13 +28,6 @@ class BatchesQuery(PageQuery):
     """GET /v1/batches."""
 
     limit: int = Field(20, ge=1, le=100)
-
-
-class ExpiresAfter(RequestModel):
-    """When the batch's files expire."""
-
-    anchor: str
-    seconds: int
 
 
 class BatchRequest(RequestModel):

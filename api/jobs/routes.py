@@ -250,8 +250,8 @@ async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
     record = None if job_id is None else await jobs.store.get(job_id)
     if record is None and job_id is not None:
         expired = await jobs.store.expired(job_id)
-        if expired is not None and caller.sees(expired.tenant):
-            raise job_expired(expired.message)
+        if expired is not None and caller.sees(expired[0]):
+            raise job_expired(expired[-1])
     if record is None or not caller.sees(record.tenant):
         raise job_not_found(name)
     return record

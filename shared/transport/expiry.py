@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from shared.transport.ports.jobs import ExpiredJob
-
 DELIVERED_MS = 60_000  # how long an older release kept a log that was read to its end
 
 # What keeps it longer, by the word in Redis (lua/lib/retention.lua).
 _RECORD = {
     "setting": "PENSTOCK_JOB_RETENTION_S keeps ended jobs longer.",
-    "request": "Its request was kept for as long as it asked: 'expires_after', or "
-    "PENSTOCK_RESPONSE_TTL_S, keep it longer.",
+    "request": "It was kept for as long as its request asked by 'store' or 'expires_after' "
+    "(PENSTOCK_RESPONSE_TTL_S: the default of stored responses).",
     "batch": "The rows of a batch are in its output file; their jobs are kept for a minute.",
     "brief": "It was accepted while Redis was nearly full and kept for a minute: a larger "
     "maxmemory keeps ended jobs longer.",
@@ -23,6 +21,7 @@ _RECORD = {
 _TEXT = {
     **_RECORD,
     "setting": "PENSTOCK_TEXT_RETENTION_S keeps texts longer.",
+    "request": "It was kept for as long as its request asked by 'store' or 'expires_after'.",
     "memory": "Redis was nearly full, and the oldest texts are deleted first: a larger maxmemory "
     "keeps them longer.",
 }
@@ -41,15 +40,16 @@ def text_expiry(fields: Mapping[bytes, bytes], now_ms: int) -> str | None:
     return f"The text of this job expired at {_time(int(until))}. {_TEXT.get(why, '')}".rstrip()
 
 
-def decode_tombstone(text: bytes) -> ExpiredJob | None:
-    """Returns None for one without words: of a job that was deleted, or of an older release."""
+def decode_tombstone(text: bytes, now_ms: int) -> tuple[str, str, str] | None:
+    """Returns tenant, kind and sentences of a tombstone; None before its time, and for one without
+    words: of a job that was deleted, or of an older release. `now_ms`: as for `text_expiry`."""
     try:
         _ended, until, why, kind, tenant = text.decode().split("|", 4)
         until_ms = int(until)
     except ValueError:
         return None
     message = f"This job has ended, and expired at {_time(until_ms)}. {_RECORD.get(why, '')}"
-    return ExpiredJob(tenant, kind, until_ms, message.rstrip())
+    return (tenant, kind, message.rstrip()) if until_ms <= now_ms else None
 
 
 def _time(milliseconds: int) -> str:

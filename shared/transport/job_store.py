@@ -39,7 +39,6 @@ from shared.transport.ports.admission import (
 )
 from shared.transport.ports.jobs import (
     CancelResult,
-    ExpiredJob,
     JobLook,
     JobRecord,
     Restored,
@@ -191,8 +190,11 @@ class RedisJobStore:
             if len(rows) < count or len(events) >= count:
                 break
             start = "(" + rows[-1][0].decode()  # some are of kinds that a newer release writes
-        if events or rows or not fields:
+        if events or rows:
             return events[:count]
+        if not fields:
+            expired = await self.expired(job_id)
+            return [] if expired is None else [expired_output(after, expired[-1])]
         last = await _events(job_id, newest)
         if last and isinstance(last[0], Finished | Failed):
             return last
@@ -205,20 +207,18 @@ class RedisJobStore:
         with translated("read_log"):
             now_ms = await self._now_ms()
         expiry = text_expiry(fields, now_ms)
-        return lost_output(end) if expiry is None else expired_output(end, expiry)
+        return lost_output(end) if expiry is None else expired_output(end.end, expiry, end.usage)
 
     async def _now_ms(self) -> int:
         seconds, microseconds = await self._redis.time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    async def expired(self, job_id: str) -> ExpiredJob | None:
+    async def expired(self, job_id: str) -> tuple[str, str, str] | None:
         if not is_job_id(job_id):
             return None
         with translated("expired"):
             text: Any = await self._redis.get(self._keys.tombstone(job_id))
-            found = None if text is None else decode_tombstone(text)
-            has_expired = found is not None and found.until_ms <= await self._now_ms()
-        return found if has_expired else None
+            return decode_tombstone(text, await self._now_ms()) if text else None
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
         looks: list[JobLook | None] = [None] * len(job_ids)

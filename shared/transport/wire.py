@@ -203,9 +203,10 @@ def lost_output(end: Finished | Failed) -> Failed:
     return Failed(end.end, JobState.FAILED, ErrorCode.JOB_LOST, LOST_OUTPUT, end.usage)
 
 
-def expired_output(end: Finished | Failed, message: str) -> Failed:
+def expired_output(end: Cursor, message: str, usage: Usage | None = None) -> Failed:
     """Returns the end for a reader of an ended job whose log has expired."""
-    return Failed(end.end, JobState.FAILED, ErrorCode.JOB_EXPIRED, message, end.usage)
+    usage = usage or Usage(0, end.num_tokens)
+    return Failed(end, JobState.FAILED, ErrorCode.JOB_EXPIRED, message, usage)
 
 
 # Segments on the wire: the pieces of a delta, and which choice of its job each belongs to.

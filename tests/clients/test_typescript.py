@@ -108,6 +108,15 @@ def test_each_error_has_a_class(service: RunningService) -> None:
     assert says(url, "urls") == ["TypeError", "TypeError", "TypeError"]
 
 
+def test_a_job_that_has_expired_is_gone(service: RunningService) -> None:
+    done = says(service.base_url, "background", prompt="a", parameters={"model": MODEL})
+    expire_record(service, done["id"])
+    path = f"/v1/jobs/{done['id']}"
+    requests = [("GET", path), ("GET", f"{path}/stream")]
+    for outcome in says(service.base_url, "calls", requests=requests)["outcomes"]:
+        assert (outcome["class"], outcome["code"]) == ("Gone", "job_expired")
+
+
 def test_each_frontend_is_tried_once_without_patience(service: RunningService) -> None:
     away, options = f"http://127.0.0.1:{free_port()}", {"patienceMs": 0}
     requests = [("GET", "/v1/models"), ("POST", "/v1/jobs/none/requeue")]

@@ -101,8 +101,8 @@ class ResponseStore:
     async def _check_expiry(self, tenant: str, job_id: str) -> None:
         """Raises ClientError (410) for a response that has expired."""
         expired = await self._jobs.expired(job_id)
-        if expired and (expired.kind, expired.tenant) == (ResponseFormatter.kind, tenant):
-            raise job_expired(expired.message, "response_id")
+        if expired is not None and expired[:2] == (tenant, ResponseFormatter.kind):
+            raise job_expired(expired[-1], "response_id")
 
     async def open(
         self, stored: StoredResponse, starting_after: int | None = None

@@ -123,16 +123,6 @@ class JobLook:
     end: Cursor  # of the log
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiredJob:
-    """An ended job whose record has expired. `message`: when, and what keeps records longer."""
-
-    tenant: str
-    kind: str
-    until_ms: int  # of the server's clock
-    message: str
-
-
 class JobStore(Protocol):
     """The frontend's view of jobs. Every call may raise TransportError."""
 
@@ -143,9 +133,8 @@ class JobStore(Protocol):
         requests them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1).
 
         Fewer than `count` only where nothing follows: entries of unknown kinds are skipped. The log
-        of an ended job always ends: where nothing lies after `after`, its end is returned again,
-        and to a reader whose text is no longer stored Failed(job_expired), or Failed(job_lost)
-        where its time has not come.
+        of an ended job always ends: where nothing lies after `after`, its end is returned again; in
+        place of a text that has expired Failed(job_expired), of one that was lost Failed(job_lost).
         """
         ...
 
@@ -157,9 +146,8 @@ class JobStore(Protocol):
         """Returns the job's record; None: no such job."""
         ...
 
-    async def expired(self, job_id: str) -> ExpiredJob | None:
-        """Returns why there is no record of an ended job, for about as long again as it was kept;
-        None: nothing is known, it was deleted, or it has not expired."""
+    async def expired(self, job_id: str) -> tuple[str, str, str] | None:
+        """Returns tenant, kind, and when and why it expired, of an ended job without a record."""
         ...
 
     async def request_record(self, job_id: str) -> str | None:

@@ -52,8 +52,16 @@ local function relist_tenant(kind, tenant)
   end
 end
 
--- The reader of an ended job has all of it.
+-- The reader of an ended job has all of it. The text of one that shall not be stored is kept no longer.
 local function text_delivered(id, tenant)
+  local job = read_job(id, 'own_text', 'retain_ms', 'held_log', 'log_kept_until_ms')
+  if job.own_text and not job.retain_ms and redis.call('PTTL', P .. 'log:' .. id) > DELIVERED_MS then
+    for _, kind in ipairs({'log:', 'prompt:'}) do redis.call('PEXPIRE', P .. kind .. id, DELIVERED_MS) end
+    local until_ms = job.log_kept_until_ms
+      and keep_held_for(tenant, tonumber(job.held_log), job.log_kept_until_ms, DELIVERED_MS)
+    if until_ms then redis.call('HSET', P .. 'job:' .. id, 'log_kept_until_ms', until_ms) end
+    redis.call('HSET', P .. 'job:' .. id, 'text_until_ms', whole(server_ms() + DELIVERED_MS))
+  end
   local from_ms = whole(server_ms() + DELIVERED_MS)
   if redis.call('ZADD', P .. 'texts:' .. tenant, 'XX', 'LT', 'CH', from_ms, id) == 1 then
     redis.call('ZADD', P .. 'texts', 'LT', from_ms, tenant)

@@ -92,6 +92,10 @@ async def end_for_reader(steps: Steps, job_id: str) -> Failed:
     return end
 
 
+@pytest.mark.promise(
+    "Streaming: an ended job and its text are kept for as long as settings or its request say, and "
+    "expiry is told with its time: 410 `job_expired`"
+)
 async def test_record_and_text_are_kept_for_exactly_their_settings(frontend: Opened) -> None:
     steps = await frontend(record_ms=50 * HOUR_MS, text_ms=2 * HOUR_MS)
     job_id = await ended(steps)
@@ -177,8 +181,9 @@ async def test_an_expired_record_is_known_for_as_long_again_by_its_tombstone(
     await until(lambda: have_gone(records(steps, job_id)))
     expired = await steps.store.expired(job_id)
     assert expired is not None
-    assert (expired.tenant, expired.kind) == ("acme", "generate")
-    assert "PENSTOCK_JOB_RETENTION_S" in expired.message
+    assert expired[:2] == ("acme", "generate")
+    assert "PENSTOCK_JOB_RETENTION_S" in expired[-1]
+    assert (await end_for_reader(steps, job_id)).code == "job_expired"
     assert near((await steps.redis.pttl(steps.keys.tombstone(job_id)),), 600_000)
     long = await frontend(record_ms=9 * HOUR_MS, text_ms=9 * HOUR_MS)
     kept = await ended(long)
@@ -190,6 +195,10 @@ async def test_an_expired_record_is_known_for_as_long_again_by_its_tombstone(
     assert await steps.store.expired("not an id") is None
 
 
+@pytest.mark.promise(
+    "Runtime: where Redis is nearly full the oldest texts of ended jobs go first, then their "
+    "records; nothing goes that a request asked to keep"
+)
 async def test_when_redis_is_nearly_full_the_oldest_texts_go_first_then_records(
     steps: Steps,
 ) -> None:
@@ -214,7 +223,7 @@ async def test_when_redis_is_nearly_full_the_oldest_texts_go_first_then_records(
     assert await records(steps, *jobs) == [False, False, True, True, True, True]
     expired = await steps.store.expired(jobs[0])
     assert expired is not None
-    assert "maxmemory" in expired.message
+    assert "maxmemory" in expired[-1]
     assert [record.job_id for record in await steps.store.list_jobs(None, 9)] == jobs[:1:-1]
     for tenant in ("t0", "t1"):
         await pass_time(steps, tenant)
@@ -248,6 +257,25 @@ async def test_what_was_not_read_is_kept_for_ten_minutes_and_what_was_for_one(
         await grow_old(steps, ms)
         await evict(steps)
         assert await texts(steps, waiting, read) == left
+
+
+async def test_a_text_that_shall_not_be_stored_goes_a_minute_after_it_was_read(
+    steps: Steps,
+) -> None:
+    job_id = await ended(
+        steps, "a" * 5000, text_ms=600_000, frontend="fe1#1", on_disconnect=OnDisconnect.GRACE
+    )
+    whole = await held(steps)
+    assert near(await lives(steps, job_id), HOUR_MS, 600_000, 600_000)
+    await steps.store.detach(job_id, "fe1#1")
+    assert near(await lives(steps, job_id), HOUR_MS, 60_000, 60_000)
+    record = await steps.record(job_id)
+    assert record.until_ms is not None
+    assert record.text_until_ms is not None
+    assert record.until_ms - record.text_until_ms >= HOUR_MS - 60_000 - 5000
+    assert await held(steps) == whole == await counted(steps, job_id)
+    times = await steps.redis.hgetall(f"{steps.keys.prefix}kept:default")
+    assert int(times[min(times, key=int)]) == 5034  # the text goes first
 
 
 async def test_a_job_that_asked_for_its_time_is_never_evicted(steps: Steps) -> None:

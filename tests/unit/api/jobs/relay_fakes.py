@@ -19,14 +19,7 @@ from shared.messages import (
     Started,
     Usage,
 )
-from shared.transport.ports.jobs import (
-    RESYNC,
-    ExpiredJob,
-    JobLook,
-    JobRecord,
-    Resync,
-    TransportError,
-)
+from shared.transport.ports.jobs import RESYNC, JobLook, JobRecord, Resync, TransportError
 
 
 class FakeSubscription:
@@ -84,7 +77,6 @@ class FakeStore:
         self.reads = 0
         self.looks = 0
         self.record: JobRecord | None = record_of(JobState.RUNNING)
-        self.tombstone: ExpiredJob | None = None
 
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
@@ -117,9 +109,6 @@ class FakeStore:
 
     async def get(self, job_id: str) -> JobRecord | None:
         return self.record
-
-    async def expired(self, job_id: str) -> ExpiredJob | None:
-        return self.tombstone
 
 
 def _position(event: Delta | JobEvent) -> Cursor:
