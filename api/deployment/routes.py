@@ -11,7 +11,7 @@ from starlette.responses import Response
 from api.deployment.feed import FeedDep, FeedResponse
 from api.deployment.view import ViewKey
 from api.http.caller import MAX_PUBLIC_ID_CHARS, CallerDep
-from api.http.openapi import NAMED, Absent, streamed
+from api.http.openapi import KEPT, Absent, streamed
 from api.http.pagination import QueryModel
 from api.jobs.protocol import from_earlier
 from api.jobs.routes import find_job
@@ -32,7 +32,7 @@ class FeedQuery(QueryModel):
     )
 
 
-@router.get("/v1/deployment/stream", response_class=Response, responses=streamed(NAMED))
+@router.get("/v1/deployment/stream", response_class=Response, responses=streamed(KEPT))
 async def stream_deployment(
     params: Annotated[FeedQuery, Query()], caller: CallerDep, jobs: JobsDep, feed: FeedDep
 ) -> Response:

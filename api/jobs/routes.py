@@ -14,7 +14,7 @@ from api.errors import MAX_ECHO_CHARS
 from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import NAMED, STORE, Absent, errors, parameter, streamed
+from api.http.openapi import KEPT, NAMED, STORE, Absent, errors, parameter, streamed
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
 from api.jobs.log_page import check_expiry, read_log_page
@@ -64,7 +64,7 @@ async def list_jobs(
     return LongJsonResponse(page, jobs.slices)
 
 
-@router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
+@router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(KEPT))
 async def get_job(
     name: str,
     params: Annotated[OneJobQuery, Query()],
@@ -88,13 +88,13 @@ async def get_job(
 @router.delete(
     "/v1/jobs/{name}",
     response_model=JobObject,
-    responses=errors(NAMED),
+    responses=errors(KEPT),
     operation_id="cancel_job_delete",
 )
 @router.post(
     "/v1/jobs/{name}/cancel",
     response_model=JobObject,
-    responses=errors(NAMED),
+    responses=errors(KEPT),
     operation_id="cancel_job_post",
 )
 async def cancel_job(
@@ -134,7 +134,7 @@ async def _resume_point(
 @router.get(
     "/v1/jobs/{name}/stream",
     response_class=Response,
-    responses=streamed(NAMED) | {204: {"description": "The job has ended and all of it was read."}},
+    responses=streamed(KEPT) | {204: {"description": "The job has ended and all of it was read."}},
     openapi_extra=parameter(
         "token", "query", {"type": "string"}, "In place of a key: of `stream-token`."
     ),
@@ -153,7 +153,7 @@ async def stream_job(
     return tail_response(jobs, record, after)
 
 
-@router.get("/v1/jobs/{name}/events", response_model=LogPage, responses=errors(NAMED))
+@router.get("/v1/jobs/{name}/events", response_model=LogPage, responses=errors(KEPT))
 async def list_job_events(
     name: str, params: Annotated[JobEventsQuery, Query()], caller: CallerDep, jobs: JobsDep
 ) -> Response:
@@ -164,7 +164,7 @@ async def list_job_events(
     return LongJsonResponse(page, jobs.slices)
 
 
-@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
+@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(KEPT))
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
 ) -> Response:

@@ -30,13 +30,13 @@ _TEXT = {
 def text_expiry(fields: Mapping[bytes, bytes], now_ms: int) -> str | None:
     """Returns the sentences of an ended job without a log; None: its time has not come, and the log
     was lost. `now_ms`: the server's time, by which keys expire."""
-    until = fields.get(b"text_until_ms")
+    until = fields.get(b"text_until_ms") or fields.get(b"until_ms")
     if until is None:  # of an older release
         ended_ms = int(fields.get(b"end_ms", b"0"))
         return "The text of this job has expired." if now_ms >= ended_ms + DELIVERED_MS else None
     if now_ms < int(until):
         return None
-    why = fields.get(b"text_why", b"").decode()
+    why = fields.get(b"text_why", b"setting").decode()
     return f"The text of this job expired at {_time(int(until))}. {_TEXT.get(why, '')}".rstrip()
 
 

@@ -191,7 +191,7 @@ def job_record(job_id: str, fields: Fields, queue_position: int | None = None) -
             durability=_durability(fields.get(b"durability", b"")),
             sampling=_sampling(fields.get(b"sampling", b"")),
             until_ms=_whole(fields, b"until_ms"),
-            text_until_ms=_whole(fields, b"text_until_ms"),
+            text_until_ms=_whole(fields, b"text_until_ms") or _whole(fields, b"until_ms"),
             deaths=int(fields.get(b"deaths", 0)),
             claims=decode_claims(fields.get(b"claims", b"")),
         )

@@ -17,6 +17,7 @@ import pytest
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
 from tests.support.cutting_proxy import CuttingProxy
+from tests.support.expired_jobs import expire_record
 from tests.support.launched import REPOSITORY, Launched, free_port
 from tests.support.listener import listener_on
 from tests.support.node import NodeProgram, node_says, our_client

@@ -56,12 +56,15 @@ local function retain(id, job)
     local record_bytes = ENDED_JOB_BYTES + redis.call('STRLEN', P .. 'facts:' .. id)
     local text_bytes = log_bytes_of(job)
     hold(job.tenant, record_bytes + text_bytes - tonumber(job.held) - tonumber(job.held_log or '0'))
-    redis.call('HSET', P .. 'job:' .. id,
-      'held', whole(record_bytes), 'kept_until_ms', keep_held(job.tenant, record_bytes, record_ms),
-      'held_log', whole(text_bytes), 'log_kept_until_ms', keep_held(job.tenant, text_bytes, text_ms))
+    local until_ms = keep_held(job.tenant, record_bytes, record_ms)
+    local log_until_ms = keep_held(job.tenant, text_bytes, text_ms)
+    redis.call('HSET', P .. 'job:' .. id, 'held', whole(record_bytes), 'kept_until_ms', until_ms,
+      'held_log', whole(text_bytes))
+    if log_until_ms ~= until_ms then redis.call('HSET', P .. 'job:' .. id, 'log_kept_until_ms', log_until_ms) end
   end
-  redis.call('HSET', P .. 'job:' .. id, 'until_ms', whole(server_ms() + record_ms),
-    'text_until_ms', whole(server_ms() + text_ms), 'text_why', text_why)
+  redis.call('HSET', P .. 'job:' .. id, 'until_ms', whole(server_ms() + record_ms))
+  if text_ms ~= record_ms then redis.call('HSET', P .. 'job:' .. id, 'text_until_ms', whole(server_ms() + text_ms)) end
+  if text_why ~= 'setting' then redis.call('HSET', P .. 'job:' .. id, 'text_why', text_why) end
   write_tombstone(id, job, record_ms, why)
   if why == 'setting' then
     prune(job.tenant or '')

@@ -52,22 +52,6 @@ local function relist_tenant(kind, tenant)
   end
 end
 
--- The reader of an ended job has all of it. The text of one that shall not be stored is kept no longer.
-local function text_delivered(id, tenant)
-  local job = read_job(id, 'own_text', 'retain_ms', 'held_log', 'log_kept_until_ms')
-  if job.own_text and not job.retain_ms and redis.call('PTTL', P .. 'log:' .. id) > DELIVERED_MS then
-    for _, kind in ipairs({'log:', 'prompt:'}) do redis.call('PEXPIRE', P .. kind .. id, DELIVERED_MS) end
-    local until_ms = job.log_kept_until_ms
-      and keep_held_for(tenant, tonumber(job.held_log), job.log_kept_until_ms, DELIVERED_MS)
-    if until_ms then redis.call('HSET', P .. 'job:' .. id, 'log_kept_until_ms', until_ms) end
-    redis.call('HSET', P .. 'job:' .. id, 'text_until_ms', whole(server_ms() + DELIVERED_MS))
-  end
-  local from_ms = whole(server_ms() + DELIVERED_MS)
-  if redis.call('ZADD', P .. 'texts:' .. tenant, 'XX', 'LT', 'CH', from_ms, id) == 1 then
-    redis.call('ZADD', P .. 'texts', 'LT', from_ms, tenant)
-  end
-end
-
 -- A text has gone; its record may go next.
 local function after_text(id, tenant)
   local left_ms = redis.call('PTTL', P .. 'job:' .. id)
@@ -88,23 +72,44 @@ local function delete_record(id, job)
   redis.call('ZREM', P .. 'ended:tenant:' .. (job.tenant or ''), id)
 end
 
--- Keeps an ended job for `ms` from now, its bytes and its text too. `job`: tenant, kind, end_ms, held,
--- kept_until_ms, held_log, log_kept_until_ms. One that an older release ended has all its bytes in `held`.
+-- Ended jobs have few fields: what is absent is as of the record. `text_until_ms`, `log_kept_until_ms`: as
+-- `until_ms`, `kept_until_ms`; `text_why`: 'setting'.
 local KEPT_FIELDS = {'tenant', 'kind', 'end_ms', 'held', 'kept_until_ms', 'held_log', 'log_kept_until_ms'}
 
+-- Counts the bytes of an ended job until new times. A job that an older release ended has all of them in `held`.
+local function keep_bytes_for(id, job, record_ms, text_ms)
+  if not job.held then return end
+  local old_log_ms = job.log_kept_until_ms or job.kept_until_ms
+  local until_ms = record_ms and keep_held_for(job.tenant, tonumber(job.held), job.kept_until_ms, record_ms)
+    or job.kept_until_ms
+  local log_until_ms = keep_held_for(job.tenant, tonumber(job.held_log or '0'), old_log_ms, text_ms) or old_log_ms
+  redis.call('HSET', P .. 'job:' .. id, 'kept_until_ms', until_ms, 'log_kept_until_ms', log_until_ms)
+end
+
+-- Keeps an ended job for `ms` from now, its text too.
 local function keep_for(id, job, ms, why)
-  local now, times = whole(server_ms() + ms), {}
   for _, kind in ipairs({'job:', 'log:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, whole(ms)) end
-  for bytes, time in pairs({held = 'kept_until_ms', held_log = 'log_kept_until_ms'}) do
-    local until_ms = job[time] and keep_held_for(job.tenant, tonumber(job[bytes] or '0'), job[time], ms)
-    if until_ms then redis.call('HSET', P .. 'job:' .. id, time, until_ms) end
-  end
-  redis.call('HSET', P .. 'job:' .. id, 'until_ms', now, 'text_until_ms', now, 'text_why', why)
+  keep_bytes_for(id, job, ms, ms)
+  redis.call('HSET', P .. 'job:' .. id, 'until_ms', whole(server_ms() + ms), 'text_why', why)
+  redis.call('HDEL', P .. 'job:' .. id, 'text_until_ms')
   write_tombstone(id, job, ms, why)
 end
 
+-- The reader of an ended job has all of it. The text of one that shall not be stored is kept no longer.
+local function text_delivered(id, tenant)
+  local from_ms = whole(server_ms() + DELIVERED_MS)
+  if redis.call('ZADD', P .. 'texts:' .. tenant, 'XX', 'LT', 'CH', from_ms, id) == 1 then
+    redis.call('ZADD', P .. 'texts', 'LT', from_ms, tenant)
+  end
+  local job = read_job(id, 'own_text', 'retain_ms', unpack(KEPT_FIELDS))
+  if not job.own_text or job.retain_ms or redis.call('PTTL', P .. 'log:' .. id) <= DELIVERED_MS then return end
+  for _, kind in ipairs({'log:', 'prompt:'}) do redis.call('PEXPIRE', P .. kind .. id, DELIVERED_MS) end
+  keep_bytes_for(id, job, nil, DELIVERED_MS)
+  redis.call('HSET', P .. 'job:' .. id, 'text_until_ms', from_ms)
+end
+
 local function release_text(job)
-  if job.log_kept_until_ms then release_held(job.tenant, tonumber(job.held_log), job.log_kept_until_ms) end
+  release_held(job.tenant, tonumber(job.held_log or '0'), job.log_kept_until_ms or job.kept_until_ms)
 end
 
 local function release_record(job)
@@ -130,7 +135,6 @@ local function evict_first(kind, tenant)
       delete_text(id)
       release_text(job)
       redis.call('HSET', P .. 'job:' .. id, 'held_log', 0, 'text_until_ms', whole(server_ms()), 'text_why', 'memory')
-      redis.call('HDEL', P .. 'job:' .. id, 'log_kept_until_ms')
     end
     after_text(id, tenant)
   else
