@@ -70,9 +70,7 @@ def submit_arguments(
         "facts": job.request_record,
         "retain_ms": _or_none(job.retain_ms),
         "record_ms": record_ms,
-        "text_ms": (text_ms if text_ms != record_ms else "")
-        if job.text_ms is None
-        else job.text_ms,
+        "text_ms": text_ms if job.text_ms is None else job.text_ms,
         "own_text": "" if job.text_ms is None else "1",
         "reader": reader,
         "grace": grace,

@@ -183,6 +183,7 @@ redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', mod
   'q', queue, 'qid', entry, 'lane', params.lane, 'work', whole(own_work), 'sub_ms', whole(now),
   'deadline_ms', deadline_ms, 'fe', reader, 'og', params.grace, 'crid', params.crid,
   'sampling', params.sampling, 'held', whole(fixed_bytes), 'held_log', whole(log_bytes))
+if params.text_ms == params.record_ms then params.text_ms = '' end  -- as the record
 for _, name in ipairs({'retain_ms', 'record_ms', 'text_ms', 'own_text', 'choices', 'idem', 'prompt_digest'}) do
   if (params[name] or '') ~= '' then redis.call('HSET', job_key, name, params[name]) end
 end

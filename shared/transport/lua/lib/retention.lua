@@ -127,7 +127,7 @@ local function evict_first(kind, tenant)
   local id, bytes = first[1], 0
   redis.call('ZREM', P .. kind .. ':' .. tenant, id)
   relist_tenant(kind, tenant)
-  local job = read_job(id, 'state', 'tenant', 'kind', 'end_ms', 'held', 'kept_until_ms', 'held_log', 'log_kept_until_ms')
+  local job = read_job(id, 'state', unpack(KEPT_FIELDS))
   if not (job.state and TERMINAL[job.state]) then return 0 end
   if kind == 'texts' then
     if redis.call('EXISTS', P .. 'log:' .. id) == 1 then
