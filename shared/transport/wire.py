@@ -34,7 +34,7 @@ from shared.messages import (
     Usage,
 )
 
-LOST_OUTPUT = "The output of this job is no longer stored."
+LOST_OUTPUT = "The output of this job was lost."
 
 _NULL = b"null"  # how minus infinity is written
 _logprobs_decoder = msgspec.json.Decoder(tuple[TokenLogprob, ...])

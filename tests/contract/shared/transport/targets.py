@@ -210,7 +210,9 @@ class Target:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind == "kept" and key != f"{prefix}kept":  # by times
                 found[key] = sum(map(int, await self.redis.hvals(key)))
-            elif kind in ("req", "prompt", "probe", "f", "blob", "tombstone"):
+            elif kind == "tombstone":  # its times first
+                found[key] = (await self.redis.get(key)).split(b"|")[2:]
+            elif kind in ("req", "prompt", "probe", "f", "blob"):
                 found[key] = await self.redis.get(key)
             elif kind in (
                 "live",
@@ -222,6 +224,8 @@ class Target:
                 "models_kept",
                 "prompts",
                 "kept",
+                "texts",
+                "records",
             ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):
