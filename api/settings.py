@@ -103,8 +103,8 @@ class ApiSettings(LimitSettings):
         le=604_800,
         description="Seconds that the text of a job is kept after its end, at most "
         "PENSTOCK_JOB_RETENTION_S, which is the default: its log, 23 KB per 1,000 "
-        "tokens, 4.4 KB at least. Where Redis is nearly full, the oldest go a minute after they were "
-        "read.",
+        "tokens, 4.4 KB at least. Where Redis is nearly full, the oldest go a minute after they "
+        "were read.",
         json_schema_extra=symptom(
             "Links to answers get 410 `job_expired`, or texts must not stay in Redis for long."
         ),
