@@ -32,6 +32,12 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev]'
 	@touch $@
 
+# Beside those, for tests that start services: agent frameworks, a browser's driver, Triton.
+$(VENV)/.clients: $(VENV)/.dev
+	@$(call LOCKED,test-clients,--quiet)
+	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev,test-clients]'
+	@touch $@
+
 # Variables of the command line reach what a recipe starts: make run PENSTOCK_ENGINE=vllm PENSTOCK_MODEL=...
 .PHONY: run
 run: $(VENV)/.run ## start Redis, a worker and a frontend; Ctrl-C stops everything
@@ -74,7 +80,7 @@ FILES_AT_A_TIME := --dist loadfile --no-loadscope-reorder
 WITH_VLLM := -n 2 $(FILES_AT_A_TIME) --timeout 600
 
 .PHONY: test
-test: $(VENV)/.dev ## every test that needs no GPU and no network; some 25 minutes on two cores
+test: $(VENV)/.clients ## every test that needs no GPU and no network; some 25 minutes on two cores
 	$(if $(CHROMIUM),,$(call left_out,chromium,of the pages))
 	$(if $(NO_NGINX),$(call left_out,$(NO_NGINX),through a proxy))
 	$(if $(NO_PROMETHEUS),$(call left_out,prometheus,of board and alerts))
@@ -88,12 +94,12 @@ test: $(VENV)/.dev ## every test that needs no GPU and no network; some 25 minut
 		'-m "alone and $(call but_not,$(LEFT_OUT))"'
 
 .PHONY: test-vllm
-test-vllm: $(VENV)/.dev ## the tests with vLLM; makes .venv-vllm for the CPU first
+test-vllm: $(VENV)/.clients ## the tests with vLLM; makes .venv-vllm for the CPU first
 	$(if $(PENSTOCK_VLLM_PYTHON),,@$(MAKE_VLLM) --device cpu)
 	@$(BIN)/python -m tests.suite run '$(WITH_VLLM) -m "vllm and $(call but_not,gpu long models)"'
 
 .PHONY: test-models
-test-models: $(VENV)/.dev ## every model type of the list against Transformers; make test has some of them
+test-models: $(VENV)/.clients ## every model type of the list against Transformers; make test has some of them
 	@$(BIN)/python -m tests.suite run '-n 2 --dist worksteal --timeout 900 -m "models and not gpu"'
 
 # Six of 188 files of tests/unit take a third of its time: they compute products of many cases.
@@ -106,7 +112,7 @@ test-fast: $(VENV)/.dev ## the tests of single parts (tests/unit, but for a few 
 		'-n 2 $(FILES_AT_A_TIME) tests/unit tests/arch/test_docs.py $(SLOW_UNITS:%=--ignore=tests/unit/%.py)'
 
 .PHONY: test-packages
-test-packages: $(VENV)/.dev ## clean installs, agent frameworks, clients in Node; fetches packages
+test-packages: $(VENV)/.clients ## clean installs, agent frameworks, clients in Node; fetches packages
 	$(if $(NO_NODE),$(call left_out,$(NO_NODE),with clients for Node))
 	@$(BIN)/python -m tests.suite run --marks 'packages and $(call but_not,gpu long $(MISSING))' \
 		'-n 2 $(FILES_AT_A_TIME) tests/clients tests/packages tests/arch/test_packaging.py tests/deploy/test_chart.py'
@@ -120,17 +126,17 @@ ITS_OWN := setpriv --pdeathsig=KILL -- unshare --mount --pid --fork --kill-child
 # `vllm` for the image with vLLM, whose environment takes minutes.
 IMAGES ?= not vllm
 .PHONY: images-check
-images-check: $(VENV)/.dev ## build the images and start the services of compose, without Docker; needs root
+images-check: $(VENV)/.clients ## build the images and start the services of compose, without Docker; needs root
 	@test "$$(id -u)" = 0 || { echo "penstock: images-check needs root"; exit 1; }
 	$(if $(call missing,buildah mmdebstrap ip setpriv unshare haproxy redis-cli prometheus),@echo "penstock: not installed: $(call missing,buildah mmdebstrap ip setpriv unshare haproxy redis-cli prometheus)"; exit 1)
 	@$(ITS_OWN) $(BIN)/python -m tests.suite run --unrecorded '-s -m "images and $(IMAGES)" tests/deploy/test_images.py'
 
 .PHONY: test-failed
-test-failed: $(VENV)/.dev ## the tests that failed in the last run, once more
+test-failed: $(VENV)/.clients ## the tests that failed in the last run, once more
 	@$(BIN)/python -m tests.suite failed
 
 .PHONY: lint
-lint: $(VENV)/.dev ## formatting, lints, types, import rules, limits of reading paths
+lint: $(VENV)/.clients ## formatting, lints, types, import rules, limits of reading paths
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -138,13 +144,13 @@ lint: $(VENV)/.dev ## formatting, lints, types, import rules, limits of reading 
 	@$(BIN)/python -m tools.stats --check
 
 .PHONY: arch
-arch: $(VENV)/.dev ## the import rules and the freshness of generated docs
+arch: $(VENV)/.clients ## the import rules and the freshness of generated docs
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/arch
 
 CHAOS_ARGS ?= --streams 10000
 .PHONY: chaos
-chaos: $(VENV)/.dev ## the long searches; thousands of streams under random faults; the seed is printed
+chaos: $(VENV)/.clients ## the long searches; thousands of streams under random faults; the seed is printed
 	@PENSTOCK_EXAMPLES=10 $(BIN)/python -m pytest -q -n 2 -m 'long or hypothesis' --timeout 3600 \
 		tests/sim tests/contract tests/unit
 	@$(BIN)/python -m pytest -q -n 2 $(FILES_AT_A_TIME) -m 'long and $(call but_not,gpu vllm $(MISSING))' --timeout 600 \
@@ -174,6 +180,7 @@ docs: $(VENV)/.dev ## write the generated pages (CLI, CONFIG, METRICS, PROMISES 
 	@$(BIN)/python docs/generate_promises.py
 	@$(BIN)/python docs/generate_paths.py
 	@$(BIN)/python docs/generate_plots.py
+	@$(BIN)/python docs/generate_chart_schema.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)

@@ -39,8 +39,9 @@ METRICS = MetricTable(
         MetricRow(
             "penstock:time_to_first_token_seconds",
             "histogram",
-            _OF_REQUESTS,
-            "Time from submit to the first token.",
+            (*_OF_REQUESTS, "prompt"),
+            "Time from submit to the first token. A prompt of up to 1,024 tokens is short, of up "
+            "to 8,192 medium, else long.",
             True,
         ),
         MetricRow(
@@ -201,6 +202,7 @@ DEPLOYMENT_METRICS = MetricTable(
         ),
     )
 )
+_SIZES = ((1024, "short"), (8192, "medium"))  # tokens of a prompt
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -214,7 +216,7 @@ class Metrics:
         self.requests = self._counter("penstock:requests_total")
         self.batch_rows = self._counter("penstock:batch_rows_total")
         self.http_responses = self._counter("penstock:http_responses_total")
-        self.ttft_s = self._histogram("penstock:time_to_first_token_seconds")
+        self._ttft_s = self._histogram("penstock:time_to_first_token_seconds")
         self.inter_token_s = self._histogram("penstock:inter_token_latency_seconds")
         self.e2e_s = self._histogram("penstock:e2e_request_latency_seconds")
         self.prompt_tokens = self._counter("penstock:response_prompt_tokens_total")
@@ -222,6 +224,11 @@ class Metrics:
         self.disconnects = self._counter("penstock:disconnects_total")
         self.cancels_by_request = 0
         self.accounts = Accounts()
+
+    def first_token(self, kind: str, model: str, num_prompt_tokens: int, ttft_s: float) -> None:
+        """Observes the time to a job's first token: long prompts have a bucket of their own."""
+        size = next((name for limit, name in _SIZES if num_prompt_tokens <= limit), "long")
+        self._ttft_s.labels(kind, model, size).observe(ttft_s)
 
     @property
     def exposition(self) -> Exposition:

@@ -25,7 +25,7 @@ LINUX = frozenset(PLATFORMS[:2])
 # Its builds differ between indexes: it is installed by its version, after what it requires.
 TORCH = "torch"
 TORCH_REQUIRES = ("filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy")
-GROUPS = ("api", "server", "worker-torch", "otel", "dev", "bench", "lock")
+GROUPS = ("api", "server", "worker-torch", "otel", "dev", "test-clients", "bench", "lock")
 _HEAD = """\
 # Written by `make lock` from constraints.txt: each package with the hashes of its files, and the
 # extras of pyproject.toml that need it; `build` is what builds the package itself.

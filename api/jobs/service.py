@@ -32,7 +32,6 @@ class JobMetrics(Protocol):
     """What jobs and their responses count: a part of `api.metrics.Metrics`."""
 
     requests: Counter
-    ttft_s: Histogram
     inter_token_s: Histogram
     e2e_s: Histogram
     prompt_tokens: Counter
@@ -40,6 +39,8 @@ class JobMetrics(Protocol):
     disconnects: Counter
     batch_rows: Counter
     cancels_by_request: int
+
+    def first_token(self, kind: str, model: str, num_prompt_tokens: int, ttft_s: float) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,8 @@ class SubmittedJobs:
             return
         ttft_ms = self._timing.ttft_ms
         assert ttft_ms is not None
-        self._jobs.metrics.ttft_s.labels(self._kind, self._model).observe(ttft_ms / 1000)
+        num_prompt_tokens = len(self._submitted[0].prompt_token_ids)
+        self._jobs.metrics.first_token(self._kind, self._model, num_prompt_tokens, ttft_ms / 1000)
 
     def observe_end(self, end: Finished | Failed) -> None:
         """Counts the end, which was received."""

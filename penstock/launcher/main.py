@@ -20,7 +20,7 @@ from penstock.launcher.processes import (
     report_worker_death,
 )
 from penstock.launcher.ready_line import ReadyLine
-from penstock.launcher.redis_server import PrivateServer, ServerError, find_server_binary
+from penstock.launcher.redis_server import USER, PrivateServer, ServerError, find_server_binary
 from penstock.launcher.settings import LauncherSettings, setting_names
 from penstock.launcher.vllm_environment import (
     NotMade,
@@ -67,6 +67,9 @@ def _launch(
     except NotMade as error:
         say(str(error))
         return 0 if early_signals.received else error.exit_status
+    if settings.redis_url and settings.listen_redis:
+        say("set PENSTOCK_LISTEN_REDIS, for the private server, or PENSTOCK_REDIS_URL, not both.")
+        return EXIT_BAD_SETTINGS
     if settings.redis_url:
         return asyncio.run(_run_with_given_redis(settings, specs, early_signals))
     if find_server_binary() is None:
@@ -74,7 +77,10 @@ def _launch(
         if early_signals.received:
             return 128 + early_signals.received[0]
         return _run_in_one_process(settings, specs)
-    server = PrivateServer(settings.data_dir / "redis")
+    host, _, port = settings.listen_redis.rpartition(":")
+    server = PrivateServer(
+        settings.data_dir / "redis", (host.strip("[]"), int(port)) if port else None
+    )
     try:
         url = server.start()
     except ServerError as error:
@@ -82,6 +88,11 @@ def _launch(
         return EXIT_BAD_SETTINGS
     try:
         say(f"private {server.version} with an append-only file in {server.data_dir}")
+        if port:
+            say(
+                f"another machine joins: PENSTOCK_REDIS_URL=redis://{USER}:PASSWORD@"
+                f"{settings.listen_redis}/0 penstock worker; PASSWORD is in {server.password_file}"
+            )
         keeper = RedisSupervisor(server, say)
         return asyncio.run(Launcher(settings, specs, url).run(early_signals, keeper.supervise()))
     finally:

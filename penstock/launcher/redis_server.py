@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -38,6 +40,7 @@ STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
 LOG_TAIL_BYTES = 2000
 MEMORY_PART = 4  # of the machine's memory is what the server may use
+USER = "penstock"  # of a server that other machines reach
 
 
 class ServerError(Exception):
@@ -47,11 +50,18 @@ class ServerError(Exception):
 class PrivateServer:
     """One server process. Without a data directory it gets a temporary one, removed by `stop`.
 
+    With `listen`, an address and a port, workers and frontends of other machines reach it too, as
+    USER with the password in `password_file`: all commands but those of administrators. Not
+    encrypted.
+
     The server dies with the thread that called `start` or `respawn` (Linux), so call them from a
     thread that lives as long as the process: the main one.
     """
 
-    def __init__(self, data_dir: Path | str | None = None) -> None:
+    def __init__(
+        self, data_dir: Path | str | None = None, listen: tuple[str, int] | None = None
+    ) -> None:
+        self._listen = listen
         self._is_temporary = data_dir is None
         self._given_dir = None if data_dir is None else Path(data_dir).absolute()
         self._dir: Path | None = self._given_dir
@@ -69,6 +79,11 @@ class PrivateServer:
         assert self._dir is not None, "a temporary directory exists once started"
         return self._dir
 
+    @property
+    def password_file(self) -> Path:
+        """The password of USER, made once, for its owner's eyes alone."""
+        return self.data_dir / "password"
+
     def start(self) -> str:
         """Starts the server; returns its URL once it answers. Raises ServerError."""
         assert self._process is None, "started already"
@@ -82,6 +97,9 @@ class PrivateServer:
         try:
             self._take_directory()
             self._socket = self._choose_socket()
+            self.url = "unix://" + quote(str(self._socket))
+            if self._listen is not None:
+                self.url = f"unix://{USER}@{quote(str(self._socket))}?password={self._password()}"
             self.version = f"{Path(path).name} {'.'.join(map(str, version))}"
             self._command = self._command_of(path)
             self._process = self._spawn()
@@ -89,7 +107,6 @@ class PrivateServer:
         except BaseException:
             self.stop()
             raise
-        self.url = "unix://" + quote(str(self._socket))
         return self.url
 
     @property
@@ -110,7 +127,7 @@ class PrivateServer:
 
     def answers(self) -> bool:
         """Sends one PING. Returns False where the server is not there, or is loading its file."""
-        client = redis.Redis(unix_socket_path=str(self._socket), socket_timeout=1.0, protocol=2)
+        client = redis.Redis.from_url(self.url, socket_timeout=1.0, protocol=2)
         try:
             return bool(client.ping())
         except redis.RedisError:
@@ -197,7 +214,27 @@ class PrivateServer:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
+        if self._listen is not None:
+            host, port = self._listen
+            options |= {"bind": host, "port": str(port), "protected-mode": "no"}
+            options["aclfile"] = str(self._written_users())
         return [path, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def _password(self) -> str:
+        """Returns the password of USER; makes it at the first start."""
+        with contextlib.suppress(FileExistsError):
+            file = os.open(self.password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(file, "w", encoding="ascii") as made:
+                made.write(secrets.token_urlsafe(32))
+        return self.password_file.read_text(encoding="ascii").strip()
+
+    def _written_users(self) -> Path:
+        """Writes the server's access list, which has the password's digest."""
+        digest = hashlib.sha256(self._password().encode()).hexdigest()
+        users = self.data_dir / "users.acl"
+        rights = "~* &* +@all -@admin +role +config|get"
+        users.write_text(f"user default off\nuser {USER} on #{digest} {rights}\n", encoding="ascii")
+        return users
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         assert self._lock is not None

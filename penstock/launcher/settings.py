@@ -33,6 +33,13 @@ class LauncherSettings(EnvironmentSettings):
             "Several machines serve together, or Redis is managed elsewhere."
         ),
     )
+    listen_redis: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9_.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}$|^$",
+        description="Address and port on which the private server listens too, with a password, "
+        "for workers of other machines: 10.0.0.1:6379. Not encrypted.",
+        json_schema_extra=symptom("A second machine shall serve, and there is no Redis yet."),
+    )
     namespace: str = Field(
         NAMESPACE,
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 
-@table("page", ["cli", "config", "metrics", "paths", "plots", "promises"])
+@table("page", ["chart_schema", "cli", "config", "metrics", "paths", "plots", "promises"])
 def test_a_generated_page_is_what_the_code_says(page: str) -> None:
     """Commands of the application, settings of the settings classes, metrics of their tables,
     reading paths of their files, plots of BENCHMARKS, promises of the marks on tests."""
@@ -60,6 +60,37 @@ def test_files_and_functions_that_the_walks_name_exist(page: str) -> None:
         source = (REPOSITORY / path).read_text()
         for name in function.split(".") if function else []:
             assert re.search(rf"(def|class) {name}\b", source), f"{path}:{function}"
+
+
+RECIPES = re.findall(
+    r"<!-- files of: (\S+) -->\n(.*?)\n\n",
+    (REPOSITORY / "docs/EXTENDING.md").read_text(),
+    re.S,
+)
+
+
+def test_there_are_recipes_with_examples() -> None:
+    assert len(RECIPES) > 2
+
+
+@table(("example", "rows"), RECIPES)
+def test_a_recipe_lists_the_files_of_the_product_that_name_its_example(
+    example: str, rows: str
+) -> None:
+    listed = {path for row in rows.splitlines() for path in re.findall(r"`([^`]+)`", cell(row))}
+    names = re.compile(rf"(?<![\w-]){re.escape(example)}(?![\w-])", re.I)
+    found = {
+        str(path.relative_to(REPOSITORY))
+        for room in ("api", "worker", "shared", "penstock", "clients/typescript/src")
+        for path in (REPOSITORY / room).rglob("*.*")
+        if path.suffix in {".py", ".lua", ".js", ".ts", ".html"} and names.search(path.read_text())
+    }
+    assert listed == found
+
+
+def cell(row: str) -> str:
+    """Returns the first cell of a table's row."""
+    return row.split("|")[1] if row.startswith("|") else ""
 
 
 def test_commands_that_the_readme_names_exist() -> None:

@@ -247,7 +247,11 @@ def test_every_pinned_package_but_torch_has_hashes(lock: str, pinned: str) -> No
 def test_the_lock_has_all_that_each_extra_requires() -> None:
     """As the packages that are installed here say themselves, and for this platform."""
     lines = (REPOSITORY / "requirements.lock").read_text().splitlines()[2:]
-    for group, extra in (("server|api|worker-torch", "worker"), ("dev|otel|api", "dev")):
+    for group, extra in (
+        ("server|api|worker-torch", "worker"),
+        ("dev|otel|api", "dev"),
+        ("test-clients|api", "test-clients"),
+    ):
         locked = {normalized(each.partition("==")[0]) for each in lines if _is_of(each, group)}
         missing = _closure("penstock", frozenset({extra})) - locked - {"penstock", "torch"}
         assert not missing, f"make lock: {extra} lacks {missing}"

@@ -19,19 +19,42 @@ WORKFLOW = REPOSITORY / ".github/workflows/release.yml"
 CHANGELOG = "# Changelog\n\n## 0.2.0 - 2027-01-02\n\nnew\n\n## 0.1.0 - 2026-12-01\n\nold\n"
 
 
-def test_the_workflow_follows_the_schema_of_workflows() -> None:
+@table(
+    ("schema", "pattern"),
+    [
+        ("github-workflows", "workflows/*.yml"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/[!c]*.yml"),
+        ("github-issue-config", "ISSUE_TEMPLATE/config.yml"),
+    ],
+)
+def test_workflows_and_issue_forms_follow_their_schemas(schema: str, pattern: str) -> None:
+    files = sorted(map(str, (REPOSITORY / ".github").glob(pattern)))
     ended = subprocess.run(
         [
             str(Path(sys.executable).with_name("check-jsonschema")),
             "--builtin-schema",
-            "vendor.github-workflows",
-            str(WORKFLOW),
+            f"vendor.{schema}",
+            *files,
         ],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_checks_of_a_pull_request_are_the_targets_of_the_makefile() -> None:
+    steps = yaml.safe_load((REPOSITORY / ".github/workflows/checks.yml").read_text())["jobs"]
+    commands = " ".join(
+        step["run"] for job in steps.values() for step in job["steps"] if "run" in step
+    )
+    targets = re.findall(r"\bmake ([a-z-]+)", commands)
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert {"lint", "test-fast", "test", "test-packages"} <= set(targets)
+    assert all(re.search(rf"^{target}:", makefile, re.M) for target in targets)
+    installed = set(re.findall(r"missing\+=\(([\w+.-]+)\)", (REPOSITORY / ".ci/run").read_text()))
+    on_the_runner = {"chromium-headless-shell", "curl", "buildah", "mmdebstrap", "util-linux"}
+    assert installed - on_the_runner <= set(commands.split())
 
 
 def test_the_workflow_builds_every_image_of_compose_and_publishes_tags_alone() -> None:

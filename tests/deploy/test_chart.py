@@ -42,11 +42,17 @@ OF_TRACING = {
     "OTEL_TRACES_SAMPLER_ARG",
 }
 WORKS_ON_A_GPU = {"name": "big", "served": "Qwen3-8B", "gpus": 2, "engine": "vllm"}
-EVERYTHING = {
+RUNBOOKS = "https://git.example.org/penstock/"
+EVERYTHING: dict[str, Any] = {
     "apiKeys": {"lines": ["sha256:00 tenant=a", "sha256:11 tenant=b"]},
     "image": {"repository": "registry.example.org/penstock/", "tag": "1.2.3"},
     "ingress": {"enabled": True, "tlsSecret": "tls"},
-    "monitoring": {"enabled": True, "keySecret": "scrapes", "labels": {"release": "prometheus"}},
+    "monitoring": {
+        "enabled": True,
+        "keySecret": "scrapes",
+        "labels": {"release": "prometheus"},
+        "runbooks": RUNBOOKS,
+    },
     "tracing": {
         "endpoint": "http://collector.traces.svc:4318",
         "headersSecret": "collector",
@@ -60,20 +66,29 @@ EVERYTHING = {
         "autoscaling": {"enabled": True},
         "files": {"existingClaim": "files"},
         "settings": {"PENSTOCK_MAX_QUEUED_JOBS": 200},
+        "podAnnotations": {"example.org/team": "models"},
+        "priorityClassName": "serving",
     },
     "workers": {
         "settings": {
-            "PENSTOCK_MAX_NUM_SEQS": 1_000_000,
+            "PENSTOCK_NUM_KV_BLOCKS": 1_000_000,
             "PENSTOCK_MEMORY_SHARE": 0.5,
             "PENSTOCK_PREFIX_CACHING": False,
         },
         "models": {"existingClaim": "models"},
         "cache": {"existingClaim": "cache"},
         "hubTokenSecret": "hub",
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+        "runtimeClassName": "nvidia",
     },
     "models": [
         {"name": "demo", "served": "penstock-demo", "settings": {"PENSTOCK_NUM_THREADS": 2}},
-        {**WORKS_ON_A_GPU, "autoscaling": {"enabled": True}, "tolerations": [{"key": "gpu"}]},
+        {
+            **WORKS_ON_A_GPU,
+            "autoscaling": {"enabled": True},
+            "tolerations": [{"key": "gpu"}],
+            "tag": "1.3",
+        },
     ],
 }
 
@@ -180,6 +195,13 @@ def test_a_first_install_says_what_it_needs() -> None:
         {"models": [{"name": "Upper", "served": "x"}]},
         {"models": [{"name": "x", "served": 'a"b'}]},
         {"unknown": 1},
+        {"models": [{"name": "x", "served": "x", "gpu": 1}]},
+        {"frontend": {"settings": {"PENSTOCK_MAX_QUEUED_JOB": 200}}},
+        {"frontend": {"settings": {"PENSTOCK_MAX_NUM_SEQS": 200}}},
+        {"workers": {"settings": {"PENSTOCK_LEASE_MS": "ten"}}},
+        {"workers": {"settings": {"PENSTOCK_LEASE_MS": 1}}},
+        {"models": [{"name": "x", "served": "x", "settings": {"PENSTOCK_DTYPE": "int4"}}]},
+        {"redis": {"maxMemory": "2gb"}},
         {"workers": {"engine": "other"}},
         {"tracing": {"endpoint": "collector:4317"}},
         {"tracing": {"settings": {"PENSTOCK_PORT": 1}}},
@@ -239,7 +261,7 @@ def test_probes_ask_what_the_processes_answer(everything: Installed) -> None:
 
 
 def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> None:
-    beside = {"REDIS_PASSWORD", "HF_TOKEN", *OF_TRACING}
+    beside = {"REDIS_PASSWORD", "HF_TOKEN", "HTTPS_PROXY", *OF_TRACING}
     known = set(map(variable_of, ApiSettings.model_fields))
     assert everything.env("rel-penstock-frontend").keys() - beside <= known
     known = set(map(variable_of, WorkerSettings.model_fields))
@@ -247,7 +269,7 @@ def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> No
         assert everything.env(name).keys() - beside <= known
     env = everything.env("rel-penstock-demo")
     values = (
-        env["PENSTOCK_MAX_NUM_SEQS"],
+        env["PENSTOCK_NUM_KV_BLOCKS"],
         env["PENSTOCK_MEMORY_SHARE"],
         env["PENSTOCK_PREFIX_CACHING"],
         env["PENSTOCK_NUM_THREADS"],
@@ -256,10 +278,37 @@ def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> No
     assert "PENSTOCK_NUM_THREADS" not in everything.env("rel-penstock-big")
 
 
+def test_keys_are_a_file_that_changes_with_its_secret(everything: Installed) -> None:
+    """A variable would need a restart; frontends look at the file every two seconds."""
+    spec = everything.pods()["rel-penstock-frontend"]["spec"]
+    (volume,) = (each for each in spec["volumes"] if each["name"] == "keys")
+    secret = everything.one("Secret", volume["secret"]["secretName"])
+    (item,) = volume["secret"]["items"]
+    assert secret["stringData"][item["key"]].splitlines() == EVERYTHING["apiKeys"]["lines"]
+    (mount,) = (
+        each
+        for each in everything.container("rel-penstock-frontend")["volumeMounts"]
+        if each["name"] == "keys"
+    )
+    # A subPath would not follow the secret.
+    assert mount == {"name": "keys", "mountPath": mount["mountPath"], "readOnly": True}
+    env = everything.env("rel-penstock-frontend")
+    assert env["PENSTOCK_API_KEYS_FILE"] == f"{mount['mountPath']}/{item['path']}"
+    assert "PENSTOCK_API_KEYS" not in env
+
+
+def test_pods_have_what_their_cluster_asks_for(everything: Installed) -> None:
+    frontend, demo = (everything.pods()[f"rel-penstock-{name}"] for name in ("frontend", "demo"))
+    assert frontend["metadata"]["annotations"] == {"example.org/team": "models"}
+    assert frontend["spec"]["priorityClassName"] == "serving"
+    assert demo["spec"]["runtimeClassName"] == "nvidia"
+    assert everything.env("rel-penstock-demo")["HTTPS_PROXY"] == "http://proxy:3128"
+
+
 def test_each_model_has_workers_of_its_kind(everything: Installed) -> None:
     prefix = "registry.example.org/penstock/"
     big, demo = everything.container("rel-penstock-big"), everything.container("rel-penstock-demo")
-    assert big["image"] == f"{prefix}penstock-worker-vllm-cuda:1.2.3"
+    assert big["image"] == f"{prefix}penstock-worker-vllm-cuda:1.3", "its own tag"
     assert big["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert demo["image"] == f"{prefix}penstock-worker:1.2.3"
     assert "nvidia.com/gpu" not in demo["resources"]["limits"]
@@ -314,6 +363,8 @@ def test_prometheus_can_read_the_queries_and_the_rules(
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     written = yaml.safe_load((CHART.parents[1] / "observability/rules.yml").read_text())
+    for rule in written["groups"][0]["rules"]:
+        rule["annotations"]["runbook_url"] = RUNBOOKS + rule["annotations"]["runbook_url"]
     assert of_rules == written, "the rules that promtool tests"
 
 

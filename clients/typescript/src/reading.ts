@@ -12,7 +12,7 @@ import { KeptChoice, isEmpty, sorted } from './kept.js';
 import { idempotent, inPath, type Request } from './requests.js';
 
 // The job is lost before any of it was delivered: the same request starts it again.
-const BEGINS_ANEW = new Set(['worker_lost', 'engine_died', 'payload_lost', 'job_lost']);
+const BEGINS_ANEW = new Set(['worker_lost', 'engine_died', 'payload_lost', 'job_lost', 'model_replaced']);
 const LOST = new Set(['job_lost', 'job_expired', 'stream_diverged']);
 const PASSING_KINDS = new Set(['service_unavailable', 'overloaded_error', 'rate_limit_error']);
 const ENDS = new Set(['response.completed', 'response.incomplete', 'response.failed', 'response.cancelled']);

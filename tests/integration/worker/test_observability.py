@@ -198,3 +198,11 @@ def test_alerts_that_need_time_or_a_broken_device_fire_as_written() -> None:
         if case.get("exp_alerts")
     }
     assert fired == set(ALERTS)
+
+
+def test_every_alert_names_its_row_of_the_troubleshooting_page() -> None:
+    page, _, _ = RULES[0]["annotations"]["runbook_url"].partition("#")
+    rows = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \|', (REPOSITORY / page).read_text(), re.M)
+    assert rows == [(alert.lower(), alert) for alert in ALERTS]
+    for rule in RULES:
+        assert rule["annotations"]["runbook_url"] == f"{page}#{rule['alert'].lower()}"

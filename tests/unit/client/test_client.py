@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -30,10 +32,12 @@ from penstock.client import (
     Stream,
     StreamLost,
     Unreachable,
+    reading,
 )
 from penstock.client.requests import Endpoints, Tries
 from tests.support.table import table
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 NAME = "chatcmpl-0-1"
 
 
@@ -528,3 +532,15 @@ def test_the_end_of_an_event_loop_leaves_streams_of_the_blocking_client_open() -
     answer = asyncio.run(begin())
     assert [delta.text for delta in answer] == ["b"]
     assert service.asked == ["POST /v1/chat/completions"]
+
+
+def test_the_clients_of_both_languages_repeat_the_same_failures() -> None:
+    source = (REPOSITORY / "clients/typescript/src/reading.ts").read_text()
+    sets = re.findall(r"^const ([A-Z_]+) = new Set\(\[(.*?)\]\);", source, re.M | re.S)
+    found = {name: set(re.findall(r"'([\w.]+)'", codes)) for name, codes in sets}
+    assert found == {
+        "BEGINS_ANEW": reading._BEGINS_ANEW,
+        "LOST": reading._LOST,
+        "PASSING_KINDS": reading._PASSING_KINDS,
+        "ENDS": {f"response.{end}" for end in reading._ENDS},
+    }

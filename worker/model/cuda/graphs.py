@@ -71,7 +71,7 @@ class CapturedStack(Protocol):
     def run_into(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
     ) -> None:
-        """See RunInto."""
+        """Computes a step, as RunInto says."""
         ...
 
 

@@ -16,10 +16,12 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* An image of this repository: (list $ "penstock-api") */}}
+{{/* An image of this repository: (list $ "penstock-api"), or with a tag of its own */}}
 {{- define "penstock.image" -}}
 {{- $root := index . 0 -}}
-{{ $root.Values.image.repository }}{{ index . 1 }}:{{ $root.Values.image.tag | default $root.Chart.AppVersion }}
+{{- $tag := "" }}
+{{- if gt (len .) 2 }}{{ $tag = index . 2 }}{{ end -}}
+{{ $root.Values.image.repository }}{{ index . 1 }}:{{ $tag | default $root.Values.image.tag | default $root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "penstock.serviceAccount" -}}
@@ -94,7 +96,24 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Variables of other programs, as Kubernetes writes them: a value, or a secret's entry. */}}
+{{- define "penstock.extraEnv" -}}
+{{- with .extraEnv }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "penstock.annotations" -}}
+{{- with .podAnnotations }}
+annotations: {{ toJson . }}
+{{- end }}
+{{- end }}
+
 {{- define "penstock.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}

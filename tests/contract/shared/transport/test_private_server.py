@@ -17,12 +17,14 @@ import redis
 
 from penstock.launcher import redis_server as server_binary
 from penstock.launcher.redis_server import (
+    USER,
     PrivateServer,
     ServerError,
     find_server_binary,
     inspect_command,
 )
 from shared.redis.cli import main as inspect
+from tests.support.launched import free_port
 
 
 def client_of(url: str) -> redis.Redis:
@@ -40,6 +42,28 @@ def test_it_serves_on_a_socket_that_only_its_owner_can_open(tmp_path: Path) -> N
         assert (config["appendonly"], config["appendfsync"]) == ("yes", "everysec")
         client.close()
         assert server.version.split()[0] in ("valkey-server", "redis-server")
+
+
+def test_other_machines_reach_it_with_its_password_alone(tmp_path: Path) -> None:
+    listen = ("127.0.0.1", free_port())
+    address = "{}:{}".format(*listen)
+    with PrivateServer(tmp_path / "data", listen) as server:
+        password = server.password_file.read_text()
+        assert stat.S_IMODE(server.password_file.stat().st_mode) == 0o600
+        assert password not in (server.data_dir / "users.acl").read_text()
+        for refused in (f"redis://{address}", f"redis://default:{password}@{address}"):
+            with pytest.raises(redis.AuthenticationError):
+                client_of(refused).ping()
+        for url in (f"redis://{USER}:{password}@{address}", server.url):
+            client = client_of(url)
+            client.set("a", "b")
+            assert (client.get("a"), client.role()[0]) == (b"b", b"master")
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.config_set("dir", "/")
+            client.close()
+        assert password not in inspect_command(server.url)
+    with PrivateServer(tmp_path / "data", listen) as server:
+        assert server.password_file.read_text() == password
 
 
 def test_data_survives_a_stop_and_nothing_else_does(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def names(shared_service: RunningService) -> dict[str, str]:
     "Clients: every route is documented, accepts no other bodies than documented ones, and returns "
     "only documented statuses and bodies"
 )
+# The service draws from `random` too, on a thread of this process, while a strategy draws.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @pytest.mark.parametrize(("route", "mode"), CASES)
 def test_every_answer_is_one_that_the_document_names(
     schema: BaseSchema, names: dict[str, str], route: str, mode: GenerationMode

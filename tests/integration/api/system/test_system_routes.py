@@ -109,7 +109,8 @@ def test_the_metrics_count_by_kind_model_and_outcome(
     wait_until(lambda: not len(service.app.state.open_requests), "the answer to end")
     exposed = client.get("/metrics")
     assert exposed.headers["content-type"].startswith("text/plain")
-    ttft = f'penstock:time_to_first_token_seconds_count{{kind="generate",model_name="{MODEL}"}}'
+    labels = f'kind="generate",model_name="{MODEL}",prompt="short"'
+    ttft = f"penstock:time_to_first_token_seconds_count{{{labels}}}"
     assert ttft in exposed.text
     assert 'penstock:disconnects_total{kind="generate"} ' in exposed.text
     assert 'penstock:requests_total{kind="generate",outcome="length"}' in exposed.text

@@ -50,6 +50,12 @@ from tests.unit.api.output_parsers.recorded_texts import (
 BY_TYPE = UNTYPED_FORMATS - {ToolFormat.PYTHONIC} | {form for form, _, _ in DSML_FORMS}
 
 
+def test_every_reasoning_format_has_a_recorded_text() -> None:
+    assert {recorded.reasoning for recorded in RECORDED if recorded.thoughts} >= set(
+        ReasoningFormat
+    )
+
+
 def parser(recorded: Recorded) -> OutputParser:
     config = ParserConfig(
         tool_format=recorded.form,
