@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.live import Counted
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
 from penstock.cli.output import note
@@ -105,11 +106,14 @@ class _Run:
         pool = ThreadPoolExecutor(self._at_once)
         futures: list[Future[dict[str, Any]]] = [pool.submit(self._result, row) for row in rows]
         try:
-            for future in futures:
-                result = future.result()
-                num_failed += "error" in result
-                file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
-                file.flush()
+            with Counted(len(rows)) as progress:
+                for future in futures:
+                    future.add_done_callback(lambda ended: progress.add(_num_tokens(ended)))
+                for future in futures:
+                    result = future.result()
+                    num_failed += "error" in result
+                    file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
+                    file.flush()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self._client.close()  # after Ctrl-C: the rest is not sent
@@ -132,6 +136,14 @@ class _Run:
         if len(answer["choices"]) > 1 or (message or {}).get("tool_calls"):
             found["choices"] = answer["choices"]
         return found
+
+
+def _num_tokens(ended: Future[dict[str, Any]]) -> int:
+    """Returns the tokens of a result; 0 of one that failed or was not sent."""
+    if ended.cancelled() or ended.exception() is not None:
+        return 0
+    usage = ended.result().get("usage") or {}
+    return int(usage.get("completion_tokens") or 0)
 
 
 def _text(file: Path) -> str:

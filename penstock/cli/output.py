@@ -8,12 +8,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shared.printable import printable, printable_line
 
+GAP = 1  # between columns
+MIN_FOLDED = 12
 STATUS_STYLES = {
     "ok": "green",
     "finished": "green",
@@ -64,12 +67,33 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty:
         note(empty)
         return
     console = _console()
+    shown = _fitting(columns, rows, console.width)
+    console.print(table_of(columns[:shown], [row[:shown] for row in rows]))
+    if shown < len(columns):
+        note(f"not shown, for lack of space: {', '.join(columns[shown:])}. --json has everything.")
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Returns rows under their columns. The last column is folded where it is too wide."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(columns, 1):
         table.add_column(column, no_wrap=index < len(columns), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    console.print(table)
+    return table
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> int:
+    """Returns how many columns, from the left, fit whole: an id that is cut is another id."""
+    used = 0
+    for index, column in enumerate(columns):
+        cells = (cell_len(_cell(row[index]).plain) for row in rows)
+        used += max(cell_len(column), *cells) + (GAP if index else 0)
+        # The last one may be folded, to MIN_FOLDED at least.
+        over = used - width
+        if over > 0 and not (index == len(columns) - 1 and over <= MIN_FOLDED):
+            return max(1, index)
+    return len(columns)
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:

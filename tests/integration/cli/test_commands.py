@@ -100,6 +100,12 @@ def test_a_worker_that_loads_its_model_is_shown_with_its_stage(
     assert re.search(r"loading +m2: loading weights, 43 %\n", penstock("status").out)
 
 
+def test_top_shows_queue_and_workers(penstock: Any) -> None:
+    assert re.search(r"ok: \d+ running, \d+ waiting, 1 workers", penstock("top", "--once").out)
+    (look,) = penstock("top", "--once", "--json").objects
+    assert [worker["id"] for worker in look["health"]["workers"]] == ["w-scripted"]
+
+
 def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:
     listed = penstock("jobs", "list")
     assert job in listed.out
@@ -354,7 +360,7 @@ def test_bench_says_rates_and_waits(penstock: Any) -> None:
 
 
 def test_bench_shows_how_far_it_is(penstock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "PROGRESS_S", 0.001)
+    monkeypatch.setattr("penstock.cli.live.NOTE_S", 0.001)
     shown = penstock("bench", "-n", "4", "--at-once", "1", "--max-tokens", "4", "--json")
     assert "of 4 requests" in shown.err
     assert len(shown.objects) == 1
@@ -363,11 +369,11 @@ def test_bench_shows_how_far_it_is(penstock: Any, monkeypatch: pytest.MonkeyPatc
 def test_an_interrupted_bench_keeps_what_it_has(
     penstock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(under_way: set[Future[None]], timings: Sequence[Any]) -> None:
+    def interrupt(under_way: Sequence[Future[None]], *_: Any) -> None:
         wait(under_way)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_module, "_wait", interrupt)
+    monkeypatch.setattr(bench_module, "wait", interrupt)
     shown = penstock("bench", "-n", "3", "--max-tokens", "4", "--json")
     assert shown.code == ExitCode.INTERRUPTED
     assert "interrupted after 3 of 3 requests" in shown.err
