@@ -54,6 +54,8 @@ def _commands(prefix: str, group: Any) -> list[str]:
     for name, command in group.commands.items():
         words = f"{prefix} {name}"
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                parts.append(_command(words, command))
             parts += _commands(words, command)
         else:
             parts.append(_command(words, command))

@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from api.errors import MAX_ECHO_CHARS
-from api.generation.protocol import DurabilityLevel, ExpiresAfter, RequestModel
+from api.files.service import MAX_LIFE_S, MIN_LIFE_S
+from api.generation.protocol import DurabilityLevel, RequestModel
 from api.generation.response_schemas import CachedTokens, ReasoningTokens, ResponseModel
+from api.generation.schemas import described
 from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
@@ -22,6 +24,11 @@ MAX_VALUE_CHARS = 512
 MAX_WINDOW_S = 7 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
+_METADATA: dict[str, Any] = {
+    "maxProperties": MAX_PAIRS,
+    "propertyNames": {"maxLength": MAX_KEY_CHARS},
+    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE_CHARS},
+}
 
 
 class BatchesQuery(PageQuery):
@@ -30,13 +37,20 @@ class BatchesQuery(PageQuery):
     limit: int = Field(20, ge=1, le=100)
 
 
+class ExpiresAfter(RequestModel):
+    """When the batch's files expire."""
+
+    anchor: Annotated[str, described(enum=["created_at"])]
+    seconds: Annotated[int, described(minimum=MIN_LIFE_S, maximum=MAX_LIFE_S)]
+
+
 class BatchRequest(RequestModel):
     """POST /v1/batches."""
 
     input_file_id: str
-    endpoint: str
-    completion_window: str
-    metadata: dict[str, Any] | None = None
+    endpoint: Annotated[str, described(enum=list(ENDPOINT_PATHS))]
+    completion_window: Annotated[str, described(pattern=f"^{_WINDOW.pattern}$")]
+    metadata: Annotated[dict[str, Any], described(**_METADATA)] | None = None
     output_expires_after: ExpiresAfter | None = None
     durability: DurabilityLevel | None = None
 

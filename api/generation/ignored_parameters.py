@@ -3,7 +3,7 @@
 A row of UNUSED_MEMBERS has the values of a parameter that cannot affect the output, and why. A
 value that is the default (`truncation: "disabled"`) needs no report. Any other is ignored and
 reported in a response header: clients send it without their users' knowledge. All values that are
-not in the list are refused. docs/API.md has the same table, and a test compares them.
+not in the list are refused. `make docs` writes the table into docs/API.md.
 """
 
 from __future__ import annotations

@@ -28,12 +28,17 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from api.generation.ignored_parameters import members_without_field, schema_without_field
 from api.generation.schemas import (
+    BIAS,
     WHOLE_NUMBERS,
     Count,
     Penalty,
+    RepetitionPenalty,
+    Seed,
     Share,
     StopString,
     StopStrings,
+    Temperature,
+    TopK,
     TopLogprobs,
     accept_whole_numbers,
     described,
@@ -44,9 +49,7 @@ from shared.keys import NUM_LANES
 from shared.messages import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
-    MAX_SEED,
     MAX_STOP_TOKEN_IDS,
-    MIN_SEED,
     Durability,
     InvalidParameter,
     OnDisconnect,
@@ -109,7 +112,9 @@ class RequestModel(BaseModel):
         for name, why in members_without_field(cls.kind).items():
             described = f"Accepted where it changes nothing; else refused: {why}."
             accepted = schema_without_field(cls.kind, name)
-            properties.setdefault(name, {"description": described, **accepted})
+            properties.setdefault(
+                name, {"description": described, "x-without-effect": True, **accepted}
+            )
         return reference
 
 
@@ -141,9 +146,12 @@ StreamInterval = Annotated[int, Field(ge=1, le=4096)]
 # Lists end at their first fault: the cost of an error is bounded.
 TokenIds = Annotated[list[int], Field(fail_fast=True), WHOLE_NUMBERS]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-
-
-LogitBias = Annotated[dict[str, float], WrapValidator(at_the_object)]
+StopTokenIds = Annotated[TokenIds, described(maxItems=MAX_STOP_TOKEN_IDS)]
+LogitBias = Annotated[
+    dict[str, float],
+    WrapValidator(at_the_object),
+    described(maxProperties=MAX_LOGIT_BIAS, additionalProperties=BIAS),
+]
 Labels = Annotated[dict[str, str], WrapValidator(at_the_object)]
 # Enumerations come as their strings.
 DisconnectPolicy = Annotated[OnDisconnect, Field(strict=False)]
@@ -219,18 +227,18 @@ class StreamParameters(RequestModel):
 class SamplingFields(RequestModel):
     """Sampling parameters of the OpenAI dialects; from `top_k` on they are extensions."""
 
-    temperature: Annotated[float, described(minimum=0, maximum=2)] | None = None
+    temperature: Temperature | None = None
     top_p: Share | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: Annotated[LogitBias, described(maxProperties=MAX_LOGIT_BIAS)] = {}
-    seed: Annotated[int, described(minimum=MIN_SEED, maximum=MAX_SEED)] | None = None
+    logit_bias: LogitBias = {}
+    seed: Seed | None = None
     stop: StopString | StopStrings = []
-    top_k: Annotated[int, described(minimum=-1, maximum=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, described(minimum=0.01, maximum=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     min_tokens: Count = 0
-    stop_token_ids: Annotated[TokenIds, described(maxItems=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: StopTokenIds = []
     ignore_eos: bool = False
 
 
@@ -238,7 +246,7 @@ class TierFields(RequestModel):
     """The queue priority of the OpenAI dialects; `priority` is an extension."""
 
     priority: Annotated[int, described(minimum=0, maximum=NUM_LANES - 2)] | None = None
-    service_tier: str | None = None
+    service_tier: Annotated[str, described(enum=["auto", "default", "flex"])] | None = None
 
 
 class ResponseFormatText(RequestModel):

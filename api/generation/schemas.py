@@ -8,7 +8,13 @@ from pydantic import BeforeValidator, Field
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from shared.messages import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
+from shared.messages import (
+    MAX_SEED,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOP_LOGPROBS,
+    MIN_SEED,
+)
 
 _NULL = {"type": "null"}
 
@@ -20,7 +26,13 @@ def described(**schema: Any) -> Any:
 
 Share = Annotated[float, described(minimum=0, maximum=1)]
 Penalty = Annotated[float, described(minimum=-2, maximum=2)]
-Count = Annotated[int, described(minimum=0, maximum=2**31 - 1)]
+Temperature = Annotated[float, described(minimum=0, maximum=2)]
+RepetitionPenalty = Annotated[float, described(minimum=0.01, maximum=100)]
+TopK = Annotated[int, described(minimum=-1, maximum=2**31 - 1)]
+Seed = Annotated[int, described(minimum=MIN_SEED, maximum=MAX_SEED)]
+Count = Annotated[int, described(minimum=0)]
+MaxTokens = Annotated[int, described(minimum=1)]
+BIAS = {"type": "number", "minimum": -100, "maximum": 100}
 TopLogprobs = Annotated[int, described(minimum=0, maximum=MAX_TOP_LOGPROBS)]
 StopString = Annotated[str, described(minLength=1, maxLength=MAX_STOP_STRING_CHARS)]
 StopStrings = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from types import UnionType
@@ -38,6 +39,7 @@ Absent = SkipJsonSchema[None]  # the type of a member that is left out, and neve
 EVENTS = "text/event-stream"
 EVENT_SCHEMA = "x-event-schema"  # OpenAPI 3.1 describes no events
 _SCHEMAS = "#/components/schemas/"
+_REFERENCE = "api.reference.describe"  # loaded for the document: no other request needs it
 _VALIDATION = ("HTTPValidationError", "ValidationError")  # FastAPI's, which are never sent
 
 
@@ -82,22 +84,19 @@ def streamed(
     return {200: {"content": {EVENTS: described}}, **errors(statuses, model)}
 
 
-def parameter(name: str, place: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
-    """Returns the `openapi_extra` of a route with a parameter that something before it reads;
-    `place`: "query" or "header"."""
+def parameters(*undeclared: tuple[str, str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the `openapi_extra` of a route with parameters that its function does not declare:
+    their names, places ("query", "header") and schemas."""
     return {
         "parameters": [
-            {"name": name, "in": place, "schema": dict(schema), "description": description}
+            {"name": name, "in": place, "schema": dict(schema)}
+            for name, place, schema in undeclared
         ]
     }
 
 
-IDEMPOTENT = parameter(
-    "idempotency-key",
-    "header",
-    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
-    "The same request under the same key is the same job, running or finished.",
-)
+_IDEMPOTENCY_KEY = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
+IDEMPOTENT = parameters(("idempotency-key", "header", _IDEMPOTENCY_KEY))
 
 
 def openapi_router() -> APIRouter:
@@ -154,6 +153,7 @@ def _customized(document: dict[str, Any]) -> dict[str, Any]:
             _define_events(operation, components["schemas"])
     for name in _VALIDATION:
         components["schemas"].pop(name, None)
+    importlib.import_module(_REFERENCE).describe(document)
     components["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},

@@ -76,9 +76,7 @@ class ListQuery(QueryModel):
 class PageQuery(ListQuery):
     """A query for the page after the object with the id `after`."""
 
-    after: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | Absent = Field(
-        None, description="The id of the last object read."
-    )
+    after: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)] | Absent = None
 
 
 async def _no_query(query: Annotated[QueryModel, Query()]) -> None:

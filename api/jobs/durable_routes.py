@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -56,8 +56,8 @@ async def head_job_text(name: str, caller: CallerDep, jobs: JobsDep) -> Response
     response_class=Response,
     responses={
         200: {"content": {"text/plain": {}, "text/event-stream": {}}},
-        204: {"description": "A long poll in which nothing came."},
-        304: {"description": "What `If-None-Match` names."},
+        204: {},
+        304: {},
         **errors(KEPT),
     },
 )
@@ -66,13 +66,9 @@ async def read_job_text(
     request: Request,
     caller: CallerDep,
     jobs: JobsDep,
-    offset: Annotated[
-        str | Absent, Query(description="`-1` (the begin), `now`, or the last response's next one.")
-    ] = None,
-    live: Annotated[
-        Literal["long-poll", "sse"] | Absent, Query(description="Waits for text, or streams it.")
-    ] = None,
-    cursor: Annotated[str | Absent, Query(description="The last response's.")] = None,
+    offset: str | Absent = None,
+    live: Literal["long-poll", "sse"] | Absent = None,
+    cursor: str | Absent = None,
 ) -> Response:
     """Reads the job's text as a durable stream: from an offset on, live where `live` is set."""
     given = request.query_params.getlist("offset")

@@ -1,91 +1,155 @@
-/** Shows the operations of /openapi.json: parameters, the fields of bodies, statuses. */
+/** Shows /openapi.json: an index, a search, and each operation with its parameters. */
 
+import { parameterList, resolved, typeOf, useSchemas, withCode } from "./docs_schema.js";
+import { BASE, findModel, tryForm } from "./docs_try.js";
 import { element, setText } from "./element.js";
 
 const byId = (id) => document.getElementById(id);
 const status = byId("status");
 const list = byId("operations");
+const operations = []; // {details, link, text}
 
-/** Returns the schema that a reference leads to. */
-function resolved(schemas, schema) {
-  return schema?.$ref ? schemas[schema.$ref.split("/").pop()] : schema;
-}
+const section = (title, ...nodes) => [element("h4", "", title), ...nodes];
 
-/** Returns a short text for a schema's type. */
-function typeOf(schema) {
-  if (schema.$ref) return schema.$ref.split("/").pop();
-  const options = schema.anyOf ?? schema.oneOf;
-  if (options) return options.map(typeOf).join(" | ");
-  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" | ");
-  if (schema.const !== undefined) return JSON.stringify(schema.const);
-  if (schema.type === "array") return `array of ${typeOf(schema.items ?? {})}`;
-  return schema.type ?? "any";
-}
-
-function described(title, rows) {
-  if (!rows.length) return [];
-  const terms = element("dl");
-  for (const [name, text] of rows) {
-    const term = element("dt");
-    term.append(element("code", "", name));
-    terms.append(term, element("dd", "", text));
-  }
-  return [element("h4", "", title), terms];
-}
-
-function fieldsOf(schemas, content) {
-  const schema = resolved(schemas, Object.values(content ?? {})[0]?.schema);
-  const required = new Set(schema?.required);
-  return Object.entries(schema?.properties ?? {}).map(([name, field]) => {
-    const text = [typeOf(field), required.has(name) ? "required" : "", field.description ?? ""];
-    return [name, text.filter(Boolean).join(". ")];
-  });
-}
-
-function operationOf(schemas, method, path, operation) {
-  const details = element("details");
-  const summary = element("summary");
-  const name = element("code", "", path);
-  summary.append(element("span", "method", method.toUpperCase()), name);
-  const parameters = (operation.parameters ?? []).map((one) => [
+function parametersOf(operation) {
+  const rows = (operation.parameters ?? []).map((one) => [
     one.name,
-    [`${one.in}, ${typeOf(one.schema)}`, one.description ?? ""].filter(Boolean).join(". "),
+    { ...one.schema, description: `In the ${one.in}. ${one.description}` },
   ]);
-  const responses = Object.entries(operation.responses).map(([code, response]) => [
-    code,
-    [response.description, ...Object.keys(response.content ?? {})].join(", "),
-  ]);
-  details.append(
-    summary,
-    element("p", "", operation.description ?? ""),
-    ...described("Parameters", parameters),
-    ...described("Body", fieldsOf(schemas, operation.requestBody?.content)),
-    ...described("Response", fieldsOf(schemas, operation.responses["200"]?.content)),
-    ...described("Statuses", responses),
+  const required = (operation.parameters ?? []).filter((one) => one.required);
+  if (!rows.length) return [];
+  return section("Parameters", parameterList(rows, required.map((one) => one.name)));
+}
+
+/** The parameters of a body by their groups; those without effect are one paragraph. */
+function bodyOf(operation) {
+  const content = Object.values(operation.requestBody?.content ?? {})[0];
+  if (!content) return [];
+  const { properties, required, "x-groups": groups } = resolved(content.schema);
+  const shown = groups.flatMap(({ title, parameters }) => {
+    const rows = parameters.map((name) => [name, properties[name]]);
+    if (!rows.every(([, schema]) => schema["x-without-effect"])) {
+      return [element("h5", "", title), parameterList(rows, required)];
+    }
+    const names = element("p");
+    names.append("Accepted where they change nothing, as clients send them; refused otherwise: ");
+    rows.forEach(([name], index) => names.append(index ? ", " : "", element("code", "", name)));
+    return [element("h5", "", title), names];
+  });
+  return section("Body", ...shown);
+}
+
+function responsesOf(operation) {
+  const terms = element("dl");
+  for (const [code, response] of Object.entries(operation.responses)) {
+    const term = element("dt");
+    term.append(element("code", "", code));
+    for (const [media, { schema }] of Object.entries(response.content ?? {})) {
+      const type = schema && Object.keys(schema).length ? `, ${typeOf(schema)}` : "";
+      term.append(element("span", "", media + type));
+    }
+    const text = element("dd");
+    text.append(withCode(response.description));
+    terms.append(term, text);
+  }
+  return section("Responses", terms);
+}
+
+function operationOf(method, path, operation) {
+  const details = element("details", "operation");
+  details.id = `${method}${path}`.replace(/\W+/g, "-").replace(/-$/, "");
+  const summary = element("summary");
+  const title = element("h3");
+  title.append(element("code", "", path));
+  const words = operation.summary.toLowerCase();
+  summary.append(
+    element("span", `method ${method}`, method.toUpperCase()),
+    title,
+    element("span", "title", words[0].toUpperCase() + words.slice(1)),
   );
-  return details;
+  details.append(summary);
+  details.addEventListener("toggle", () => {
+    if (details.childElementCount > 1) return;
+    const description = element("p");
+    description.append(withCode(operation.description));
+    const inside = element("div", "inside");
+    inside.append(
+      description,
+      ...section("Example", tryForm(method, path, operation)),
+      ...parametersOf(operation),
+      ...bodyOf(operation),
+      ...responsesOf(operation),
+    );
+    details.append(inside);
+  });
+  const link = element("a", "", summary.lastChild.textContent);
+  link.href = `#${details.id}`;
+  const content = Object.values(operation.requestBody?.content ?? {})[0];
+  const names = Object.keys(resolved(content?.schema)?.properties ?? {});
+  for (const one of operation.parameters ?? []) names.push(one.name);
+  const text = [method, path, words, operation.description, ...names].join(" ").toLowerCase();
+  operations.push({ details, link, text });
+  return { details, link };
+}
+
+/** Opens the operation that the address names. */
+function openNamed() {
+  const details = byId(decodeURIComponent(location.hash.slice(1)));
+  if (!details?.matches(".operation")) return;
+  details.open = true;
+  details.scrollIntoView();
+  details.querySelector("summary").focus({ preventScroll: true });
+}
+
+function search(event) {
+  const parts = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const { details, link, text } of operations) {
+    const isHidden = !parts.every((part) => text.includes(part));
+    details.hidden = isHidden;
+    link.parentElement.hidden = isHidden;
+  }
+  for (const part of document.querySelectorAll("#operations section, #index section")) {
+    part.hidden = ![...part.querySelectorAll(".operation, li")].some((node) => !node.hidden);
+  }
+  byId("nothing").hidden = operations.some(({ details }) => !details.hidden);
 }
 
 async function show() {
   const response = await fetch("openapi.json");
   if (!response.ok) throw new Error(`status ${response.status}`);
   const { paths, components } = await response.json();
+  useSchemas(components.schemas);
   const sections = new Map();
   for (const [path, item] of Object.entries(paths)) {
     for (const [method, operation] of Object.entries(item)) {
       const tag = operation.tags[0];
       if (!sections.has(tag)) {
-        sections.set(tag, element("section"));
-        sections.get(tag).append(element("h2", "", tag));
+        const [here, index] = [element("section"), element("section")];
+        here.append(element("h2", "", tag));
+        index.append(element("h2", "", tag), element("ul"));
+        sections.set(tag, { here, index });
       }
-      sections.get(tag).append(operationOf(components.schemas, method, path, operation));
+      const { here, index } = sections.get(tag);
+      const { details, link } = operationOf(method, path, operation);
+      const entry = element("li");
+      entry.append(link);
+      here.append(details);
+      index.querySelector("ul").append(entry);
     }
   }
-  list.replaceChildren(...sections.values());
-  setText(status, `${list.querySelectorAll("details").length} operations`);
+  list.replaceChildren(...[...sections.values()].map(({ here }) => here));
+  byId("index").replaceChildren(...[...sections.values()].map(({ index }) => index));
+  setText(status, `${operations.length} operations`);
+  setText(byId("openai-base"), `${BASE}v1`);
+  setText(byId("anthropic-base"), BASE.replace(/\/$/, ""));
+  byId("search").addEventListener("input", search);
+  addEventListener("hashchange", openNamed);
+  openNamed();
 }
 
-show().catch((error) => {
-  status.classList.add("bad");
-  setText(status, `The document could not be loaded: ${error.message}`);
-});
+findModel()
+  .then(show)
+  .catch((error) => {
+    status.classList.add("bad");
+    setText(status, `The document could not be loaded: ${error.message}`);
+  });

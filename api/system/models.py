@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from api.generation.prompt import chat_text, chat_token_ids
 from api.generation.text_prompts import checked_token_ids, prompt_token_ids
 from api.http.caller import speaks_anthropic
 from api.http.json_response import OVERLOADED_STATUS, LongJsonResponse, json_response
-from api.http.openapi import ANY, BODY, NAMED, Error, errors
+from api.http.openapi import ANY, BODY, NAMED, Error, errors, parameters
 from api.http.time_slices import SlicesDep
 from api.jobs.request_reader import JsonRoute
 from api.system.protocol import (
@@ -35,12 +35,23 @@ from shared.messages import InvalidParameter
 
 router = APIRouter(route_class=JsonRoute, tags=["Models"])
 _EitherError = Error | MessagesError
+DEFAULT_LIMIT = 20  # of a page in Anthropic's shape
+MAX_LIMIT = 1000
+_TEXT = {"type": "string"}
+_VERSION = ("anthropic-version", "header", _TEXT)
+_PAGE = parameters(
+    _VERSION,
+    ("limit", "query", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}),
+    ("after_id", "query", _TEXT),
+    ("before_id", "query", _TEXT),
+)
 
 
 @router.get(
     "/v1/models",
     response_model=ModelList | ModelPage,
     responses=errors(ANY | {OVERLOADED_STATUS}, _EitherError),
+    openapi_extra=_PAGE,
 )
 async def list_models(request: Request, generation: GenerationDep) -> Response:
     """Lists the models that requests can name now, in Anthropic's shape if `anthropic-version` is
@@ -55,9 +66,12 @@ async def list_models(request: Request, generation: GenerationDep) -> Response:
     "/v1/models/{model_id:path}",
     response_model=Model | ModelInfo,
     responses=errors(NAMED | {OVERLOADED_STATUS}, _EitherError),
+    openapi_extra=parameters(_VERSION),
 )
 async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Response:
     """Returns a model, whose name may have slashes."""
+    if model_id.endswith(("/pause", "/resume")) and model_id not in generation.models.known:
+        raise HTTPException(405)  # of an operator's routes
     model = await generation.models.require(model_id)
     if speaks_anthropic(request.scope):
         return json_response(ModelInfo.of(model))
@@ -65,9 +79,6 @@ async def get_model(request: Request, model_id: str, generation: GenerationDep) 
 
 
 # GET /v1/models in Anthropic's shape: a page of models, by cursor.
-
-DEFAULT_LIMIT = 20
-MAX_LIMIT = 1000
 
 
 def model_page(models: Sequence[ServedModel], query: Mapping[str, str]) -> ModelPage:

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import APIRouter, HTTPException, Request, Response
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
-MAX_FILES = 64
+MAX_FILES = 96
 MAX_FILE_BYTES = 256 * 1024
 
 MEDIA_TYPES = {

@@ -18,7 +18,8 @@ from penstock.cli.flags import HELP_ALL, with_flags
 from penstock.cli.generate import generate
 from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
-from penstock.cli.look import status, workers
+from penstock.cli.look import status
+from penstock.cli.operate import dead_letters, models, workers
 from penstock.cli.options import PREFIX
 from penstock.cli.output import note
 from penstock.cli.service import close_clients, exit_code_of, sentence_of
@@ -49,10 +50,13 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
         if name in words:
             command = with_flags(name, command, shows_all=HELP_ALL in words)
         app.command(name)(command)
-    asking: tuple[Callable[..., None], ...] = (status, workers, top, chat, generate, bench)
+    asking: tuple[Callable[..., None], ...] = (status, top, chat, generate, bench)
     for question in asking:
         app.command()(question)
+    app.add_typer(workers)
+    app.add_typer(models)
     app.add_typer(jobs)
+    app.add_typer(dead_letters)
     app.add_typer(keys)
     return app
 

@@ -13,7 +13,7 @@ from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.live import StreamedMarkdown
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
-from penstock.cli.output import note, print_dimmed, print_json, print_text
+from penstock.cli.output import note, note_recovery, print_dimmed, print_json, print_text
 from penstock.cli.service import chosen_model, client_of, exit_code_of
 from penstock.client import Client, Delta, PenstockError
 from penstock.client.requests import LEAVING_S, in_path
@@ -48,7 +48,7 @@ def chat(
 
     Ends with 1 where an answer failed, and it was the only question.
     """
-    client = client_of(url, key, patience_s=patience)
+    client = client_of(url, key, patience_s=patience, on_recovery=note_recovery)
     name = chosen_model(client, model)
     options: dict[str, Any] = {
         "model": name,

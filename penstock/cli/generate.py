@@ -24,6 +24,7 @@ from shared.printable import printable
 
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 ANSWER_TIMEOUT_S = 3600.0
+LISTED_JOBS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def generate(
             f"{output} cannot be written: {error.strerror}.", ExitCode.UNUSABLE
         ) from None
     if not json:
-        note(f"{len(rows) - num_failed} of {len(rows)} finished")
+        note(f"{len(rows) - num_failed} of {len(rows)} finished{run.rescues}")
     if num_failed:
         code = ExitCode.UNUSABLE if run.has_bad_option else ExitCode.FAILED
         raise CommandError(f"{num_failed} of {len(rows)} requests failed.", code)
@@ -93,6 +94,7 @@ class _Run:
         self._client = client
         self._at_once = at_once
         self.has_bad_option = False  # the service refused the value of a flag
+        self.rescues = ""  # what became of jobs whose worker was lost
 
     def write(self, rows: list[Row], output: Path | None) -> int:
         """Writes the results in order; returns how many are errors."""
@@ -114,10 +116,25 @@ class _Run:
                     num_failed += "error" in result
                     file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
                     file.flush()
+            self.rescues = self._rescues({future.result().get("job") for future in futures})
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self._client.close()  # after Ctrl-C: the rest is not sent
         return num_failed
+
+    def _rescues(self, names: set[str | None]) -> str:
+        """Returns how many of the jobs a worker lost, "" for none; of the newest jobs that the
+        service still has."""
+        try:
+            found = self._client.jobs(limit=LISTED_JOBS)
+        except PenstockError as error:
+            return f"; whether workers were lost is not known: {error}"
+        num_lost = sum(
+            any(attempt["outcome"] == "died" for attempt in job["attempts"])
+            for job in found
+            if job["id"] in names
+        )
+        return f"; {num_lost} lost a worker and resumed on another one" if num_lost else ""
 
     def _result(self, row: Row) -> dict[str, Any]:
         named: dict[str, Any] = {"index": row.index}

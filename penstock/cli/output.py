@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -22,6 +22,7 @@ STATUS_STYLES = {
     "finished": "green",
     "running": "cyan",
     "queued": "yellow",
+    "resuming": "yellow",
     "draining": "yellow",
     "warning": "yellow",
     "degraded": "yellow",
@@ -119,6 +120,50 @@ def milliseconds(value: float | None) -> str | None:
     if value is None:
         return None
     return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+_CAUSES = {
+    "worker_lost": "Worker lost",
+    "released": "Worker stopped",
+    "engine_died": "Engine lost",
+    "engine_stalled": "Engine stalled",
+    "device_lost": "Device lost",
+}
+
+
+def _loss(cause: str | None, tokens: int) -> str:
+    place = f"after token {tokens}" if tokens else "before the first token"
+    return f"{_CAUSES.get(cause or '', 'Worker lost')} {place}"
+
+
+def waiting_words(recovery: Mapping[str, Any]) -> str:
+    """Returns the sentence of a job that has lost its worker: its `recovery`, or such an event."""
+    return f"{_loss(recovery['cause'], recovery['tokens'])}, resuming"
+
+
+def resumed_words(job: Mapping[str, Any]) -> str | None:
+    """Returns the sentence of a job's latest resume by another worker; None without one."""
+    if len(job["attempts"]) < 2:
+        return None
+    before, after = job["attempts"][-2:]
+    gap_s = after["started_at"] - (before.get("ended_at") or after["started_at"])
+    loss = _loss(before.get("cause"), after["completion_tokens"])
+    return f"{loss}; {_resumed(after['worker'], gap_s)}"
+
+
+def _resumed(worker: str, gap_s: float | None) -> str:
+    after = "" if gap_s is None else f" after {max(0.0, gap_s):.1f} s"
+    return f"resumed on worker {worker}{after}, nothing lost"
+
+
+def note_recovery(event: Mapping[str, Any]) -> None:
+    """Notes an event of the type `recovery`, between two pieces of a text."""
+    if sys.stdout.isatty():
+        print_text("\n")  # the text stands there
+    if event["state"] == "waiting":
+        note(f"{waiting_words(event)}.")
+    else:
+        note(f"{_resumed(event['worker'], event['after_s'])}.")
 
 
 def _console() -> Console:

@@ -1,4 +1,5 @@
-"""The programs of examples/, each run as a process against a service with the demo model."""
+"""The programs of examples/, each run as a process against a service with the demo model; and the
+examples of the OpenAPI document, each sent to it."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from tests.support.api_document import operations
 from tests.support.launched import Launched, free_port
 from tests.support.tool_models import make_demo_with_tools
 
@@ -117,3 +121,38 @@ def test_each_example_says_what_it_shows_and_is_run_here() -> None:
         assert f"test_{file.stem}" in globals(), file.name
     for file in EXAMPLES.glob("*.ts"):  # tests/clients/test_typescript.py runs them
         assert f"node examples/{file.name}" in file.read_text(), file.name
+
+
+def documented() -> Iterator[Any]:
+    """The examples of request bodies: path, media type and value."""
+    for route, operation in operations():
+        for media, content in operation.get("requestBody", {}).get("content", {}).items():
+            for example in content["examples"].values():
+                words = (route.split()[1], media, example["value"])
+                yield pytest.param(*words, id=f"{route} {example['summary']}")
+
+
+@pytest.mark.parametrize(("path", "media", "value"), list(documented()))
+def test_an_example_of_the_document_is_served(
+    url: str, path: str, media: str, value: dict[str, Any]
+) -> None:
+    def upload(content: str) -> httpx.Response:
+        row = content.replace("penstock-demo", "demo")
+        return httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files={"file": row})
+
+    if media == "multipart/form-data":
+        answer = upload(value["file"])
+        assert value["purpose"] == "batch"
+    else:
+        body = {**value, **({"model": "demo"} if "model" in value else {})}
+        if "input_file_id" in body:
+            row = {"custom_id": "1", "method": "POST", "url": body["endpoint"], "body": {}}
+            body["input_file_id"] = upload(json.dumps(row)).json()["id"]
+        answer = httpx.post(f"{url}{path}", json=body, timeout=100)
+    assert answer.status_code == 200, answer.text
+    assert '"error": {' not in answer.text
+
+
+def test_every_body_of_the_document_has_an_example() -> None:
+    with_body = {route.split()[1] for route, one in operations() if "requestBody" in one}
+    assert with_body == {parameters.values[0] for parameters in documented()}

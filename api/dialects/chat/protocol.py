@@ -10,6 +10,7 @@ from pydantic import Field
 
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
 from api.generation.protocol import CompletionFields, RequestModel
+from api.generation.schemas import MaxTokens, TopLogprobs
 from api.generation.tools import MAX_TOOLS, ToolName
 
 # Tokens of reasoning.
@@ -75,7 +76,9 @@ class ChatRequest(CompletionFields):
 
     messages: ChatMessages
     logprobs: bool = False
-    top_logprobs: int | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
     tool_choice: (
         Literal["none", "auto", "required"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from api.generation.prompt_member import Prompt
 from api.generation.protocol import CompletionFields
@@ -13,7 +13,11 @@ from api.generation.response_schemas import (
     ResponseModel,
     UsageObject,
 )
+from api.generation.schemas import described
 from api.http.openapi import Absent, Error
+from shared.messages import MAX_CHOICES
+
+MAX_LOGPROBS = 5
 
 
 class CompletionRequest(CompletionFields):
@@ -22,9 +26,9 @@ class CompletionRequest(CompletionFields):
     kind: ClassVar[str] = "completion"
 
     prompt: Prompt
-    best_of: int | None = None
+    best_of: Annotated[int, described(minimum=1, maximum=MAX_CHOICES)] | None = None
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Annotated[int, described(minimum=0, maximum=MAX_LOGPROBS)] | None = None
 
 
 # The response.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.completions.protocol import MAX_LOGPROBS, CompletionRequest
 from api.generation.formatter import ResponseContext, Timing
 from api.generation.logprobs import ScoredPrompt, scored_prompt
 from api.generation.models import GenerationService, ServedModel
@@ -36,7 +36,6 @@ from api.request_errors import unsupported
 from shared.messages import MAX_CHOICES, Grammar, InvalidParameter, Job, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
-MAX_LOGPROBS = 5
 
 
 def completion_sampling(request: CompletionRequest, budget: ContextBudget) -> SamplingParams:

@@ -5,8 +5,20 @@ from __future__ import annotations
 from typing import Literal
 
 from api.generation.prompt_member import Prompt
-from api.generation.protocol import JobParameters, StreamParameters, Texts, TokenIds
+from api.generation.protocol import JobParameters, StopTokenIds, StreamParameters
 from api.generation.response_schemas import PromptLogprobs, ResponseModel, UsageObject
+from api.generation.schemas import (
+    Count,
+    MaxTokens,
+    RepetitionPenalty,
+    Seed,
+    Share,
+    StopString,
+    StopStrings,
+    Temperature,
+    TopK,
+    TopLogprobs,
+)
 from api.http.openapi import Absent
 
 
@@ -15,18 +27,18 @@ class GenerateRequest(StreamParameters, JobParameters):
 
     prompt: Prompt
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    rep_penalty: float | None = None
-    seed: int | None = None
-    stop: str | Texts = []
-    stop_token_ids: TokenIds = []
-    min_tokens: int = 0
+    max_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    rep_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings = []
+    stop_token_ids: StopTokenIds = []
+    min_tokens: Count = 0
     ignore_eos: bool = False
-    prompt_logprobs: int | None = None
+    prompt_logprobs: TopLogprobs | None = None
     stream: bool = True
 
 

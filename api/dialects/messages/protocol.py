@@ -24,8 +24,9 @@ from api.dialects.messages.blocks import (
 )
 from api.dialects.messages.tools import CacheControl, ToolChoice, ToolDefinition, left_out_tools
 from api.generation.messages import PartCount
-from api.generation.protocol import JobParameters, RequestModel, StreamParameters, Texts
+from api.generation.protocol import JobParameters, RequestModel, StreamParameters
 from api.generation.response_schemas import EventModel, ResponseModel
+from api.generation.schemas import MaxTokens, Share, StopStrings, described
 from api.generation.tools import MAX_TOOLS
 from api.http.openapi import Absent
 from shared.messages import InvalidParameter
@@ -76,6 +77,8 @@ class OutputConfig(RequestModel):
     effort: str | None = None
     task_budget: dict[str, Any] | None = None  # changes nothing: it is taken out before
 
+
+MAX_TEMPERATURE = 1.0
 
 # Why a parameter is refused, where "invalid value" would not explain enough.
 
@@ -154,11 +157,11 @@ class CountTokensRequest(RequestModel):
 class MessageRequest(CountTokensRequest, StreamParameters, JobParameters):
     """POST /v1/messages. Its bases have the extensions, as in the other dialects."""
 
-    max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: Texts = []
+    max_tokens: MaxTokens
+    temperature: Annotated[float, described(minimum=0, maximum=MAX_TEMPERATURE)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, described(minimum=0, maximum=2**31 - 1)] | None = None
+    stop_sequences: StopStrings = []
     service_tier: Literal["auto", "standard_only"] | None = None
 
 

@@ -13,6 +13,7 @@ from api.dialects.messages.blocks import AssistantMessage, SystemMessage, TextBl
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.dialects.messages.offered_tools import OfferedTools, offered_tools
 from api.dialects.messages.protocol import (
+    MAX_TEMPERATURE,
     CountTokensRequest,
     JsonFormat,
     MessageRequest,
@@ -37,7 +38,6 @@ from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job
 from shared.messages import InvalidParameter, SamplingParams
 
-MAX_TEMPERATURE = 1.0
 # a parameter of chat completions -> what this dialect calls it
 PARAM_NAMES = {
     "chat_template_kwargs": "thinking",

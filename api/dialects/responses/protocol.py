@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from api.dialects.responses.items import COMPACTION_TRIGGER, Order, ResponseInput, left_out_items
 from api.dialects.responses.tools import ResponseTools, ToolChoice, left_out_of
 from api.errors import MAX_ECHO_CHARS
+from api.generation.ignored_parameters import rows_of
 from api.generation.protocol import (
     JobParameters,
     JsonSchema,
@@ -27,6 +28,7 @@ from api.generation.protocol import (
     TierFields,
 )
 from api.generation.response_schemas import ReasoningTokens, ResponseModel
+from api.generation.schemas import MaxTokens, TopLogprobs, described
 from api.http.openapi import Absent
 from api.http.pagination import DIGITS, Flag, ListPage, PageQuery, QueryModel
 from api.request_errors import missing_parameter, unsupported
@@ -39,6 +41,15 @@ _INCLUDED: dict[str, Any] = {"items": {"type": "string", "enum": [LOGPROBS]}}
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_VALUE_CHARS = 512
+_METADATA: dict[str, Any] = {
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+}
+# values of `include` that are accepted without effect
+_IGNORED = [
+    name for row in rows_of("response").get("include", ()) for name in row.values.schema["enum"]
+]
 
 
 class TextFormatJsonSchema(JsonSchema):
@@ -103,10 +114,10 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
     parallel_tool_calls: bool = True
     text: ResponseText = Field(default_factory=ResponseText)
     reasoning: ResponseReasoning = Field(default_factory=ResponseReasoning)
-    max_output_tokens: int | None = None
-    top_logprobs: int | None = None
-    include: Texts = []
-    metadata: Labels = {}
+    max_output_tokens: MaxTokens | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: Annotated[Texts, described(items={"enum": [LOGPROBS, *_IGNORED]})] = []
+    metadata: Annotated[Labels, described(**_METADATA)] = {}
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
@@ -295,9 +306,7 @@ class ResponseQuery(IncludeQuery):
     """The query of GET /v1/responses/{id}."""
 
     stream: Flag = False
-    starting_after: Annotated[int, Field(ge=0, lt=MAX_SEQUENCE_NUMBER), DIGITS] | Absent = Field(
-        None, description="Only with `stream`: the number of the last event read."
-    )
+    starting_after: Annotated[int, Field(ge=0, lt=MAX_SEQUENCE_NUMBER), DIGITS] | Absent = None
     include_obfuscation: Flag = Field(False, json_schema_extra={"enum": [False]})
 
 

@@ -192,7 +192,8 @@ async def prepare_response(
     stored = stored_request(params, model.card, parser, items, now_s(), job.sampling, calls)
     if params.store:
         retain_ms = responses.retain_ms if params.expires_after is None else job.retain_ms
-        job = replace(job, request_record=encode_request(stored), retain_ms=retain_ms)
+        record = encode_request(stored, job.job_id)
+        job = replace(job, request_record=record, retain_ms=retain_ms)
     return job, formatter(stored, job.job_id, model.text.tokenizer)
 
 

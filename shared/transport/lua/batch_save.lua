@@ -8,6 +8,7 @@
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/retention.lua
 --@include lib/batches.lua
 local BEFORE = {in_progress = 'validating', finalizing = 'in_progress'}

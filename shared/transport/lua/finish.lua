@@ -6,6 +6,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/retention.lua
 --@include lib/latch.lua
 local id, wid = ARGV[3], ARGV[4]

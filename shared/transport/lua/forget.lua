@@ -3,6 +3,7 @@
 -- Returns {'OK'}, {'LIVE', state} (not changed) or {'GONE'}. Idempotent.
 --@include lib/common.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/retention.lua
 local id = ARGV[3]
 local job = read_job(id, 'state', 'tenant', 'held', 'kept_until_ms', 'held_log', 'log_kept_until_ms')

@@ -3,6 +3,7 @@
 -- Returns how many. Idempotent.
 --@include lib/common.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/retention.lua
 local renewed = 0
 for i = 3, #ARGV do

@@ -18,12 +18,49 @@ def test_the_api_page_lists_every_operation_and_fetches_from_the_service_alone(
 ) -> None:
     tab.page.goto(path)
     expect(tab.page.locator("#status")).to_have_text(re.compile(r"^\d+ operations$"))
-    chat = tab.page.locator("details", has_text="/v1/chat/completions")
-    chat.locator("summary").click()
-    expect(chat).to_contain_text("max_completion_tokens")
+    chat = tab.page.locator("#post-v1-chat-completions")
+    chat.locator("> summary").click()
+    temperature = chat.locator("dt", has_text=re.compile("^temperature"))
+    expect(temperature).to_contain_text("number")
+    expect(temperature).to_contain_text("0 to 2")
+    expect(temperature.locator("+ dd")).to_contain_text("The randomness of sampling")
+    stop = chat.locator("dt", has_text=re.compile("^stop(?!_)string"))
+    expect(stop).to_contain_text("1 to 512 characters, at most 64 entries")
+    chat.get_by_text("Members of ChatTool", exact=True).click()
+    chat.get_by_text("Members of FunctionDefinition").click()
+    expect(chat).to_contain_text("What the tool is for")
     document = tab.page.evaluate("fetch('openapi.json').then((response) => response.json())")
     count = sum(len(item) for item in document["paths"].values())
-    expect(tab.page.locator("details")).to_have_count(count)
+    expect(tab.page.locator("details.operation")).to_have_count(count)
+
+
+def test_the_api_page_finds_and_sends(tab: Tab) -> None:
+    """By parameters; the command has this server's address and model, and a stream is shown."""
+    page = tab.page
+    page.goto("/docs")
+    page.get_by_label("Search paths and parameters").fill("guided_regex")
+    found = page.locator(".operation:visible")
+    expect(found).to_have_count(2)
+    expect(page.locator("#index a:visible")).to_have_text(
+        ["Create chat completion", "Create completion"]
+    )
+    chat = found.first
+    chat.locator("> summary").click()
+    chat.get_by_label("Example").select_option("Streamed")
+    command = chat.locator(".try pre").first
+    expect(command).to_contain_text(f"{tab.base_url}/v1/chat/completions")
+    expect(command).to_contain_text('"model": "thinker"')
+    chat.get_by_role("button", name="Send").click()
+    expect(chat.locator(".try [role=status]")).to_have_text("200 OK")
+    expect(chat.get_by_role("group", name="Response")).to_contain_text("data: [DONE]")
+
+
+def test_a_link_to_an_operation_opens_it(tab: Tab) -> None:
+    tab.page.goto("/docs#get-v1-jobs-name")
+    job = tab.page.locator("#get-v1-jobs-name")
+    expect(job).to_have_attribute("open", "")
+    job.get_by_label("name").fill("nowhere")
+    expect(job.locator(".try pre").first).to_contain_text("/v1/jobs/nowhere'")
 
 
 @pytest.mark.parametrize("path", ["/", "/dashboard", "/docs"])

@@ -450,3 +450,64 @@ def test_a_key_is_made_used_and_asked_for(
         assert "PENSTOCK_KEY" in refused.err
         assert penstock("workers", url=closed.base_url).code == ExitCode.REFUSED
         assert penstock("jobs", "list", "--key", key, url=closed.base_url).code == ExitCode.OK
+
+
+def test_a_worker_is_drained_and_resumed(penstock: Any, service: RunningService) -> None:
+    worker = service.worker.worker_id
+    (order,) = penstock("workers", "drain", worker, "--json").objects
+    assert (order["id"], order["order"]) == (worker, "drain")
+    wait_until(lambda: "draining" in penstock("workers").out, "the list to show it")
+    resumed = penstock("workers", "resume", worker)
+    assert (resumed.code, resumed.out) == (ExitCode.OK, "")
+    assert "takes jobs again" in resumed.err
+    assert penstock("workers", "drain", "nobody").code == ExitCode.NOT_FOUND
+
+
+def test_a_queue_is_paused_and_resumed(penstock: Any) -> None:
+    assert "is paused" in penstock("models", "pause", MODEL).err
+    assert "was already paused" in penstock("models", "pause", MODEL).err
+    wait_until(lambda: "paused" in penstock("models", "list").out, "the list to show it")
+    assert penstock("models", "resume", MODEL).code == ExitCode.OK
+    wait_until(lambda: " served " in penstock("models", "list").out, "the list to show it")
+    assert penstock("models", "pause", "no/such").code == ExitCode.NOT_FOUND
+
+
+def test_jobs_that_match_are_cancelled_after_their_number_is_confirmed(
+    penstock: Any, client: httpx.Client, service: RunningService
+) -> None:
+    service.park()
+    body = {"model": MODEL, "input": "a gate", "background": True}
+    ids = [client.post("/v1/responses", json=body).json()["id"] for _ in range(3)]
+    asked = penstock("jobs", "cancel", "--state", "queued", "--model", MODEL)
+    assert (asked.code, asked.err) == (
+        ExitCode.FAILED,
+        "penstock: 3 jobs; --yes does it without a question.\n",
+    )
+    (found,) = penstock("jobs", "list", "--id", ids[0][-12:], "--json").objects
+    assert (found["id"], found["status"]) == (ids[0], "queued")
+    done = penstock("jobs", "cancel", "--model", MODEL, "--yes")
+    assert (done.code, done.err) == (ExitCode.OK, "penstock: 3 matched, 3 cancelled\n")
+    assert "nothing matches" in penstock("jobs", "cancel", "--all", "--yes").err
+    listed = penstock("jobs", "list", "--error", "cancelled", "--json", "--limit", "3").objects
+    assert {job["id"] for job in listed} == set(ids)
+    for words in (("jobs", "cancel"), ("jobs", "cancel", ids[0], "--all")):
+        assert penstock(*words).code == ExitCode.UNUSABLE
+
+
+def test_dead_letters_are_requeued_by_filter(penstock: Any) -> None:
+    none = penstock("dead-letters", "requeue", "--error", "poison", "--yes", "--json")
+    assert (none.code, none.objects) == (
+        ExitCode.OK,
+        [
+            {
+                "matched": 0,
+                "not_found": 0,
+                "requeued": 0,
+                "already_requeued": 0,
+                "failed": 0,
+                "stopped": None,
+            }
+        ],
+    )
+    unknown = penstock("dead-letters", "requeue", "resp_0-none", "--yes")
+    assert "1 not found" in unknown.err

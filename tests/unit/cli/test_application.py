@@ -79,6 +79,8 @@ def test_help_fits_a_page_and_names_the_flag_that_lists_the_rest(
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield (*words, name), command
             yield from commands(command, (*words, name))
         else:
             yield (*words, name), command
@@ -92,7 +94,9 @@ def test_every_command_has_json() -> None:
     asked = ["up", "api", "worker", "doctor"]
     asked += ["status", "workers", "top", "chat", "generate", "bench"]
     listed = [("jobs", name) for name in ("list", "show", "follow", "cancel", "requeue")]
-    assert {*((name,) for name in asked), *listed, ("keys", "new"), ("keys", "list")} == set(found)
+    listed += [("keys", "new"), ("keys", "list"), ("workers", "drain"), ("workers", "resume")]
+    listed += [("models", name) for name in ("list", "pause", "resume")]
+    assert {*((name,) for name in asked), *listed, ("dead-letters", "requeue")} == set(found)
     for words, command in found.items():
         assert any("--json" in parameter.opts for parameter in command.params), words
         assert command.help, words

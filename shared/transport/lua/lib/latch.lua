@@ -1,4 +1,4 @@
--- The only way to a terminal state. The caller has checked that the job exists and has not ended.
+-- Needs lib/parts.lua. The only way to a terminal state. The caller has checked that the job exists and has not ended.
 -- `ending` has state, reason, by; optionally message, stop_reason (JSON), cached (tokens).
 -- Freeing writes go first: above maxmemory a script may run deny-oom commands only once it has written.
 local ENDED_INDEX_MAX = 1000
@@ -52,6 +52,8 @@ local function retain(id, job)
   redis.call('PEXPIRE', P .. 'job:' .. id, whole(record_ms))
   redis.call('PEXPIRE', P .. 'facts:' .. id, whole(record_ms))
   if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, whole(record_ms)) end
+  local index = index_of(id)
+  if index then keep_parts(job.tenant, index, record_ms) end
   if job.held then  -- else of an older release
     local record_bytes = ENDED_JOB_BYTES + redis.call('STRLEN', P .. 'facts:' .. id)
     local text_bytes = log_bytes_of(job)

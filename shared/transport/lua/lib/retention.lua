@@ -67,6 +67,8 @@ local function delete_text(id)
 end
 
 local function delete_record(id, job)
+  local index = index_of(id)
+  if index then release_parts(job.tenant or '', index) end
   redis.call('DEL', P .. 'job:' .. id, P .. 'facts:' .. id)
   redis.call('ZREM', P .. 'ended:' .. job.state, id)
   redis.call('ZREM', P .. 'ended:tenant:' .. (job.tenant or ''), id)
@@ -89,6 +91,8 @@ end
 -- Keeps an ended job for `ms` from now, its text too.
 local function keep_for(id, job, ms, why)
   for _, kind in ipairs({'job:', 'log:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, whole(ms)) end
+  local index = index_of(id)
+  if index then keep_parts(job.tenant, index, ms) end
   keep_bytes_for(id, job, ms, ms)
   redis.call('HSET', P .. 'job:' .. id, 'until_ms', whole(server_ms() + ms), 'text_why', why)
   redis.call('HDEL', P .. 'job:' .. id, 'text_until_ms')

@@ -12,6 +12,7 @@ from shared.messages import START, Failed, OnDisconnect
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.job_store import StorePolicy
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
+from shared.transport.ports.job_search import JobFilter
 from tests.contract.shared.transport.test_held import (
     MEGABYTE,
     SHARED,
@@ -116,7 +117,9 @@ async def test_a_frontend_with_other_settings_keeps_its_own_jobs_by_them(fronten
         job = await steps.submit()
         await other.store.cancel(job.job_id, "cancelled")
         assert near((await lives(steps, job.job_id))[:2], wanted, wanted)
-    assert len(await short.store.list_jobs(None, 10)) == 2  # the shorter one drops nobody's
+    assert (
+        len((await short.search.find(JobFilter(), 10)).records) == 2
+    )  # the shorter one drops nobody's
 
 
 async def test_a_request_may_have_its_text_kept_shorter_and_its_job_longer(
@@ -224,7 +227,9 @@ async def test_when_redis_is_nearly_full_the_oldest_texts_go_first_then_records(
     expired = await steps.store.expired(jobs[0])
     assert expired is not None
     assert "maxmemory" in expired[-1]
-    assert [record.job_id for record in await steps.store.list_jobs(None, 9)] == jobs[:1:-1]
+    assert [record.job_id for record in (await steps.search.find(JobFilter(), 9)).records] == jobs[
+        :1:-1
+    ]
     for tenant in ("t0", "t1"):
         await pass_time(steps, tenant)
     await steps.store.reap()

@@ -1,10 +1,8 @@
-"""What changes nothing is accepted, and listed or refused; the documentation lists the same."""
+"""What changes nothing is accepted, and listed or refused."""
 
 from __future__ import annotations
 
 import copy
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from api.generation.protocol import RequestModel, ResponseFormatText
 from api.generation.validation import parse_request
 from shared.messages import InvalidParameter
 
-API_PAGE = Path(__file__).resolve().parents[4] / "docs/API.md"
 USER = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [USER], "stream": True},
@@ -180,18 +177,3 @@ def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
     assert endpoint.parse(body, IgnoredMembers()).model == "m"
     with pytest.raises(InvalidParameter, match="user"):
         endpoint.parse(body, IgnoredMembers(refuse=True))
-
-
-def test_the_page_lists_what_the_code_lists() -> None:
-    section = API_PAGE.read_text().partition("### Values without effect")[2]
-    section = section.partition("\n## ")[0]
-    found = re.findall(r"^\| `([^|]*)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", section, re.M)
-    assert found == [
-        (
-            row.path,
-            row.values.text.replace("``", "empty"),
-            ", ".join(row.dialects),
-            row.why,
-        )
-        for row in UNUSED_MEMBERS
-    ]

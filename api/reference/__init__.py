@@ -1,0 +1,1 @@
+"""Sentences and examples of the OpenAPI document, read when a client requests it."""
