@@ -54,7 +54,8 @@ def submit_arguments(
 ) -> list[Argument]:
     """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" unlimited.
     `record_ms`, `text_ms`: how long a job without `retain_ms` is kept after its end."""
-    record, parts = job.request_record, {}
+    record = job.request_record
+    parts: dict[str, bytes] = {}
     if "\n" in record:
         from shared.transport.record_parts import split_record  # few jobs have parts
 
