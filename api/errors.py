@@ -99,6 +99,7 @@ _JOB_KINDS: dict[str, _Kind] = {
     ErrorCode.ENGINE_DIED: _Kind(502, "server_error", True),
     ErrorCode.PAYLOAD_LOST: _Kind(502, "server_error", True),
     ErrorCode.JOB_LOST: _Kind(503, "service_unavailable", True),
+    ErrorCode.JOB_EXPIRED: _Kind(410, _INVALID, False),
     ErrorCode.MODEL_REPLACED: _Kind(503, "service_unavailable", True),
     ErrorCode.DEADLINE_EXCEEDED: _Kind(504, "timeout", False),
     ErrorCode.QUEUE_TIMEOUT: _Kind(504, "timeout", False),

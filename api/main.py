@@ -54,7 +54,7 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.redis.check import UnsafeServer
 from shared.tasks import cancel_and_wait
 from shared.tracing import Tracing
-from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.connect import RedisTransport, StorePolicy, open_transport
 from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,12 @@ def _batch_runner(services: Services) -> BatchRunner:
 async def _own_transport(
     settings: ApiSettings, open_requests: OpenRequests
 ) -> AsyncIterator[RedisTransport]:
-    transport = await open_transport(settings.redis_url, namespace=settings.namespace)
+    record_ms, text_ms = settings.retention_ms
+    transport = await open_transport(
+        settings.redis_url,
+        namespace=settings.namespace,
+        policy=StorePolicy(record_ms=record_ms, text_ms=text_ms),
+    )
     checking = asyncio.create_task(_check(settings, transport, open_requests))
     try:
         yield transport

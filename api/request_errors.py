@@ -93,6 +93,11 @@ def job_not_found(name: str) -> ClientError:
     return ClientError(message, status=404, code="job_not_found", param="id")
 
 
+def job_expired(message: str, param: str = "id") -> ClientError:
+    """Returns the error of an ended job that is no longer stored, or whose text is not."""
+    return ClientError(message, status=410, code="job_expired", param=param, should_retry=False)
+
+
 def dead_letter_not_found(name: str) -> ClientError:
     """Returns the error of a dead letter that the caller does not see."""
     message = (

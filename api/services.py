@@ -326,8 +326,13 @@ def durable_accept(settings: ApiSettings, transport: Transport) -> DurableAccept
 
 def job_defaults(settings: ApiSettings) -> JobDefaults:
     """Returns the defaults of a job's parameters."""
+    max_retention_ms = round(settings.max_retention_s * 1000)
     return JobDefaults(
-        settings.request_timeout_s, settings.queue_timeout_s, settings.accept_durability
+        settings.request_timeout_s,
+        settings.queue_timeout_s,
+        settings.accept_durability,
+        min(settings.retention_ms[0], max_retention_ms),
+        max_retention_ms,
     )
 
 

@@ -86,6 +86,36 @@ class ApiSettings(LimitSettings):
         description="Seconds that acceptance waits for this; then the request is a 503.",
         json_schema_extra=symptom("Requests get 503 while Redis syncs to a slow disk."),
     )
+    job_retention_s: float = Field(
+        default=3600.0,
+        ge=60,
+        le=604_800,
+        description="Seconds that the record of a job is kept after its end: state, timings, "
+        "counts. 5.6 KB of Redis each. Where Redis is nearly full, the oldest go after ten "
+        "minutes.",
+        json_schema_extra=symptom(
+            "Jobs get 410 `job_expired` while people still look at them, or ended jobs fill Redis."
+        ),
+    )
+    text_retention_s: float | None = Field(
+        default=None,
+        ge=60,
+        le=604_800,
+        description="Seconds that the text of a job is kept after its end, at most "
+        "PENSTOCK_JOB_RETENTION_S, which is the default: its log, 23 KB per 1,000 "
+        "tokens, 4.4 KB at least. Where Redis is nearly full, the oldest go a minute after they "
+        "were read.",
+        json_schema_extra=symptom(
+            "Links to answers get 410 `job_expired`, or texts must not stay in Redis for long."
+        ),
+    )
+    max_retention_s: float = Field(
+        default=86_400.0,
+        ge=60,
+        le=86_400,
+        description="The most seconds that a request may have its job kept (`expires_after`).",
+        json_schema_extra=symptom("Requests that ask to be kept for a day fill Redis."),
+    )
     response_ttl_s: float = Field(
         default=3600.0,
         ge=1,
@@ -251,6 +281,21 @@ class ApiSettings(LimitSettings):
             if name not in ("", ANY) and _host_name(name) is None:
                 raise ValueError("each name is *, a host name without a port, or *. and a name")
         return value
+
+    @model_validator(mode="after")
+    def _text_has_a_record(self) -> Self:
+        if (self.text_retention_s or 0) > self.job_retention_s:
+            raise ValueError(
+                "PENSTOCK_TEXT_RETENTION_S is at most PENSTOCK_JOB_RETENTION_S "
+                f"({self.job_retention_s:g}): a text is kept with its job's record"
+            )
+        return self
+
+    @property
+    def retention_ms(self) -> tuple[int, int]:
+        """Returns for how long the record and the text of an ended job are kept."""
+        text_s = self.job_retention_s if self.text_retention_s is None else self.text_retention_s
+        return round(self.job_retention_s * 1000), round(text_s * 1000)
 
     @model_validator(mode="after")
     def _who_is_let_in(self) -> Self:

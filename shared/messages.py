@@ -72,6 +72,7 @@ class ErrorCode(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     STREAM_DIVERGED = "stream_diverged"
     JOB_LOST = "job_lost"
+    JOB_EXPIRED = "job_expired"
     MODEL_REPLACED = "model_replaced"
 
 
@@ -240,6 +241,7 @@ class Job:
     num_choices: int = 1  # answers to the one prompt; `max_tokens` is for each of them
     request_record: str = ""  # with which its dialect renders the response again; opaque
     retain_ms: int | None = None  # how long it is kept after its end; None: as long as all others
+    text_ms: int | None = None  # how long its text is, where it has no `retain_ms`
     idempotency: Idempotency | None = None  # known only to Redis
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
     prompt_digest: str = ""  # of the ModelCard that the prompt was prepared for; "": any
@@ -250,8 +252,9 @@ class Job:
         _whole("n", self.num_choices, 1, MAX_CHOICES)
         if len(self.request_record.encode()) > MAX_REQUEST_RECORD_BYTES:
             raise InvalidParameter("request_record", f"at most {MAX_REQUEST_RECORD_BYTES} bytes")
-        if self.retain_ms is not None:
-            _whole("retain_ms", self.retain_ms, 1, MAX_RETAIN_MS)
+        for name, life_ms in (("retain_ms", self.retain_ms), ("text_ms", self.text_ms)):
+            if life_ms is not None:
+                _whole(name, life_ms, 1, MAX_RETAIN_MS)
 
     @property
     def num_prompt_logprobs(self) -> int:

@@ -70,8 +70,15 @@ FIRST_RETRY_S = 0.1
 MAX_BATCH_ROWS = 1_000_000  # 20 bytes each while the input is validated
 MAX_RETRY_S = 5.0
 MAX_PREPARING = 2  # rows of all batches that are tokenized at once
-MAX_JOBS = 3  # of one row, where the store loses them or the model is replaced
-_ANEW = frozenset({ErrorCode.JOB_LOST, ErrorCode.STREAM_DIVERGED, ErrorCode.MODEL_REPLACED})
+MAX_JOBS = 3  # of one row, where they are lost, expired unseen, or the model is replaced
+_ANEW = frozenset(
+    {
+        ErrorCode.JOB_LOST,
+        ErrorCode.JOB_EXPIRED,
+        ErrorCode.STREAM_DIVERGED,
+        ErrorCode.MODEL_REPLACED,
+    }
+)
 REPLACED_RETRY_S = 3.0  # after which every frontend has the card of the model that is served now
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from api.deployment.feed import FeedDep, FeedResponse
 from api.deployment.view import HistoryRange, ViewKey
 from api.http.caller import MAX_PUBLIC_ID_CHARS, CallerDep
-from api.http.openapi import NAMED, Absent, streamed
+from api.http.openapi import KEPT, Absent, streamed
 from api.jobs.protocol import JobsQuery
 from api.jobs.routes import find_job
 from api.jobs.service import JobsDep
@@ -33,7 +33,7 @@ class FeedQuery(JobsQuery):
     )
 
 
-@router.get("/v1/deployment/stream", response_class=Response, responses=streamed(NAMED))
+@router.get("/v1/deployment/stream", response_class=Response, responses=streamed(KEPT))
 async def stream_deployment(
     params: Annotated[FeedQuery, Query()], caller: CallerDep, jobs: JobsDep, feed: FeedDep
 ) -> Response:

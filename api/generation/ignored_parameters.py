@@ -106,8 +106,6 @@ UNUSED_MEMBERS = (
     UnusedMember("metadata", (MESSAGE,), _LABELS, "labels"),
     UnusedMember("user_profile_id", (MESSAGE,), _LABEL, "a label"),
     UnusedMember("workspace_id", (MESSAGE,), _LABEL, "a label"),
-    UnusedMember("store", _TEXTS, _one_of(True), "a response is stored with its job only"),
-    UnusedMember("store", _TEXTS, _one_of(False), _SAME, False),
     UnusedMember(
         "prompt_cache_retention",
         _OPENAI,
@@ -345,7 +343,6 @@ _BOTH: Mapping[str, str] = {
     "prompt_cache_retention": _CACHE,
     "prompt_cache_options": _CACHE,
     "metadata": "must be an object of strings",
-    "store": "must be a boolean",
 }
 _CHAT: Mapping[str, str] = {
     **_BOTH,

@@ -314,6 +314,8 @@ class JobDefaults:
     timeout_s: float
     queue_timeout_s: float
     durability: Durability
+    retention_ms: int = 600_000  # of an ended job, and the most that a request may ask for
+    max_retention_ms: int = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ from shared.messages import (
 )
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
+MIN_RETENTION_S = 60
+UNSTORED_TEXT_MS = 600_000  # for a slow reader; a minute once it has all (lua/lib/retention.lua)
 NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
 
@@ -167,11 +169,45 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
+class ExpiresAfter(RequestModel):
+    """When something expires: `seconds` after what `anchor` names."""
+
+    anchor: str
+    seconds: int
+
+
 class JobParameters(RequestModel):
-    """Extensions of every dialect: how long a job may wait, and how it is stored."""
+    """Extensions of every dialect: how long a job may wait, how it is stored, and for how long."""
 
     queue_timeout: QueueTimeout | None = None
     durability: DurabilityLevel | None = None
+    store: bool | None = Field(
+        None,
+        description="true: kept for its time even where Redis is nearly full; false: its text is "
+        "deleted a minute after it was read, ten minutes after its end at the latest.",
+    )
+    expires_after: ExpiresAfter | None = Field(
+        None,
+        description="How long the ended job is kept: `anchor` is `completed_at`, `seconds` 60 to "
+        "`PENSTOCK_MAX_RETENTION_S`.",
+    )
+
+    def retention(self, default_ms: int, max_ms: int) -> tuple[int | None, int | None]:
+        """Returns `retain_ms` and `text_ms` of the job. `default_ms`: where only `store` is set.
+        Raises InvalidParameter."""
+        if (after := self.expires_after) is None:
+            unstored_ms = UNSTORED_TEXT_MS if self.store is False else None
+            return default_ms if self.store else None, unstored_ms
+        if self.store is False:
+            raise InvalidParameter("expires_after", "needs 'store' to be true")
+        if after.anchor != "completed_at":
+            raise InvalidParameter("expires_after.anchor", "must be 'completed_at'")
+        if not MIN_RETENTION_S <= after.seconds <= max_ms // 1000:
+            raise InvalidParameter(
+                "expires_after.seconds",
+                f"must be between {MIN_RETENTION_S} and {max_ms // 1000}, this server's maximum",
+            )
+        return after.seconds * 1000, None
 
 
 class StreamParameters(RequestModel):

@@ -28,6 +28,7 @@ KEYED = FREE | {401}
 ANY = KEYED | {429}
 STORE = ANY | {503}  # reads the store
 NAMED = STORE | {404}  # something with a name
+KEPT = NAMED | {410}  # a job, or its text
 BODY = NAMED | {408, 415}  # reads a body, which names a model
 JOB = BODY | {409, 502, 504}  # submits a job and waits for its end
 

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.http import sse
 from api.http.caller import CallerDep
-from api.http.openapi import NAMED, Absent, errors, statuses
+from api.http.openapi import KEPT, Absent, errors, statuses
 from api.jobs.attached_job import AttachedJob
 from api.jobs.durable_stream import (
     Chunk,
@@ -38,7 +38,7 @@ _SAFE = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "c
 _EVENTS = {**_SAFE, "content-type": "text/event-stream"}  # some clients compare it as a whole
 
 
-@router.head("/v1/jobs/{name}/text", response_class=Response, responses=statuses(NAMED))
+@router.head("/v1/jobs/{name}/text", response_class=Response, responses=statuses(KEPT))
 async def head_job_text(name: str, caller: CallerDep, jobs: JobsDep) -> Response:
     """Returns the stream's last offset, and whether it is closed."""
     record = await _find(jobs, caller, name)
@@ -58,7 +58,7 @@ async def head_job_text(name: str, caller: CallerDep, jobs: JobsDep) -> Response
         200: {"content": {"text/plain": {}, "text/event-stream": {}}},
         204: {},
         304: {},
-        **errors(NAMED | {410}),
+        **errors(KEPT),
     },
 )
 async def read_job_text(

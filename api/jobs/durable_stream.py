@@ -20,6 +20,7 @@ from api.errors import ApiError, unavailable
 from api.http import sse
 from api.jobs.attached_job import AttachedJob
 from api.jobs.event_stream import StreamInterrupted
+from api.jobs.log_page import check_expiry
 from api.jobs.service import JobService
 from api.request_errors import ClientError
 from shared.messages import (
@@ -123,8 +124,9 @@ def _holds(delta: Delta, place: Cursor) -> bool:
 
 def _check_end(event: Finished | Failed, record: JobRecord, end: Cursor) -> None:
     """Raises ClientError where the end does not follow `end` in the log."""
+    check_expiry(event, record)
     if isinstance(event, Failed) and event.code == ErrorCode.JOB_LOST != record.reason:
-        raise ClientError("The job's text has expired.", status=410, code="gone", param="name")
+        raise ClientError("The job's text was lost.", status=410, code="gone", param="name")
     if isinstance(event, Finished) and event.end != end:
         raise bad_offset()
 

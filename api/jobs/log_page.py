@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from api.jobs.event_stream import FIRST_PAGE_EVENTS, next_page
 from api.jobs.protocol import LogEvent, LogPage
+from api.request_errors import job_expired
 from shared.messages import Cursor, Delta, ErrorCode, Failed, Finished, JobEvent
 from shared.transport.ports.jobs import JobRecord, JobStore
 
 
 async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit: int) -> LogPage:
-    """Returns at most `limit` events strictly after `after`. Raises TransportError.
+    """Returns at most `limit` events strictly after `after`. Raises ClientError (410) where they
+    have expired, and TransportError.
 
     It reads few entries at a time, which may be long ones: at most one such page is held, and of
     each event no more than the part shown.
@@ -21,7 +23,9 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
     while len(found) < limit:
         count = min(num_events, limit - len(found))
         events = await store.read_log(record.job_id, after, count)
-        if _has_expired(events, record):
+        for event in events:
+            check_expiry(event, record)
+        if _is_lost(events, record):
             return LogPage(data=found, has_more=False, has_expired=True)
         # After the end there is the end again.
         found += (shown for shown in map(LogEvent.of, events) if shown.id != str(after))
@@ -31,7 +35,13 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
     return LogPage(data=found, has_more=True, has_expired=False)
 
 
-def _has_expired(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
-    """Returns whether the log of a job with a record has expired."""
+def check_expiry(event: Delta | JobEvent, record: JobRecord) -> None:
+    """Raises ClientError (410) for what a store has in place of a log that has expired."""
+    if isinstance(event, Failed) and event.code == ErrorCode.JOB_EXPIRED != record.reason:
+        raise job_expired(event.message)
+
+
+def _is_lost(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
+    """Returns whether the log of a job with a record was lost before its time."""
     lost = [event for event in events if isinstance(event, Failed)]
     return any(end.code == ErrorCode.JOB_LOST != record.reason for end in lost)

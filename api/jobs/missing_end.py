@@ -84,13 +84,9 @@ class MissingEnd:
             return None
         if resubmitted is None and not self._has_been_missing():
             return None  # its worker may put it back until a later look
-        return Failed(
-            end=cursor,
-            state=JobState.FAILED,
-            code=ErrorCode.JOB_LOST,
-            message="The job is no longer known: its record expired or was lost.",
-            usage=Usage(0, cursor.num_tokens),
-        )
+        message = "The job is no longer known: its record was lost."
+        usage = Usage(0, cursor.num_tokens)
+        return Failed(cursor, JobState.FAILED, ErrorCode.JOB_LOST, message, usage)
 
     def _has_been_missing(self) -> bool:
         """Returns whether it has been missing for longer than a worker takes to put it back."""
@@ -135,14 +131,11 @@ def _end_of_record(record: JobRecord, cursor: Cursor) -> Finished | Failed:
         reason = FinishReason(record.reason or FinishReason.STOP)
         return Finished(cursor, reason, usage, record.stop_reason, record.ended_ms)
     if record.state is JobState.FINISHED:
-        return Failed(
-            end=cursor,
-            state=JobState.FAILED,
-            code=ErrorCode.JOB_LOST,
-            message="The job has finished, but its log does not reach this point: it cannot be "
-            "resumed from here.",
-            usage=usage,
+        message = (
+            "The job has finished, but its log does not reach this point: it cannot be resumed "
+            "from here."
         )
+        return Failed(cursor, JobState.FAILED, ErrorCode.JOB_LOST, message, usage)
     return Failed(
         end=cursor,
         state=record.state,

@@ -8,12 +8,13 @@ from typing import Any
 
 from api.generation.formatter import Formatter, PromptScores, Timing
 from api.generation.models import JobDefaults
+from api.generation.protocol import JobParameters
 from api.http.caller import Caller
 from api.on_demand import load_part
 from shared.keys import new_job_id
-from shared.messages import Durability, Job, OnDisconnect, SamplingParams
+from shared.messages import Job, OnDisconnect, SamplingParams
 
-KEYED_RETAIN_MS = 600_000  # how long a response can be requested again by its key
+KEYED_RETAIN_MS = 600_000  # at least: how long a response can be requested again by its key
 IDEMPOTENCY_HEADER = "idempotency-key"
 
 
@@ -37,18 +38,22 @@ def new_job(
     token_ids: tuple[int, ...],
     sampling: SamplingParams,
     on_disconnect: OnDisconnect,
-    queue_timeout_s: float | None,
-    durability: Durability | None,
+    params: JobParameters,
     num_choices: int = 1,
     lane: int = 0,
 ) -> Job:
     """Returns the job of the caller's request.
 
     A job with an idempotency key may be requested again: it outlives its reader for a while, and
-    its text is kept as long as its record.
+    its text is kept as long as its record. Raises InvalidParameter.
     """
     idempotency = caller.idempotency
     assert caller.job_id is not None, "this route makes jobs"
+    retain_ms, text_ms = params.retention(defaults.retention_ms, defaults.max_retention_ms)
+    if idempotency is not None and retain_ms is None:
+        retain_ms = KEYED_RETAIN_MS
+        if params.store is None:
+            retain_ms = max(retain_ms, defaults.retention_ms)
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
         on_disconnect = OnDisconnect.GRACE
     return Job(
@@ -61,13 +66,14 @@ def new_job(
         tenant=caller.tenant,
         lane=lane,
         timeout_ms=max(1, round(defaults.timeout_s * 1000)),
-        queue_timeout_ms=_queue_timeout_ms(defaults, queue_timeout_s, on_disconnect),
+        queue_timeout_ms=_queue_timeout_ms(defaults, params.queue_timeout, on_disconnect),
         on_disconnect=on_disconnect,
         client_request_id=caller.client_request_id,
         num_choices=num_choices,
-        retain_ms=None if idempotency is None else KEYED_RETAIN_MS,
+        retain_ms=retain_ms,
+        text_ms=text_ms,
         idempotency=idempotency,
-        durability=defaults.durability if durability is None else durability,
+        durability=defaults.durability if params.durability is None else params.durability,
         traceparent=caller.traceparent,
         tracestate=caller.tracestate,
     )

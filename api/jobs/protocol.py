@@ -223,6 +223,8 @@ class JobObject(ResponseModel):
     ended_at: float | None
     expires_at: float | None
     queue_expires_at: float | None
+    retained_until: float | None  # when its record expires; null: before its end
+    text_retained_until: float | None  # likewise its text
     timings: JobTimings
     usage: UsageObject
     finish_reason: str | None
@@ -260,6 +262,8 @@ class JobObject(ResponseModel):
             ended_at=_seconds(record.ended_ms),
             expires_at=_seconds(record.deadline_ms),
             queue_expires_at=_seconds(record.queue_deadline_ms),
+            retained_until=_seconds(record.until_ms),
+            text_retained_until=_seconds(record.text_until_ms),
             timings=JobTimings(
                 queue_ms=_between(record.submitted_ms, record.started_ms),
                 ttft_ms=_between(record.submitted_ms, record.first_token_ms),
@@ -350,7 +354,7 @@ class LogEvent(ResponseModel):
 
 
 class LogPage(ResponseModel):
-    """A page of a job's log. `has_expired`: the requested part is no longer stored."""
+    """A page of a job's log. `has_expired`: the requested part was lost before its time."""
 
     object: Literal["list"] = "list"
     data: list[LogEvent]

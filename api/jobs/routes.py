@@ -14,10 +14,10 @@ from api.errors import MAX_ECHO_CHARS
 from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import NAMED, STORE, Absent, errors, parameters, streamed
+from api.http.openapi import KEPT, NAMED, STORE, Absent, errors, parameters, streamed
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
-from api.jobs.log_page import read_log_page
+from api.jobs.log_page import check_expiry, read_log_page
 from api.jobs.prefix import explain_prefix
 from api.jobs.protocol import (
     DeadLetterDeleted,
@@ -44,7 +44,7 @@ from api.jobs.shown_text import (
     read_prompt,
 )
 from api.jobs.tail import tail_response
-from api.request_errors import ClientError, dead_letter_not_found, job_not_found
+from api.request_errors import ClientError, dead_letter_not_found, job_expired, job_not_found
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
@@ -82,7 +82,7 @@ async def list_jobs(
     return LongJsonResponse(page, slices)
 
 
-@router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
+@router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(KEPT))
 async def get_job(
     name: str,
     params: Annotated[OneJobQuery, Query()],
@@ -106,13 +106,13 @@ async def get_job(
 @router.delete(
     "/v1/jobs/{name}",
     response_model=JobObject,
-    responses=errors(NAMED),
+    responses=errors(KEPT),
     operation_id="cancel_job_delete",
 )
 @router.post(
     "/v1/jobs/{name}/cancel",
     response_model=JobObject,
-    responses=errors(NAMED),
+    responses=errors(KEPT),
     operation_id="cancel_job_post",
 )
 async def cancel_job(
@@ -152,7 +152,7 @@ async def _resume_point(
 @router.get(
     "/v1/jobs/{name}/stream",
     response_class=Response,
-    responses=streamed(NAMED) | {204: {}},
+    responses=streamed(KEPT) | {204: {}},
     openapi_extra=parameters(("token", "query", {"type": "string"})),
 )
 async def stream_job(
@@ -165,10 +165,11 @@ async def stream_job(
     record = await find_job(jobs, caller, name)
     if record.state in TERMINAL_STATES and after.cursor.num_tokens > record.completion_tokens:
         return Response(status_code=204)
+    await _check_text(jobs, record, after.cursor)
     return tail_response(jobs, record, after)
 
 
-@router.get("/v1/jobs/{name}/events", response_model=LogPage, responses=errors(NAMED))
+@router.get("/v1/jobs/{name}/events", response_model=LogPage, responses=errors(KEPT))
 async def list_job_events(
     name: str, params: Annotated[JobEventsQuery, Query()], caller: CallerDep, jobs: JobsDep
 ) -> Response:
@@ -179,7 +180,7 @@ async def list_job_events(
     return LongJsonResponse(page, jobs.slices)
 
 
-@router.get("/v1/jobs/{name}/prompt", response_model=JobPrompt, responses=errors(NAMED))
+@router.get("/v1/jobs/{name}/prompt", response_model=JobPrompt, responses=errors(KEPT))
 async def get_job_prompt(
     name: str,
     params: Annotated[PromptQuery, Query()],
@@ -194,7 +195,7 @@ async def get_job_prompt(
     return json_response(await read_prompt(record, params, prompts, model, generation.pool))
 
 
-@router.get("/v1/jobs/{name}/answer", response_model=JobAnswer, responses=errors(NAMED))
+@router.get("/v1/jobs/{name}/answer", response_model=JobAnswer, responses=errors(KEPT))
 async def get_job_answer(
     name: str,
     params: Annotated[AnswerQuery, Query()],
@@ -215,7 +216,7 @@ async def get_job_answer(
     return LongJsonResponse(answer, jobs.slices)
 
 
-@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
+@router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(KEPT))
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
 ) -> Response:
@@ -297,15 +298,26 @@ async def requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id
 
 
 async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
-    """Raises 404 also for another tenant's job, to hide that it exists; 405 for the name of a route
-    that has other methods."""
+    """Raises 404, also for another tenant's job, to hide that it exists; 410 for an expired one;
+    405 for the name of a route that has other methods."""
     if name == "cancel":
         raise HTTPException(405)
     job_id = parse_job_id(name)
     record = None if job_id is None else await jobs.store.get(job_id)
+    if record is None and job_id is not None:
+        expired = await jobs.store.expired(job_id)
+        if expired is not None and caller.sees(expired[0]):
+            raise job_expired(expired[-1])
     if record is None or not caller.sees(record.tenant):
         raise job_not_found(name)
     return record
+
+
+async def _check_text(jobs: JobService, record: JobRecord, after: Cursor) -> None:
+    """Raises 410 where the text of an ended job has expired that follows `after`."""
+    if record.state in TERMINAL_STATES:
+        for event in await jobs.store.read_log(record.job_id, after, 1):
+            check_expiry(event, record)
 
 
 async def _find_dead_letter(

@@ -88,7 +88,7 @@ class TailEvents:
             yield sse.event(payload, end_id)
             return
         error = job_failed(end, delivered=self._after != ResumePoint())
-        is_durable = end.code != ErrorCode.STREAM_DIVERGED
+        is_durable = end.code not in (ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_EXPIRED)
         yield sse.event(_error_payload(error), end_id if is_durable else None)
 
     def failed(self, error: ApiError) -> bytes:

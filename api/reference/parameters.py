@@ -211,8 +211,8 @@ SENTENCES: Mapping[str, str] = {
         "True: returns the queued response at once and runs it without a reader; needs `store`."
     ),
     "store": (
-        "Keeps the response for `PENSTOCK_RESPONSE_TTL_S` after its end, to be retrieved and "
-        "continued."
+        "True: the ended job is kept for its time even where Redis is nearly full. False: its text "
+        "is deleted a minute after it was read, ten minutes after its end at the latest."
     ),
     "metadata": "Labels that are stored and returned: 16 pairs of strings at most.",
     "user": "A label that is stored and returned.",
@@ -240,6 +240,10 @@ OWN: Mapping[str, str] = {
     "CompletionRequest.logprobs": (
         "Returns the log probability of each token of the output, and of this number of the most "
         "likely ones."
+    ),
+    "ResponseRequest.store": (
+        "True: keeps the response for `PENSTOCK_RESPONSE_TTL_S` after its end, to be retrieved and "
+        "continued. False: its text is deleted a minute after it was read."
     ),
     "ResponseRequest.stream_options": "Accepted without effect; refused without `stream`.",
     "ResponseRequest.top_logprobs": (

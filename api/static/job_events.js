@@ -154,7 +154,7 @@ class Run {
   }
 
   #sentence({ data, has_more: hasMore, has_expired: hasExpired }) {
-    if (hasExpired) return "The text of this job is no longer stored.";
+    if (hasExpired) return "The text of this job was lost.";
     if (data.length === 0) return "No events yet.";
     const place = `Page ${this.#after.length}: ${plural(data.length, "event")}`;
     return hasMore ? `${place}, and more.` : `${place}.`;

@@ -8,13 +8,14 @@ import { streamOf } from "./stream.js";
 
 // What became of a job, as a response's status.
 const STATUS = { finished: "completed", cancelled: "cancelled", failed: "failed", expired: "failed" };
-const LOST = "job_lost"; // the job's record outlives its text
+const EXPIRED = "job_expired";
+const LOST = new Set(["job_lost", EXPIRED]); // the job's record outlives its text
 
 function endOf(job, error, id) {
   const message = job.error?.message ?? error?.message;
   return {
     type: "job.ended",
-    status: error?.code === LOST ? "lost" : STATUS[job.status],
+    status: LOST.has(error?.code) ? "lost" : STATUS[job.status],
     is_cut: job.finish_reason === "length",
     num_tokens: job.usage.completion_tokens,
     message: message && job.status !== "cancelled" ? sentence(message) : null,
@@ -23,10 +24,20 @@ function endOf(job, error, id) {
 }
 
 /**
- * Yields the events of a job after the one with the id `after` (null: all), to its end. Throws as
- * `streamOf` does, and ServiceError for an error that is not the job's own end.
+ * Yields the events of a job after the one with the id `after` (null: all), to its end, also of one
+ * whose text has expired. Throws as `streamOf` does, and ServiceError for an error that is not the
+ * job's own end.
  */
 export async function* followJob(jobId, after, signal) {
+  try {
+    yield* followLog(jobId, after, signal);
+  } catch (error) {
+    if (error.code !== EXPIRED) throw error;
+    yield endOf(await getJob(jobId), error, after);
+  }
+}
+
+async function* followLog(jobId, after, signal) {
   const { model, status } = await getJob(jobId);
   yield {
     type: "job.found",
@@ -44,7 +55,7 @@ export async function* followJob(jobId, after, signal) {
     const { error, done, text, index = 0, token_ids: tokens } = payload;
     if (error && id === last) {
       // Without its own id it is not the job's: this frontend shuts down, or Redis is unreachable.
-      const isPassing = error.code !== "stream_diverged";
+      const isPassing = error.code !== "stream_diverged" && error.code !== EXPIRED;
       throw new ServiceError(sentence(error.message), { code: error.code, isPassing });
     }
     last = id;

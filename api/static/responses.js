@@ -6,7 +6,7 @@
 import { ServiceError, look, request, sentence } from "./service.js";
 import { broken, streamOf } from "./stream.js";
 
-const NO_RETRY = new Set(["job_lost", "stream_diverged"]);
+const NO_RETRY = new Set(["job_lost", "job_expired", "stream_diverged"]);
 
 const path = (id) => `v1/responses/${encodeURIComponent(id)}`;
 

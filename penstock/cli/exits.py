@@ -30,7 +30,8 @@ _MEANINGS = {
     "also where only the service can see it (400, 413, 422).",
     ExitCode.NO_SERVICE: "Nothing answers at the URL, or the connection ended.",
     ExitCode.REFUSED: "The service asks for a key, or the key does not permit this (401, 403).",
-    ExitCode.NOT_FOUND: "There is no such job, dead letter or model (404).",
+    ExitCode.NOT_FOUND: "There is no such job, dead letter or model (404), or the job has "
+    "expired (410).",
     ExitCode.INTERRUPTED: "Ctrl-C, where that is not the way to stop.",
 }
 

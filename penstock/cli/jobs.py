@@ -197,6 +197,7 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("recovery", waiting_words(lost) if (lost := job.get("recovery")) else resumed_words(job)),
         ("created", clock_time(job["created_at"])),
         ("ended", clock_time(job["ended_at"])),
+        ("text kept until", clock_time(job.get("text_retained_until"))),
         ("in the queue", milliseconds(timings["queue_ms"])),
         ("first token", milliseconds(timings["ttft_ms"])),
         ("in all", milliseconds(timings["total_ms"])),

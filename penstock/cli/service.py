@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from penstock.cli.exits import CommandError, ExitCode
 from penstock.client import (
     Client,
+    Gone,
     InvalidRequest,
     NotFound,
     NotPermitted,
@@ -69,4 +70,4 @@ def exit_code_of(error: CommandError | PenstockError) -> ExitCode:
         return ExitCode.REFUSED
     if isinstance(error, InvalidRequest) and error.status in _BAD_REQUEST:
         return ExitCode.UNUSABLE
-    return ExitCode.NOT_FOUND if isinstance(error, NotFound) else ExitCode.FAILED
+    return ExitCode.NOT_FOUND if isinstance(error, NotFound | Gone) else ExitCode.FAILED

@@ -14,6 +14,7 @@ from penstock.client.answer import Answer, Choice, Delta
 from penstock.client.asynchronous import AsyncClient, AsyncStream
 from penstock.client.blocking import Client, Stream
 from penstock.client.errors import (
+    Gone,
     InvalidRequest,
     JobCancelled,
     JobExpired,
@@ -34,6 +35,7 @@ __all__ = [
     "Choice",
     "Client",
     "Delta",
+    "Gone",
     "InvalidRequest",
     "JobCancelled",
     "JobExpired",

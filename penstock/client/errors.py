@@ -6,6 +6,7 @@ PenstockError
 │   ├── InvalidRequest  the request is wrong: 400 and others
 │   ├── NotPermitted    no key, or not with this key: 401, 403
 │   ├── NotFound        no such job, model, file: 404
+│   ├── Gone            the job has ended, and it or its text has expired: 410
 │   └── Overloaded      too much, or not now: 429, 503
 ├── JobFailed           the job ended with an error: code, job_id
 │   ├── JobCancelled    it was cancelled, or no reader was left
@@ -81,6 +82,11 @@ class NotFound(Refused):
     """There is no such job, model or file, or it belongs to another tenant."""
 
 
+class Gone(Refused):
+    """The job has ended, and its record or its text is no longer stored; `code` is `job_expired`.
+    The sentence says since when, and which setting keeps it longer."""
+
+
 class Overloaded(Refused):
     """A limit was reached, or the service cannot accept requests now."""
 
@@ -112,6 +118,7 @@ def refusal(status: int, content: bytes, headers: Mapping[str, str], url: str) -
         401: NotPermitted,
         403: NotPermitted,
         404: NotFound,
+        410: Gone,
         429: Overloaded,
         503: Overloaded,
     }
@@ -127,6 +134,15 @@ def job_failure(
     if code in _CANCELLED:
         kind = JobCancelled
     return kind(message, code=code, job_id=job_id, may_pass=may_pass)
+
+
+def stream_loss(message: str, code: str | None, job_id: str) -> PenstockError:
+    """Returns the error of a stream that lacks the rest of its text: it has expired, or is lost."""
+    if code != "job_expired":
+        return StreamLost(message, code=code, job_id=job_id)
+    gone = Gone(message, 410, {"code": code}, {})
+    gone.job_id = job_id
+    return gone
 
 
 def _seconds(value: str | None) -> float | None:

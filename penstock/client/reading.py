@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.client.answer import Answer, Choice, Delta
-from penstock.client.errors import NotFound, PenstockError, StreamLost, Unreachable, job_failure
+from penstock.client.errors import (
+    NotFound,
+    PenstockError,
+    StreamLost,
+    Unreachable,
+    job_failure,
+    stream_loss,
+)
 from penstock.client.kept import KeptChoice, is_empty
 from penstock.client.requests import IDEMPOTENCY_KEY, Event, Request, in_path, new_key
 
@@ -20,7 +27,7 @@ from penstock.client.requests import IDEMPOTENCY_KEY, Event, Request, in_path, n
 _BEGINS_ANEW = frozenset(
     {"worker_lost", "engine_died", "payload_lost", "job_lost", "model_replaced"}
 )
-_LOST = frozenset({"job_lost", "stream_diverged"})
+_LOST = frozenset({"job_lost", "job_expired", "stream_diverged"})
 _PASSING_KINDS = frozenset({"service_unavailable", "overloaded_error", "rate_limit_error"})
 _ENDS = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
@@ -147,7 +154,7 @@ class SubmittedReading(Reading):
         message, code = str(error.get("message")), error.get("code")
         begins_anew = code in _BEGINS_ANEW and not self._has_delivered
         if code in _LOST and not begins_anew:
-            self._fail(StreamLost(message, code=code, job_id=self.job_id))
+            self._fail(stream_loss(message, code, self.job_id))
         elif begins_anew:
             raise job_failure(message, code, self.job_id, may_pass=True)
         elif error.get("type") in _PASSING_KINDS or code == "internal_error":
@@ -241,7 +248,7 @@ class BackgroundReading(Reading):
         message, code = str(data.get("message")), data.get("code")
         if code not in _LOST:
             raise Unreachable(message, self.job_id)
-        self._fail(StreamLost(message, code=code, job_id=self.job_id))
+        self._fail(stream_loss(message, code, self.job_id))
 
     def _end(self) -> None:
         self.is_over = True
@@ -302,7 +309,7 @@ class LogReading(Reading):
         if is_end:
             self._fail(job_failure(message, code, self.job_id))
         elif code in _LOST:
-            self._fail(StreamLost(message, code=code, job_id=self.job_id))
+            self._fail(stream_loss(message, code, self.job_id))
         else:
             raise Unreachable(message, self.job_id)
 

@@ -23,13 +23,12 @@ from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_search import RedisJobSearch
-from shared.transport.job_store import RedisJobStore, StorePolicy
+from shared.transport.job_store import RedisJobStore
+from shared.transport.job_store import StorePolicy as StorePolicy
 from shared.transport.kept_prompts import RedisKeptPrompts
 from shared.transport.scripts import Scripts
 from shared.transport.wire import SCHEMA_VERSION
 from shared.transport.worker_registry import RedisWorkerRegistry
-
-RETAIN_MS = 600_000
 
 
 class RedisTransport:
@@ -39,13 +38,13 @@ class RedisTransport:
     Nothing connects before it is used, so it can be created while Redis is unavailable.
     """
 
-    def __init__(self, redis_url: str, keys: Keys, retain_ms: int, policy: StorePolicy) -> None:
+    def __init__(self, redis_url: str, keys: Keys, policy: StorePolicy) -> None:
         self.url = redacted(redis_url)  # for logs
         self.keys = keys
         self.connections = Connections(redis_url, keys.live)
         self.is_fake = self.connections.is_fake
         is_sharded = self.connections.is_sharded
-        scripts = Scripts(keys, retain_ms, is_sharded=is_sharded)
+        scripts = Scripts(keys, policy.record_ms, is_sharded=is_sharded)
         subscriber = Subscriber(self.connections.new_pubsub, is_sharded=is_sharded)
         drains = DrainRates()
         self.durability = RedisDurability(self.connections, scripts)
@@ -85,15 +84,11 @@ async def open_transport(
     redis_url: str,
     *,
     namespace: str = NAMESPACE,
-    retain_ms: int = RETAIN_MS,
     policy: StorePolicy | None = None,
 ) -> RedisTransport:
-    """Returns a transport that is not connected yet. Raises UnsupportedUrl with a sentence.
-
-    `retain_ms`: how long an ended job can still be read.
-    """
+    """Returns a transport that is not connected yet. Raises UnsupportedUrl with a sentence."""
     keys = Keys(namespace)
-    return RedisTransport(redis_url, keys, retain_ms, policy or StorePolicy())
+    return RedisTransport(redis_url, keys, policy or StorePolicy())
 
 
 async def check_schema(redis: Redis, keys: Keys) -> list[str]:

@@ -29,7 +29,8 @@ _JOB_FIELDS = frozenset(
     b"prompt_tokens cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms "
     b"end_ms deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid "
     b"retain_ms choices lane work reserved idem durability sampling ps claims ends "
-    b"held held_log lp_bytes kept_until_ms brief".split()
+    b"held held_log lp_bytes kept_until_ms log_kept_until_ms brief "
+    b"record_ms text_ms own_text until_ms text_until_ms text_why".split()
 )
 
 Fields = Mapping[bytes, bytes]
@@ -98,6 +99,8 @@ def job_record(job_id: str, fields: Fields, position: int = NOT_QUEUED) -> JobRe
             num_choices=int(fields.get(b"choices", 1)),
             durability=_durability(fields.get(b"durability", b"")),
             sampling=_sampling(fields.get(b"sampling", b"")),
+            until_ms=_whole(fields, b"until_ms"),
+            text_until_ms=_whole(fields, b"text_until_ms") or _whole(fields, b"until_ms"),
             deaths=int(fields.get(b"deaths", 0)),
             claims=decode_claims(fields.get(b"claims", b""), fields.get(b"ends", b"")),
             last_ms=_whole(fields, b"last_ms"),

@@ -28,6 +28,7 @@ from shared.messages import (
 )
 from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
+from shared.transport.expiry import decode_tombstone, text_expiry
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.job_records import JobRecords, end_of
 from shared.transport.ports.admission import (
@@ -48,7 +49,7 @@ from shared.transport.ports.jobs import (
 from shared.transport.record_parts import record_bytes
 from shared.transport.scripts import Scripts
 from shared.transport.submission import allowances, check_job, check_reply, submit_arguments
-from shared.transport.wire import decode_entry, lost_output
+from shared.transport.wire import decode_entry, expired_output, lost_output
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ ATTACH_PAGE = 256  # readers per script call
 LOOK_PAGE = 256  # jobs per script call
 RENEW_PAGE = 16  # likewise; each may have two thousand parts
 MEMORY_RETRY_S = 5.0
+RETAIN_MS = 3_600_000
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
 DECODE_S = 0.004  # of decoding without a pause
 _MAX_ID_PART = 2**63 - 1
@@ -71,7 +73,8 @@ class StorePolicy:
 
     grace_ms: int = 10_000  # OnDisconnect.GRACE: how long a job waits for a reader
     frontend_lease_ms: int = 10_000  # granted by submit and attach until the next heartbeat
-    delivered_retain_ms: int = 60_000  # a log whose reader was connected when the job ended
+    record_ms: int = RETAIN_MS  # a job's record after its end, and
+    text_ms: int = RETAIN_MS  # its text (log and prompt), where it has no `retain_ms`
 
 
 class RedisJobStore:
@@ -146,6 +149,8 @@ class RedisJobStore:
             reader=reader_id,
             grace=self._grace_of(job.on_disconnect),
             frontend_lease_ms=self._policy.frontend_lease_ms,
+            record_ms=self._policy.record_ms,
+            text_ms=self._policy.text_ms,
             dead_letter=dead_letter,
             again=again,
         )
@@ -190,15 +195,35 @@ class RedisJobStore:
             if len(rows) < count or len(events) >= count:
                 break
             start = "(" + rows[-1][0].decode()  # some are of kinds that a newer release writes
-        if events or rows or not fields:
+        if events or rows:
             return events[:count]
+        if not fields:
+            expired = await self.expired(job_id)
+            return [] if expired is None else [expired_output(after, expired[-1])]
         last = await _events(job_id, newest)
         if last and isinstance(last[0], Finished | Failed):
             return last
         end = end_of(fields)
         if end is None:
             return []
-        return [end if end.end <= after else lost_output(end)]
+        return [end if end.end <= after else await self._missing_text(end, fields)]
+
+    async def _missing_text(self, end: Finished | Failed, fields: Fields) -> Failed:
+        with translated("read_log"):
+            now_ms = await self._now_ms()
+        expiry = text_expiry(fields, now_ms)
+        return lost_output(end) if expiry is None else expired_output(end.end, expiry, end.usage)
+
+    async def _now_ms(self) -> int:
+        seconds, microseconds = await self._redis.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    async def expired(self, job_id: str) -> tuple[str, str, str] | None:
+        if not is_job_id(job_id):
+            return None
+        with translated("expired"):
+            text: Any = await self._redis.get(self._keys.tombstone(job_id))
+            return decode_tombstone(text, await self._now_ms()) if text else None
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
         looks: list[JobLook | None] = [None] * len(job_ids)
@@ -282,7 +307,7 @@ class RedisJobStore:
     async def detach(self, job_id: str, reader_id: str) -> None:
         if is_job_id(job_id):
             with translated("detach"):
-                await self._call("detach", job_id, reader_id, self._policy.delivered_retain_ms)
+                await self._call("detach", job_id, reader_id)
 
     async def frontend_heartbeat(self, frontend_id: str, lease_ms: int) -> bool:
         with translated("frontend_heartbeat"):

@@ -47,10 +47,13 @@ def submit_arguments(
     reader: str,
     grace: str,
     frontend_lease_ms: int,
+    record_ms: int,
+    text_ms: int,
     dead_letter: str = "",
     again: bool = False,
 ) -> list[Argument]:
-    """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" unlimited."""
+    """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" unlimited.
+    `record_ms`, `text_ms`: how long a job without `retain_ms` is kept after its end."""
     record = job.request_record
     parts: dict[str, bytes] = {}
     if "\n" in record:
@@ -74,6 +77,9 @@ def submit_arguments(
         "sampling": _recorded(job.sampling),
         "facts": record,
         "retain_ms": _or_none(job.retain_ms),
+        "record_ms": record_ms,
+        "text_ms": text_ms if job.text_ms is None else job.text_ms,
+        "own_text": "" if job.text_ms is None else "1",
         "reader": reader,
         "grace": grace,
         "frontend_lease_ms": frontend_lease_ms,

@@ -34,7 +34,7 @@ from shared.messages import (
     Usage,
 )
 
-LOST_OUTPUT = "The output of this job is no longer stored."
+LOST_OUTPUT = "The output of this job was lost."
 
 _NULL = b"null"  # how minus infinity is written
 _logprobs_decoder = msgspec.json.Decoder(tuple[TokenLogprob, ...])
@@ -199,8 +199,14 @@ def build_end(
 
 
 def lost_output(end: Finished | Failed) -> Failed:
-    """Returns the end for a reader of an ended job whose log has expired."""
+    """Returns the end for a reader of an ended job whose log was lost."""
     return Failed(end.end, JobState.FAILED, ErrorCode.JOB_LOST, LOST_OUTPUT, end.usage)
+
+
+def expired_output(end: Cursor, message: str, usage: Usage | None = None) -> Failed:
+    """Returns the end for a reader of an ended job whose log has expired."""
+    usage = usage or Usage(0, end.num_tokens)
+    return Failed(end, JobState.FAILED, ErrorCode.JOB_EXPIRED, message, usage)
 
 
 # Segments on the wire: the pieces of a delta, and which choice of its job each belongs to.

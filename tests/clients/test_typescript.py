@@ -17,6 +17,7 @@ import pytest
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd
 from tests.support.cutting_proxy import CuttingProxy
+from tests.support.expired_jobs import expire_record
 from tests.support.launched import REPOSITORY, Launched, free_port
 from tests.support.listener import listener_on
 from tests.support.node import NodeProgram, node_says, our_client
@@ -106,6 +107,15 @@ def test_each_error_has_a_class(service: RunningService) -> None:
     assert "not finite" in failed["message"]
     assert failed["jobId"].startswith("gen-")
     assert says(url, "urls") == ["TypeError", "TypeError", "TypeError"]
+
+
+def test_a_job_that_has_expired_is_gone(service: RunningService) -> None:
+    done = says(service.base_url, "background", prompt="a", parameters={"model": MODEL})
+    expire_record(service, done["id"])
+    path = f"/v1/jobs/{done['id']}"
+    requests = [("GET", path), ("GET", f"{path}/stream")]
+    for outcome in says(service.base_url, "calls", requests=requests)["outcomes"]:
+        assert (outcome["class"], outcome["code"]) == ("Gone", "job_expired")
 
 
 def test_each_frontend_is_tried_once_without_patience(service: RunningService) -> None:

@@ -69,8 +69,7 @@ async def prepare_chat(
         token_ids=prompt.token_ids,
         sampling=replace(_sampling(generation, chat, budget), grammar=prompt.grammar),
         on_disconnect=chat.on_disconnect,
-        queue_timeout_s=chat.queue_timeout,
-        durability=chat.durability,
+        params=chat,
         num_choices=chat.n,
         lane=lane,
     )

@@ -138,8 +138,7 @@ async def prepare_completions(
         token_ids=prompts[0].token_ids,
         sampling=samplings[0],
         on_disconnect=completion.on_disconnect,
-        queue_timeout_s=completion.queue_timeout,
-        durability=completion.durability,
+        params=completion,
         num_choices=best_of,
         lane=lane,
     )

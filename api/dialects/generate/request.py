@@ -65,8 +65,7 @@ async def prepare_generate(
         token_ids=token_ids,
         sampling=_sampling(generation, params, budget),
         on_disconnect=params.on_disconnect,
-        queue_timeout_s=params.queue_timeout,
-        durability=params.durability,
+        params=params,
     )
     timing = Timing()
     prompt, shown = scored_prompt(job), None

@@ -69,8 +69,7 @@ async def prepare_message(
         token_ids=prompt.token_ids,
         sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),
         on_disconnect=params.on_disconnect,
-        queue_timeout_s=params.queue_timeout,
-        durability=params.durability,
+        params=params,
     )
     context = MessageContext(
         id=caller.request_id,

@@ -26,7 +26,7 @@ from shared.text.base import Tokenizer
 Payload = dict[str, Any]
 
 # Errors of a reader: the response did not end with them.
-READERS_ERRORS = frozenset({ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_LOST})
+READERS_ERRORS = frozenset({ErrorCode.STREAM_DIVERGED, ErrorCode.JOB_LOST, ErrorCode.JOB_EXPIRED})
 
 _INVALID_PROMPT = frozenset({ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.KV_CAPACITY_EXCEEDED})
 

@@ -184,16 +184,16 @@ async def prepare_response(
         token_ids=prompt.token_ids,
         sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),
         on_disconnect=OnDisconnect.CONTINUE if params.background else OnDisconnect.CANCEL,
-        queue_timeout_s=params.queue_timeout,
-        durability=params.durability,
+        params=params,
         lane=lane,
     )
     parser = prompt.new_parser.config
     calls = _call_targets(tools)
     stored = stored_request(params, model.card, parser, items, now_s(), job.sampling, calls)
     if params.store:
+        retain_ms = responses.retain_ms if params.expires_after is None else job.retain_ms
         record = encode_request(stored, job.job_id)
-        job = replace(job, request_record=record, retain_ms=responses.retain_ms)
+        job = replace(job, request_record=record, retain_ms=retain_ms)
     return job, formatter(stored, job.job_id, model.text.tokenizer)
 
 

@@ -37,7 +37,7 @@ from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import IDEMPOTENT, JOB, NAMED, errors, streamed
+from api.http.openapi import IDEMPOTENT, JOB, KEPT, errors, streamed
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.http.sse import TYPED
 from api.http.time_slices import SlicesDep
@@ -116,7 +116,7 @@ async def count_response_tokens(
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-@router.get("/v1/responses/{name}", response_model=ResponseObject, responses=streamed(NAMED))
+@router.get("/v1/responses/{name}", response_model=ResponseObject, responses=streamed(KEPT))
 async def get_response(
     name: str,
     query: Annotated[ResponseQuery, Query()],
@@ -140,7 +140,7 @@ async def get_response(
     return StreamResponse(jobs, AttachedJob(jobs, stored.record), body)
 
 
-@router.post("/v1/responses/{name}/cancel", response_model=ResponseObject, responses=errors(NAMED))
+@router.post("/v1/responses/{name}/cancel", response_model=ResponseObject, responses=errors(KEPT))
 async def cancel_response(
     name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
 ) -> Response:
@@ -157,7 +157,7 @@ async def cancel_response(
     return await _whole(stored, jobs, responses)
 
 
-@router.delete("/v1/responses/{name}", response_model=ResponseDeleted, responses=errors(NAMED))
+@router.delete("/v1/responses/{name}", response_model=ResponseDeleted, responses=errors(KEPT))
 async def delete_response(
     name: str, caller: CallerDep, jobs: JobsDep, responses: ResponsesDep
 ) -> Response:
@@ -170,7 +170,7 @@ async def delete_response(
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{name}/input_items", response_model=ItemList, responses=errors(NAMED))
+@router.get("/v1/responses/{name}/input_items", response_model=ItemList, responses=errors(KEPT))
 async def list_input_items(
     name: str,
     query: Annotated[ItemsQuery, Query()],

@@ -22,8 +22,8 @@ from api.http.shares import Charge, Pot
 from api.http.time_slices import TimeSlices
 from api.ids import parse_item_id, parse_job_id
 from api.jobs.sent_events import split_long
-from api.request_errors import ClientError
-from shared.messages import START, Delta, Failed, Finished, InvalidParameter
+from api.request_errors import ClientError, job_expired
+from shared.messages import START, Delta, ErrorCode, Failed, Finished, InvalidParameter
 from shared.text.base import TextInvalid
 from shared.transport.ports.jobs import JobRecord, JobStore
 
@@ -79,9 +79,11 @@ class ResponseStore:
         self._slices = slices
 
     async def find(self, tenant: str, name: str) -> StoredResponse:
-        """Raises ClientError (404), also for another tenant's, and TransportError."""
+        """Raises ClientError (404, also for another tenant's; 410: expired), and TransportError."""
         job_id = parse_job_id(name)
         record = None if job_id is None else await self._jobs.get(job_id)
+        if record is None and job_id is not None:
+            await self._check_expiry(tenant, job_id)
         if record is None or record.kind != ResponseFormatter.kind or record.tenant != tenant:
             raise response_not_found(name)
         text = await self._jobs.request_record(record.job_id)
@@ -95,6 +97,12 @@ class ResponseStore:
                 extra={"job_id": record.job_id, "reason": str(error)},
             )
             raise response_not_found(name) from error
+
+    async def _check_expiry(self, tenant: str, job_id: str) -> None:
+        """Raises ClientError (410) for a response that has expired."""
+        expired = await self._jobs.expired(job_id)
+        if expired is not None and expired[:2] == (tenant, ResponseFormatter.kind):
+            raise job_expired(expired[-1], "response_id")
 
     async def open(
         self, stored: StoredResponse, starting_after: int | None = None
@@ -124,6 +132,8 @@ class ResponseStore:
             has_started = stored.record.started_ms is not None
             return ReadResponse(formatter.so_far(has_started=has_started), None)
         if isinstance(end, Failed):
+            if end.code == ErrorCode.JOB_EXPIRED:
+                raise job_expired(end.message, "response_id")
             if end.code in READERS_ERRORS:
                 raise response_not_found(stored.name)
             return ReadResponse(formatter.failed_response(end), end)
@@ -238,8 +248,10 @@ class ResponseStore:
             stored = await self.find(tenant, name)
             read = await self.read(stored, text_only=True)
         except ClientError as error:
-            if error.status != 404:
+            if error.status not in (404, 410):
                 raise
+            if error.status == 410:  # its code is known to clients, which send all items again
+                missing.message = f"{missing.message} {error.message}"
             raise missing from None
         if read.end is None:
             raise running

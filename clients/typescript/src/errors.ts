@@ -7,6 +7,7 @@
  * │   ├── InvalidRequest  the request is wrong: 400 and others
  * │   ├── NotPermitted    no key, or not with this key: 401, 403
  * │   ├── NotFound        no such job, model, file: 404
+ * │   ├── Gone            the job has ended, and it or its text has expired: 410
  * │   └── Overloaded      too much, or not now: 429, 503
  * ├── JobFailed           the job ended with an error: code, jobId
  * │   ├── JobCancelled    it was cancelled, or no reader was left
@@ -85,6 +86,12 @@ export class NotPermitted extends Refused {}
 /** There is no such job, model or file, or it belongs to another tenant. */
 export class NotFound extends Refused {}
 
+/**
+ * The job has ended, and its record or its text is no longer stored; `code` is `job_expired`. The
+ * sentence says since when, and which setting keeps it longer.
+ */
+export class Gone extends Refused {}
+
 /** A limit was reached, or the service cannot accept requests now. */
 export class Overloaded extends Refused {}
 
@@ -116,6 +123,7 @@ export function refusal(status: number, content: string, headers: Headers, url: 
   const Kind =
     status === 401 || status === 403 ? NotPermitted
     : status === 404 ? NotFound
+    : status === 410 ? Gone
     : status === 429 || status === 503 ? Overloaded
     : status < 500 ? InvalidRequest
     : Refused;
@@ -126,4 +134,12 @@ export function refusal(status: number, content: string, headers: Headers, url: 
 export function jobFailure(message: string, code: string | null | undefined, jobId: string, mayPass = false): JobFailed {
   const Kind = CANCELLED.has(code ?? '') ? JobCancelled : EXPIRED.has(code ?? '') ? JobExpired : JobFailed;
   return new Kind(message, { code, jobId, mayPass });
+}
+
+/** Returns the error of a stream that lacks the rest of its text: it has expired, or is lost. */
+export function streamLoss(message: string, code: string, jobId: string): PenstockError {
+  if (code !== 'job_expired') return new StreamLost(message, { code, jobId });
+  const gone = new Gone(message, 410, { code }, new Headers());
+  gone.jobId = jobId;
+  return gone;
 }

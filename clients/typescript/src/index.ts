@@ -9,6 +9,7 @@
 export type { Answer, Choice, Delta, Json } from './answer.js';
 export { Client, type Calling, type ClientOptions, type Following, type Leaving, type Parameters, type Submitting } from './client.js';
 export {
+  Gone,
   InvalidRequest,
   JobCancelled,
   JobExpired,

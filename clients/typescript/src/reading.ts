@@ -6,14 +6,14 @@
  * number, a job's log after the id, of the last event read.
  */
 import { answerOf, emptyDelta, type Answer, type Delta, type Json } from './answer.js';
-import { NotFound, PenstockError, StreamLost, Unreachable, jobFailure } from './errors.js';
+import { NotFound, PenstockError, StreamLost, Unreachable, jobFailure, streamLoss } from './errors.js';
 import type { Event } from './events.js';
 import { KeptChoice, isEmpty, sorted } from './kept.js';
 import { idempotent, inPath, type Request } from './requests.js';
 
 // The job is lost before any of it was delivered: the same request starts it again.
 const BEGINS_ANEW = new Set(['worker_lost', 'engine_died', 'payload_lost', 'job_lost', 'model_replaced']);
-const LOST = new Set(['job_lost', 'stream_diverged']);
+const LOST = new Set(['job_lost', 'job_expired', 'stream_diverged']);
 const PASSING_KINDS = new Set(['service_unavailable', 'overloaded_error', 'rate_limit_error']);
 const ENDS = new Set(['response.completed', 'response.incomplete', 'response.failed', 'response.cancelled']);
 
@@ -144,7 +144,7 @@ export class SubmittedReading extends Reading {
     const message = String(error.message);
     const beginsAnew = BEGINS_ANEW.has(code) && !this.hasDelivered;
     if (beginsAnew) throw jobFailure(message, code, this.jobId, true);
-    if (LOST.has(code)) this.fail(new StreamLost(message, { code, jobId: this.jobId }));
+    if (LOST.has(code)) this.fail(streamLoss(message, code, this.jobId));
     else if (PASSING_KINDS.has(type) || code === 'internal_error') {
       throw new Unreachable(message, { jobId: this.jobId });
     } else this.fail(jobFailure(message, code, this.jobId));
@@ -211,7 +211,7 @@ export class BackgroundReading extends Reading {
   private takeError(data: Json): void {
     const message = String(data.message);
     if (!LOST.has(data.code)) throw new Unreachable(message, { jobId: this.jobId });
-    this.fail(new StreamLost(message, { code: data.code, jobId: this.jobId }));
+    this.fail(streamLoss(message, data.code, this.jobId));
   }
 
   private end(): void {
@@ -262,7 +262,7 @@ export class LogReading extends Reading {
     const { code } = error;
     const message = String(error.message);
     if (isEnd) this.fail(jobFailure(message, code, this.jobId));
-    else if (LOST.has(code)) this.fail(new StreamLost(message, { code, jobId: this.jobId }));
+    else if (LOST.has(code)) this.fail(streamLoss(message, code, this.jobId));
     else throw new Unreachable(message, { jobId: this.jobId });
   }
 }

@@ -17,6 +17,7 @@
 --@include lib/allowance.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/latch.lua
 --@include lib/history.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])

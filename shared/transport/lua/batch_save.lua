@@ -8,6 +8,8 @@
 -- PEXPIRE is first: never refused above maxmemory, and the rest may then be written too.
 --@include lib/common.lua
 --@include lib/held.lua
+--@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/batches.lua
 local BEFORE = {in_progress = 'validating', finalizing = 'in_progress'}
 local SAVED_JOB_MS = 60000
@@ -29,18 +31,9 @@ local now = now_ms()
 redis.call('HSET', key, 'lease_ms', whole(lease_ms == 0 and 0 or due_in(lease_ms)))
 if lease_ms == 0 then redis.call('HSET', key, 'owner', '') end
 for i = last_field + 1, #ARGV do
-  local job = read_job(ARGV[i], 'state', 'retain_ms', 'tenant', 'held', 'kept_until_ms')
-  local wants_to_stay = not not job.retain_ms
-  if job.state and not wants_to_stay then
-    bury_record(ARGV[i], SAVED_JOB_MS)
-    local gone_ms = job.held
-      and keep_held_for(job.tenant, tonumber(job.held), job.kept_until_ms, SAVED_JOB_MS)
-    if gone_ms then redis.call('HSET', P .. 'job:' .. ARGV[i], 'kept_until_ms', gone_ms) end
-  end
-  for _, name in ipairs(wants_to_stay and {} or {'job:', 'log:'}) do
-    if redis.call('PTTL', P .. name .. ARGV[i]) > SAVED_JOB_MS then
-      redis.call('PEXPIRE', P .. name .. ARGV[i], SAVED_JOB_MS)
-    end
+  local job = read_job(ARGV[i], 'state', 'retain_ms', unpack(KEPT_FIELDS))
+  if job.state and not job.retain_ms and redis.call('PTTL', P .. 'job:' .. ARGV[i]) > SAVED_JOB_MS then
+    keep_for(ARGV[i], job, SAVED_JOB_MS, 'batch')
   end
 end
 return {'OK', status, whole(math.max(0, tonumber(batch[3]) - now))}

@@ -11,6 +11,7 @@
 --@include lib/allowance.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/latch.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua

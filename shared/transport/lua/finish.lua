@@ -7,6 +7,7 @@
 --@include lib/allowance.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/latch.lua
 local id, wid = ARGV[3], ARGV[4]
 local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'n')

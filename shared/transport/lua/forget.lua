@@ -4,17 +4,15 @@
 --@include lib/common.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 local id = ARGV[3]
-local job_key = P .. 'job:' .. id
-local job = read_job(id, 'state', 'tenant', 'held', 'kept_until_ms')
+local job = read_job(id, 'state', 'tenant', 'held', 'kept_until_ms', 'held_log', 'log_kept_until_ms')
 if not job.state then return {'GONE'} end
 if not TERMINAL[job.state] then return {'LIVE', job.state} end
-local index = index_of(id)
-redis.call('DEL', job_key, P .. 'log:' .. id, P .. 'facts:' .. id, P .. 'prompt:' .. id)
-redis.call('ZREM', P .. 'prompts', id)
-redis.call('ZREM', P .. 'ended:' .. job.state, id)
-if index then release_parts(job.tenant or '', index) end
-if job.held then release_held(job.tenant, tonumber(job.held), job.kept_until_ms) end
-redis.call('ZREM', P .. 'ended:tenant:' .. (job.tenant or ''), id)
-bury_record(id, 0)
+delete_text(id)
+delete_record(id, job)
+release_text(job)
+release_record(job)
+-- Without words: what was deleted on request has not expired.
+redis.call('SET', P .. 'tombstone:' .. id, '', 'PX', TOMBSTONE_MS)
 return {'OK'}

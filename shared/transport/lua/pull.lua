@@ -19,6 +19,7 @@
 --@include lib/allowance.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua

@@ -12,6 +12,7 @@
 --@include lib/allowance.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
@@ -99,7 +100,16 @@ local function sample_store()
     'disk_ok_aof_rewrite', is_ok('aof_last_bgrewrite_status'), 'disk_ok_rdb_save', is_ok('rdb_last_bgsave_status'))
 end
 
+-- Makes room before it is short. The bytes are estimates: the next sample shows what they were.
+local function evict_oldest()
+  local store = redis.call('HMGET', P .. 'stat', 'store_limit', 'store_used')
+  local limit = tonumber(store[1] or '0')
+  local excess = tonumber(store[2] or '0') - limit * EVICT_AT
+  if limit > 0 and excess > 0 then evict(excess, EVICTED_PER_CALL) end
+end
+
 sample_store()
+evict_oldest()
 for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', P .. 'kept', '-inf', whole(server_ms()), 'LIMIT', 0, TENANTS)) do
   local bytes, times, first_ms = expired_of(tenant)
   if #times > 0 then redis.call('HDEL', P .. 'kept:' .. tenant, unpack(times)) end

@@ -2,7 +2,9 @@
 -- ARGV: names and values from 3 on. The job's: id, model, lane (priority: the first it may get),
 --   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
---   the record), facts ('' none; lib/parts.lua), part:<digest> (of each part of the facts), retain_ms (how long it is kept after its end; '' as all others).
+--   the record), facts ('' none; lib/parts.lua), part:<digest> (of each part of the facts), retain_ms (how long
+--   it is kept after its end; '' as all others: its record record_ms, its text text_ms, which is the request's
+--   own wish where own_text is '1').
 --   Its reader: reader ('' none), grace (policy), frontend_lease_ms.
 --   Limits of all: max_queued, max_queued_tokens; the tenant's ('' none): max_tenant_share, max_store_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
@@ -26,6 +28,7 @@
 --@include lib/allowance.lua
 --@include lib/held.lua
 --@include lib/parts.lua
+--@include lib/retention.lua
 --@include lib/dead_letter.lua
 local LAST_LANE, UNKNOWN_OUTPUT = 7, 256
 local params = {}
@@ -159,8 +162,12 @@ local log_bytes = math.min(tonumber(params.max_output), expected * num_choices) 
 local is_in_reserve = false
 if not is_again then
   local why
-  local bytes = fixed_bytes + log_bytes + (index and new_part_bytes(index, params) or 0)
-  why, is_in_reserve = refused_by_store(tenant, bytes, params.max_store_share, params.retain_ms == '')
+  local needed, is_brief = fixed_bytes + log_bytes, params.retain_ms == ''
+  if index then needed = needed + new_part_bytes(index, params) end
+  why, is_in_reserve = refused_by_store(tenant, needed, params.max_store_share, is_brief)
+  if (why or is_in_reserve) and evict_for(tenant, needed, why) then
+    why, is_in_reserve = refused_by_store(tenant, needed, params.max_store_share, is_brief)
+  end
   if why then return full(why) end
 end
 for _, rate in ipairs(rates) do
@@ -180,8 +187,9 @@ redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', mod
   'q', queue, 'qid', entry, 'lane', params.lane, 'work', whole(own_work), 'sub_ms', whole(now),
   'deadline_ms', deadline_ms, 'fe', reader, 'og', params.grace, 'crid', params.crid,
   'sampling', params.sampling, 'held', whole(fixed_bytes), 'held_log', whole(log_bytes))
-for _, name in ipairs({'retain_ms', 'choices', 'idem', 'prompt_digest'}) do
-  if params[name] ~= '' then redis.call('HSET', job_key, name, params[name]) end
+if params.text_ms == params.record_ms then params.text_ms = '' end  -- as the record
+for _, name in ipairs({'retain_ms', 'record_ms', 'text_ms', 'own_text', 'choices', 'idem', 'prompt_digest'}) do
+  if (params[name] or '') ~= '' then redis.call('HSET', job_key, name, params[name]) end
 end
 if is_in_reserve then redis.call('HSET', job_key, 'brief', 1) end
 if params.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', whole(reserved)) end

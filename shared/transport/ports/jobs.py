@@ -103,6 +103,8 @@ class JobRecord:
     durability: Durability = Durability.NONE  # that its acceptance waits for
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
+    until_ms: int | None = None  # kept until then, once it has ended; None: of an older release
+    text_until_ms: int | None = None  # likewise its text
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
     last_ms: int | None = None  # the last delta of the latest claim
     is_worker_lost: bool = False  # running by its state, but its worker's lease has ended
@@ -137,8 +139,8 @@ class JobStore(Protocol):
         requests them, Delta, then one Finished or Failed. Slice i lies at Cursor(0, i + 1).
 
         Fewer than `count` only where nothing follows: entries of unknown kinds are skipped. The log
-        of an ended job always ends: where nothing lies after `after`, its end is returned again,
-        and Failed(job_lost) to a reader whose text is no longer stored.
+        of an ended job always ends: where nothing lies after `after`, its end is returned again; in
+        place of a text that has expired Failed(job_expired), of one that was lost Failed(job_lost).
         """
         ...
 
@@ -148,6 +150,10 @@ class JobStore(Protocol):
 
     async def get(self, job_id: str) -> JobRecord | None:
         """Returns the job's record; None: no such job."""
+        ...
+
+    async def expired(self, job_id: str) -> tuple[str, str, str] | None:
+        """Returns tenant, kind, and when and why it expired, of an ended job without a record."""
         ...
 
     async def request_record(self, job_id: str) -> str | None:

@@ -11,7 +11,7 @@ from shared.transport.ports.jobs import JobRecord
 class KeptPrompts(Protocol):
     """Reads prompts of jobs that run, and of those that ended lately.
 
-    Bounds (lua/lib/latch.lua): 256 ended jobs, 32 MiB, the default retention. Nothing on the path
+    Bounds (lua/lib/latch.lua): 256 ended jobs, 32 MiB, as long as texts. Nothing on the path
     of a request reads them. Every call may raise TransportError.
     """
 

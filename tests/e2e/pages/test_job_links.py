@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from playwright.sync_api import Route, expect
 from tests.e2e.pages.scripted_service import *  # noqa: F403
 from tests.e2e.pages.scripted_service import begun
 from tests.support.browser import PATIENCE_MS, Tab
+from tests.support.expired_jobs import expire_record, expire_text
 from tests.support.playground import expect_whole
 from tests.support.running_service import MODEL, RunningService
 
@@ -111,3 +113,16 @@ def test_a_link_to_no_job_says_so(tab: Tab, later: str) -> None:
     expect(tab.page.locator("#send")).to_be_enabled()
     expect(status).to_contain_text("The server no longer has the linked answer.")
     tab.expect_complaint("404")
+
+
+@pytest.mark.parametrize("expire", [expire_text, expire_record])
+def test_a_link_to_a_job_that_has_expired_says_when(
+    tab: Tab, service: RunningService, expire: Callable[[RunningService, str], None]
+) -> None:
+    answer = httpx.post(f"{service.base_url}/generate", json=ASKED["/generate"], timeout=60)
+    name = answer.json()["id"]
+    expire(service, name)
+    tab.page.goto(f"/#job={name}")
+    said = tab.page.get_by_text("expired at 20")
+    expect(said.first).to_be_visible(timeout=PATIENCE_MS)
+    tab.expect_complaint("410")

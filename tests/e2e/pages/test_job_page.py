@@ -14,6 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.e2e.pages.scripted_service import *  # noqa: F403
 from tests.e2e.pages.scripted_service import begun, generated
 from tests.support.browser import PATIENCE_MS, Tab
+from tests.support.expired_jobs import expire_record, expire_text
 from tests.support.playground import poll
 from tests.support.running_service import MODEL, RunningService
 
@@ -301,6 +302,21 @@ def test_a_job_that_is_not_there_is_said_to_be_none(tab: Tab, service: RunningSe
     page.get_by_role("link", name="Workers").click()
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
     tab.expect_complaint("404")
+
+
+def test_a_job_that_has_expired_says_when_and_why(tab: Tab, service: RunningService) -> None:
+    name, page = generated(service)["id"], tab.page
+    expire_text(service, name)
+    open_job(page, name)
+    note = page.locator("#job-events-note")
+    expect(note).to_contain_text("The text of this job expired at", timeout=PATIENCE_MS)
+    expect(note).to_contain_text("PENSTOCK_TEXT_RETENTION_S")
+    expire_record(service, name)
+    page.goto("/")
+    page.goto(f"/dashboard#job={name}")
+    note = page.locator("#job-note")
+    expect(note).to_contain_text("PENSTOCK_JOB_RETENTION_S", timeout=PATIENCE_MS)
+    tab.expect_complaint("410")
 
 
 def test_output_is_shown_as_text_and_never_as_markup(tab: Tab, service: RunningService) -> None:

@@ -25,6 +25,7 @@ from shared.messages import JobState
 from shared.process import dying_with_this_process
 from shared.transport.ports.deployment import ProcessKind
 from tests.support.cutting_proxy import cutting_proxy
+from tests.support.expired_jobs import expire_record, expire_text
 from tests.support.launched import REPOSITORY, free_port
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
@@ -166,6 +167,20 @@ def test_what_is_not_there_ends_with_its_own_code(penstock: Any, free: str) -> N
     assert penstock("generate", "none", url=free).code == ExitCode.UNUSABLE, "the file comes first"
     assert penstock("status", url="gopher://x").code == ExitCode.UNUSABLE
     assert penstock("jobs", "nonsense").code == ExitCode.UNUSABLE
+
+
+def test_an_expired_job_is_told_with_its_time_and_its_setting(
+    penstock: Any, service: RunningService, job: str
+) -> None:
+    assert "text kept until" in penstock("jobs", "show", job).out
+    expire_text(service, job)
+    followed = penstock("jobs", "follow", job)
+    assert (followed.code, followed.out) == (ExitCode.NOT_FOUND, "")
+    assert "PENSTOCK_TEXT_RETENTION_S" in followed.err
+    expire_record(service, job)
+    shown = penstock("jobs", "show", job)
+    assert (shown.code, shown.out) == (ExitCode.NOT_FOUND, "")
+    assert "PENSTOCK_JOB_RETENTION_S" in shown.err
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from penstock.client import (
     AsyncClient,
     Client,
     Delta,
+    Gone,
     InvalidRequest,
     JobCancelled,
     JobFailed,
@@ -25,6 +26,7 @@ from penstock.client import (
 from shared.messages import ErrorCode, JobState, Usage
 from shared.transport.ports.queue import JobEnd, WorkerReport
 from tests.support.cutting_proxy import CuttingProxy
+from tests.support.expired_jobs import expire_record, expire_text
 from tests.support.launched import free_port
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import MODEL, RunningService, running_service, wait_until
@@ -157,6 +159,20 @@ def test_what_is_refused_names_the_parameter(ours: Client) -> None:
             call("none")
     with pytest.raises(NotFound):
         ours.follow("none").result()
+
+
+def test_a_job_that_has_expired_is_gone_and_says_so(ours: Client, service: RunningService) -> None:
+    job_id = ours.submit("x", model=MODEL)
+    assert ours.follow(job_id).result().text
+    expire_text(service, job_id)
+    with pytest.raises(Gone, match="expires_after") as gone:
+        ours.follow(job_id, raw=True).result()
+    assert (gone.value.status, gone.value.code) == (410, "job_expired")
+    expire_record(service, job_id)
+    with pytest.raises(Gone, match="expired at 20"):
+        ours.follow(job_id).result()
+    with pytest.raises(Gone):
+        ours.job(job_id)
 
 
 def test_a_full_queue_is_an_error_of_its_kind(redis_url: str, checkpoint: Path) -> None:

@@ -70,13 +70,6 @@ local function expire_at_least(key, ms)
   return left_ms >= 0
 end
 
--- The record of an ended job expires in `kept_ms`. A tombstone shows for TOMBSTONE_MS that the job has ended:
--- Redis has lost a job with neither record nor tombstone, and a process that was sure of it within that
--- time may restore it.
-local function bury_record(id, kept_ms)
-  if tonumber(kept_ms) < TOMBSTONE_MS then redis.call('SET', P .. 'tombstone:' .. id, '', 'PX', TOMBSTONE_MS) end
-end
-
 -- The fields of a job that it has, by their names.
 local function read_job(id, ...)
   local job, values = {}, redis.call('HMGET', P .. 'job:' .. id, ...)

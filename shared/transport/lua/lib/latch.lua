@@ -23,7 +23,7 @@ local MESSAGES = {
 -- A rename: the request is not copied on the way to the end.
 local PROMPTS_MAX, PROMPTS_MAX_BYTES = 256, 33554432
 
-local function keep_prompt(id)
+local function keep_prompt(id, text_ms)
   local request, prompts = P .. 'req:' .. id, P .. 'prompts'
   local bytes = redis.call('STRLEN', request)
   if bytes == 0 or bytes * 4 > PROMPTS_MAX_BYTES then
@@ -31,7 +31,7 @@ local function keep_prompt(id)
     return
   end
   redis.call('RENAME', request, P .. 'prompt:' .. id)
-  redis.call('PEXPIRE', P .. 'prompt:' .. id, RETAIN_MS)
+  redis.call('PEXPIRE', P .. 'prompt:' .. id, whole(text_ms))
   local sum = bytes + tonumber(redis.call('ZRANGE', prompts, -1, -1, 'WITHSCORES')[2] or '0')
   local count = redis.call('ZCARD', prompts) + 1
   while count > 1 do
@@ -42,16 +42,37 @@ local function keep_prompt(id)
     count = count - 1
   end
   redis.call('ZADD', prompts, whole(sum), id)
-  redis.call('PEXPIRE', prompts, RETAIN_MS)
+  expire_at_least(prompts, text_ms)
 end
 
--- The job's log has its true size now, and with its record it is kept for so long.
-local function keep_ended_job(id, job, retain_ms)
-  if not job.held then return end  -- of an older release
-  local bytes = ENDED_JOB_BYTES + redis.call('STRLEN', P .. 'facts:' .. id) + log_bytes_of(job)
-  hold(job.tenant, bytes - tonumber(job.held) - tonumber(job.held_log or '0'))
-  redis.call('HSET', P .. 'job:' .. id, 'held', whole(bytes), 'held_log', 0,
-    'kept_until_ms', keep_held(job.tenant, bytes, tonumber(retain_ms)))
+-- The record and the text of an ended job expire. Its log has its true size now.
+local function retain(id, job)
+  local record_ms, text_ms, why, text_why = lives_of(job)
+  redis.call('PEXPIRE', P .. 'log:' .. id, whole(text_ms))
+  redis.call('PEXPIRE', P .. 'job:' .. id, whole(record_ms))
+  redis.call('PEXPIRE', P .. 'facts:' .. id, whole(record_ms))
+  if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, whole(record_ms)) end
+  local index = index_of(id)
+  if index then keep_parts(job.tenant, index, record_ms) end
+  if job.held then  -- else of an older release
+    local record_bytes = ENDED_JOB_BYTES + redis.call('STRLEN', P .. 'facts:' .. id)
+    local text_bytes = log_bytes_of(job)
+    hold(job.tenant, record_bytes + text_bytes - tonumber(job.held) - tonumber(job.held_log or '0'))
+    local until_ms = keep_held(job.tenant, record_bytes, record_ms)
+    local log_until_ms = keep_held(job.tenant, text_bytes, text_ms)
+    redis.call('HSET', P .. 'job:' .. id, 'held', whole(record_bytes), 'kept_until_ms', until_ms,
+      'held_log', whole(text_bytes))
+    if log_until_ms ~= until_ms then redis.call('HSET', P .. 'job:' .. id, 'log_kept_until_ms', log_until_ms) end
+  end
+  redis.call('HSET', P .. 'job:' .. id, 'until_ms', whole(server_ms() + record_ms))
+  if text_ms ~= record_ms then redis.call('HSET', P .. 'job:' .. id, 'text_until_ms', whole(server_ms() + text_ms)) end
+  if text_why ~= 'setting' then redis.call('HSET', P .. 'job:' .. id, 'text_why', text_why) end
+  write_tombstone(id, job, record_ms, why)
+  if why == 'setting' then
+    prune(job.tenant or '')
+    list_retained('texts', id, job.tenant or '', math.min(UNDELIVERED_MS, text_ms), record_ms)
+  end
+  return record_ms
 end
 
 -- Corrects the work that was expected of the job and reserved for it by its real work.
@@ -73,17 +94,17 @@ local function latch(id, ending)
   local job_key, log_key = P .. 'job:' .. id, P .. 'log:' .. id
   local job = read_job(id, 'state', 'n', 'b', 'q', 'qid', 'owner', 'prompt_tokens', 'cached_tokens',
     'retain_ms', 'tenant', 'reserved', 'attempt', 'model', 'choices', 'idem',
-    'queue_deadline_ms', 'held', 'held_log', 'lp_bytes', 'brief')
+    'queue_deadline_ms', 'held', 'held_log', 'lp_bytes', 'brief', 'record_ms', 'text_ms', 'own_text', 'kind')
   job.n, job.prompt_tokens = job.n or '0', job.prompt_tokens or '0'
   local old, n, b, queue, entry = job.state, job.n, job.b or '0', job.q, job.qid
   local owner, prompt, cached = job.owner or '', job.prompt_tokens, ending.cached or job.cached_tokens or '0'
-  local retain_ms = job.retain_ms or (job.brief and math.min(BRIEF_MS, RETAIN_MS)) or RETAIN_MS
   local message = ending.message
   if not message or message == '' then message = MESSAGES[ending.reason] or '' end
   local stop_reason = ending.stop_reason or ''
   redis.call('ZREM', P .. 'live', id)
   if job.queue_deadline_ms then redis.call('ZREM', P .. 'unbegun', id) end
-  keep_prompt(id)
+  local _, text_ms = lives_of(job)
+  keep_prompt(id, text_ms)
   if queue and entry then
     redis.call('XACK', queue, GROUP, entry)
     redis.call('XDEL', queue, entry)
@@ -102,21 +123,14 @@ local function latch(id, ending)
   redis.pcall('XADD', log_key, whole(tonumber(n) + 1) .. '-0', 'k', 'end', 'n', n, 'b', b,
     'state', ending.state, 'reason', ending.reason, 'stop_reason', stop_reason, 'message', message,
     'prompt_tokens', prompt, 'cached_tokens', cached, 'end_ms', whole(ended_ms))
-  redis.call('PEXPIRE', log_key, retain_ms)
-  redis.call('PEXPIRE', job_key, retain_ms)
-  redis.call('PEXPIRE', P .. 'facts:' .. id, retain_ms)
-  local index = index_of(id)
-  if index then keep_parts(job.tenant, index, tonumber(retain_ms)) end
-  if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
-  keep_ended_job(id, job, retain_ms)
-  bury_record(id, retain_ms)
+  job.end_ms = whole(ended_ms)
+  local record_ms = retain(id, job)
   -- By state, and by tenant: a tenant without ended jobs reads none of the others'.
   for _, of in ipairs({ending.state, 'tenant:' .. (job.tenant or '')}) do
     local index = P .. 'ended:' .. of
     redis.call('ZADD', index, whole(ended_ms), id)
-    redis.call('ZREMRANGEBYSCORE', index, '-inf', '(' .. whole(ended_ms - RETAIN_MS))
     redis.call('ZREMRANGEBYRANK', index, 0, -(ENDED_INDEX_MAX + 1))
-    redis.call('PEXPIRE', index, RETAIN_MS)
+    expire_at_least(index, record_ms)
   end
   -- A finished job has no message: its frame ends with the time.
   local last = ending.state == 'finished' and whole(ended_ms) or message

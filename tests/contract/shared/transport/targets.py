@@ -30,7 +30,9 @@ MODELS = ("m", "org/n:1")
 NAMESPACE = "walk"
 FAR_MS = 100_000_000  # nothing ends by the clock during a walk
 RETAIN_MS = 3_600_000
-POLICY = StorePolicy(grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, delivered_retain_ms=1_800_000)
+POLICY = StorePolicy(
+    grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, record_ms=RETAIN_MS, text_ms=RETAIN_MS
+)
 SYNC = b"sync"
 
 HASHES = frozenset(
@@ -66,7 +68,7 @@ def private_server_of(path: str, version: Version) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def open_target(name: str, url: str) -> AsyncIterator[Target]:
-    transport = await open_transport(url, namespace=NAMESPACE, retain_ms=RETAIN_MS, policy=POLICY)
+    transport = await open_transport(url, namespace=NAMESPACE, policy=POLICY)
     pubsub: Any = transport.connections.commands.pubsub()
     await pubsub.psubscribe(f"{NAMESPACE}:*")
     try:
@@ -210,9 +212,11 @@ class Target:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind == "kept" and key != f"{prefix}kept":  # by times
                 found[key] = sum(map(int, await self.redis.hvals(key)))
+            elif kind == "tombstone":  # its times first
+                found[key] = (await self.redis.get(key)).split(b"|")[2:]
             elif kind == "paused":
                 found[key] = sorted(await self.redis.hkeys(key))
-            elif kind in ("req", "prompt", "probe", "order", "f", "blob", "tombstone"):
+            elif kind in ("req", "prompt", "probe", "order", "f", "blob"):
                 found[key] = await self.redis.get(key)
             elif kind in (
                 "live",
@@ -224,6 +228,8 @@ class Target:
                 "models_kept",
                 "prompts",
                 "kept",
+                "texts",
+                "records",
             ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
             elif kind in ("q", "dlq"):

@@ -222,21 +222,7 @@ async def test_after_an_outage_no_job_is_an_orphan_for_a_while(steps: Steps) -> 
     assert await is_suspected()
 
 
-async def test_detach_of_an_ended_job_keeps_its_record_longer_than_its_log(
-    steps: Steps,
-) -> None:
-    delivery = await steps.running(frontend="fe1", on_disconnect=OnDisconnect.CANCEL)
-    stream = Stream(delivery)
-    await steps.say("w1", stream, [5], "a", end=FINISHED)
-    await steps.store.detach(stream.job_id, "fe1#1")
-    log_ms = await steps.redis.pttl(steps.keys.log(stream.job_id))
-    job_ms = await steps.redis.pttl(steps.keys.job(stream.job_id))
-    assert 0 < log_ms <= 60_000 < job_ms
-    record = await steps.record(stream.job_id)
-    assert record.state is JobState.FINISHED
-
-
-async def test_a_log_that_expired_first_gives_the_end_and_owns_up_to_lost_text(
+async def test_a_log_that_was_lost_gives_the_end_and_owns_up_to_lost_text(
     steps: Steps,
 ) -> None:
     stream = Stream(await steps.running())

@@ -68,14 +68,11 @@ async def test_an_ended_job_is_kept_for_as_long_as_it_says(steps: Steps) -> None
     assert record.extra == {}
 
 
-async def test_delivery_to_its_reader_shortens_no_retention_of_its_own(
-    steps: Steps,
-) -> None:
-    for retain_ms, least_ms in ((20 * HOUR_MS, 19 * HOUR_MS), (None, 0)):
+async def test_delivery_to_its_reader_shortens_no_retention(steps: Steps) -> None:
+    for retain_ms, least_ms in ((20 * HOUR_MS, 19 * HOUR_MS), (None, 0.9 * HOUR_MS)):
         job_id = await ended(steps, frontend="fe1#1", retain_ms=retain_ms)
         await steps.store.detach(job_id, "fe1#1")
         assert least_ms < await steps.redis.pttl(steps.keys.log(job_id))
-    assert await steps.redis.pttl(steps.keys.log(job_id)) <= 60_000
 
 
 async def test_renewed_jobs_are_kept_anew_and_others_left_alone(steps: Steps) -> None:

@@ -70,7 +70,6 @@ def test_a_chat_and_a_completion_report_them_too(lenient: RunningService) -> Non
     assert answer.status_code == 200
     assert HEADER not in answer.headers
     members = {
-        "store": True,
         "verbosity": "low",
         "user": "me",
         "modalities": ["text"],
@@ -85,7 +84,7 @@ def test_a_chat_and_a_completion_report_them_too(lenient: RunningService) -> Non
     answer = post(lenient, "/v1/chat/completions", **chat, **members)
     assert answer.status_code == 200
     assert '"usage"' in answer.text
-    expected = "store, stream_options.include_obfuscation, user, verbosity"
+    expected = "stream_options.include_obfuscation, user, verbosity"
     assert ordered(answer.headers[HEADER]) == ordered(expected)
     answer = post(lenient, "/v1/completions", prompt="a", max_tokens=1, user="me", suffix="")
     assert (answer.status_code, answer.headers[HEADER]) == (200, "user")

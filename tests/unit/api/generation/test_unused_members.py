@@ -173,7 +173,7 @@ def test_what_might_change_the_answer_stays_refused(
 def test_a_row_of_a_batch_is_read_as_its_route_reads_it() -> None:
     part: Any = None  # only `prepare` uses it
     endpoint = make_endpoints(part, part)["/v1/chat/completions"]
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "store": true}'
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "user": "me"}'
     assert endpoint.parse(body, IgnoredMembers()).model == "m"
-    with pytest.raises(InvalidParameter, match="store"):
+    with pytest.raises(InvalidParameter, match="user"):
         endpoint.parse(body, IgnoredMembers(refuse=True))

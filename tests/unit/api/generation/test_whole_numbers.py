@@ -82,6 +82,7 @@ WITHIN: dict[str, Any] = {
             }
         ]
     },
+    "expires_after.seconds": lambda n: {"expires_after": {"anchor": "completed_at", "seconds": n}},
     "output_expires_after.seconds": lambda n: {
         "output_expires_after": {"anchor": "created_at", "seconds": n}
     },
