@@ -102,7 +102,7 @@ def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     of_job, job_page = open_page(browser, service, f"/dashboard#job={job_id}")
     badge = answer.locator(".rescue")
     expect(badge).to_be_hidden()
-    row = dashboard.locator("#jobs tr", has_text=job_id.removeprefix("resp_"))
+    row = dashboard.locator("#jobs tr", has_text=job_id[-8:])
     expect(row).to_contain_text("running", timeout=PATIENCE_MS)
 
     with without_workers(service):
