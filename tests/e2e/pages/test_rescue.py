@@ -98,11 +98,11 @@ def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     answer = say(page, TEXT)
     expect(text_of(answer)).to_contain_text("open", timeout=PATIENCE_MS)
     job_id = response_of(answer)
-    overview, dashboard = open_page(browser, service, "/dashboard")
+    overview, dashboard = open_page(browser, service, "/dashboard#tab=jobs")
     of_job, job_page = open_page(browser, service, f"/dashboard#job={job_id}")
     badge = answer.locator(".rescue")
     expect(badge).to_be_hidden()
-    row = dashboard.locator("#jobs tr", has_text=job_id.removeprefix("resp_"))
+    row = dashboard.locator("#jobs tr", has_text=job_id[-8:])
     expect(row).to_contain_text("running", timeout=PATIENCE_MS)
 
     with without_workers(service):

@@ -81,7 +81,7 @@ async def test_a_job_is_between_workers_from_the_end_of_a_lease_to_the_next_clai
 
     async def state() -> tuple[bool, int | None]:
         """By the record and its list, and by the look."""
-        (listed,) = await steps.store.list_jobs(JobState.RUNNING, 8)
+        (listed,) = await steps.list_jobs(JobState.RUNNING, 8)
         record = await steps.record(job_id)
         assert listed.is_worker_lost == record.is_worker_lost
         assert await lost_attempt(steps, waiting.job_id) is None
