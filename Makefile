@@ -15,27 +15,27 @@ help: ## list the targets
 # First all packages by their hashes. Then torch by its exact pin, whose builds differ between indexes:
 # a bare `torch` in a later resolution would pull the newest build with gigabytes of CUDA packages. Without an NVIDIA driver it is the build for
 # the CPU; PENSTOCK_DEVICE=cpu or cuda chooses, and TORCH_PIP_ARGS takes the place of pip's words for that.
-LOCKED = grep -E '\# (.* )?($(1))( |$$)' requirements.lock >$(VENV)/.packages && $(PIP_INSTALL) $(2) --no-deps --require-hashes -r $(VENV)/.packages
+LOCKED = grep -E '\# (.* )?($(1))( |$$)' requirements.lock >$(VENV)/.packages && $(PIP_INSTALL) '$(2)' --no-deps --require-hashes -r $(VENV)/.packages
 $(VENV)/.run: pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -c '$(call CHECK_PYTHON,$(PYTHON),make PYTHON=python3.11 chooses another.)'
-	@echo "penstock: installing into $(VENV), once"
+	@echo "penstock: installing into $(VENV), once; the output of pip is in .penstock/install.log"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c '$(call CHECK_PYTHON,that of $(VENV),Remove $(VENV) and run make again.)'
-	@$(call LOCKED,build|api|server|worker-torch)
+	@rm -f .penstock/install.log
+	@$(call LOCKED,build|api|server|worker-torch,its packages)
 	@$(BIN)/python -m penstock.launcher.torch_build $(shell grep '^torch==' constraints.txt)
-	@$(PIP_INSTALL) --no-build-isolation -c constraints.txt -e '.[api,worker,server]'
+	@$(PIP_INSTALL) Penstock --no-build-isolation -c constraints.txt -e '.[api,worker,server]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@echo "penstock: installing what the tests need into $(VENV)"
-	@$(call LOCKED,dev|otel,--quiet)
-	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev]'
+	@$(call LOCKED,dev|otel,what the tests need)
+	@$(PIP_INSTALL) 'Penstock for the tests' --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev]'
 	@touch $@
 
 # Beside those, for tests that start services: agent frameworks, a browser's driver, Triton.
 $(VENV)/.clients: $(VENV)/.dev
-	@$(call LOCKED,test-clients,--quiet)
-	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev,test-clients]'
+	@$(call LOCKED,test-clients,the clients that the tests use)
+	@$(PIP_INSTALL) 'Penstock for the tests with clients' --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev,test-clients]'
 	@touch $@
 
 # Variables of the command line reach what a recipe starts: make run PENSTOCK_ENGINE=vllm PENSTOCK_MODEL=...
@@ -163,8 +163,8 @@ smoke: $(VENV)/.dev ## three concurrent streams through a service of its own, wi
 	@$(BIN)/python tests/e2e/smoke.py
 
 $(VENV)/.bench: $(VENV)/.dev
-	@$(call LOCKED,bench,--quiet)
-	@$(PIP_INSTALL) --quiet --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev,bench]'
+	@$(call LOCKED,bench,what the benchmarks need)
+	@$(PIP_INSTALL) 'Penstock for the benchmarks' --no-build-isolation -c constraints.txt -e '.[api,worker,server,dev,bench]'
 	@touch $@
 
 BENCH_ARGS ?=
@@ -181,11 +181,12 @@ docs: $(VENV)/.dev ## write the generated pages and tables (API, CLI, CONFIG, ME
 	@$(BIN)/python docs/generate_promises.py
 	@$(BIN)/python docs/generate_paths.py
 	@$(BIN)/python docs/generate_plots.py
+	@$(BIN)/python docs/generate_rescue.py
 	@$(BIN)/python docs/generate_chart_schema.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## write the hashes of all pinned packages (requirements.lock, constraints-vllm.txt)
-	@$(call LOCKED,lock,--quiet)
+	@$(call LOCKED,lock,what locks)
 	@$(BIN)/python -m tools.lock
 
 .PHONY: stats

@@ -24,9 +24,15 @@ def public_id(kind: str, job_id: str) -> str:
 
 def parse_job_id(text: str) -> str | None:
     """Returns the job id of a public id, with or without its prefix; None for anything else."""
+    text = without_prefix(text)
+    return text if is_job_id(text) else None
+
+
+def without_prefix(text: str) -> str:
+    """Returns a public id, or its beginning, without the dialect's prefix."""
     for prefix in PREFIXES.values():
         text = text.removeprefix(prefix)
-    return text if is_job_id(text) else None
+    return text
 
 
 # Items of a response. "in" marks those of its request: the number counts its input or its output.

@@ -39,13 +39,13 @@ from api.http.origins import AllowedHostsMiddleware, OriginMiddleware
 from api.http.request_ids import KINDS_BY_PATH, RequestIdMiddleware
 from api.http.shares import Pot
 from api.http.traces import TracesMiddleware
-from api.jobs import durable_routes
+from api.jobs import bulk, durable_routes
 from api.jobs import routes as jobs
 from api.metrics import Metrics
 from api.on_demand import preload
 from api.services import Services, Transport, socket_pot
 from api.settings import ApiSettings
-from api.system import health, models
+from api.system import health, models, orders
 from api.system import metrics as system_metrics
 from api.system.pages import pages_router
 from shared.huge_pages import collapse_heap
@@ -113,7 +113,9 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
         files,
         batches,
         models,
+        orders,
         jobs,
+        bulk,
         durable_routes,
         deployment,
         health,

@@ -7,6 +7,7 @@ frontend: scrape one of them, for example through the load balancer.
 
 from __future__ import annotations
 
+import collections
 from typing import Annotated
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -154,6 +155,12 @@ DEPLOYMENT_METRICS = MetricTable(
             "the queue is empty.",
         ),
         MetricRow(
+            "penstock:queue_paused",
+            "gauge",
+            ("model_name",),
+            "1 while an operator has paused the model's queue, else 0.",
+        ),
+        MetricRow(
             "penstock:queued_prompt_tokens", "gauge", (), "Prompt tokens of the jobs in the queue."
         ),
         MetricRow("penstock:jobs_running", "gauge", (), "Jobs running on a worker."),
@@ -171,6 +178,20 @@ DEPLOYMENT_METRICS = MetricTable(
             (),
             "Bytes that Redis may use (maxmemory); 0 if unlimited.",
         ),
+        MetricRow(
+            "penstock:store_disk_ok",
+            "gauge",
+            ("write",),
+            "1 if the last write of Redis to its disk succeeded: aof_write, aof_rewrite or "
+            "rdb_save. 0 if it failed: the disk is full or broken.",
+        ),
+        MetricRow(
+            "penstock:store_aof_enabled",
+            "gauge",
+            (),
+            "1 if Redis keeps an append-only file; without one a restart loses jobs.",
+        ),
+        MetricRow("penstock:store_aof_bytes", "gauge", (), "Size of Redis' append-only file."),
         MetricRow(
             "penstock:tenant_cpu_seconds_total",
             "counter",
@@ -224,6 +245,8 @@ class Metrics:
         self.disconnects = self._counter("penstock:disconnects_total")
         self.cancels_by_request = 0
         self.accounts = Accounts()
+        # Responses since the last report: `unavailable` (503), and other `errors` from 500 up.
+        self.server_errors: collections.Counter[str] = collections.Counter()
 
     def first_token(self, kind: str, model: str, num_prompt_tokens: int, ttft_s: float) -> None:
         """Observes the time to a job's first token: long prompts have a bucket of their own."""

@@ -39,6 +39,8 @@ PARTS: Mapping[str, str] = {
     "batched_deltas": "api.jobs.batched_deltas",
     # sentences and examples of the OpenAPI document
     "reference": "api.reference.describe",
+    # events of lost workers
+    "recoveries": "api.jobs.recoveries",
 }
 
 

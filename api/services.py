@@ -44,8 +44,9 @@ from shared.tracing_export import open_tracing
 from shared.transport.ports.admission import AdmissionLimits, DurabilityChecks, SubmittingStore
 from shared.transport.ports.batches import BatchLimits, BatchStore
 from shared.transport.ports.dead_letters import DeadLetters
-from shared.transport.ports.deployment import Deployment, ProcessKind
+from shared.transport.ports.deployment import Deployment, ProcessKind, Sample
 from shared.transport.ports.files import FileIndex, FileLimits
+from shared.transport.ports.job_search import JobSearch
 from shared.transport.ports.jobs import EventBus
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.ports.registry import WorkerRegistry
@@ -70,6 +71,8 @@ class Transport(Protocol):
     def dead_letters(self) -> DeadLetters: ...
     @property
     def prompts(self) -> KeptPrompts: ...
+    @property
+    def search(self) -> JobSearch: ...
     @property
     def deployment(self) -> Deployment: ...
 
@@ -165,6 +168,7 @@ class Services:
         self.feed = DeploymentFeed(
             DeploymentReader(
                 store,
+                transport.search,
                 self.dead_letters,
                 self.batches,
                 transport.deployment,
@@ -190,6 +194,8 @@ class Services:
             self.pool.large,
         )
         self._deployment = transport.deployment
+        self._registry = transport.registry
+        self._search = transport.search
         self._bus = transport.bus
         self._housekeeping = self._new_housekeeping(accepted, ring)
         self._collector = self._new_collector()
@@ -238,12 +244,17 @@ class Services:
             "dashboards": self.feed.num_watchers,
             "pots": json_bytes([pot_report(pot) for pot in self.pots]).decode(),
         }
-        accounts = self.metrics.accounts
-        spent = accounts.drain()
+        accounts, failures = self.metrics.accounts, self.metrics.server_errors
+        spent, counts = accounts.drain(), failures.copy()
+        sample = Sample(counts, self.health.figures())
+        failures.clear()
         try:
-            await self._deployment.report(ProcessKind.FRONTEND, self.frontend_id, stats, spent)
+            await self._deployment.report(
+                ProcessKind.FRONTEND, self.frontend_id, stats, spent, sample
+            )
         except BaseException:
             accounts.give_back(spent)
+            failures.update(counts)
             raise
         accounts.reported(spent)
         if self.health.queue is not None:
@@ -289,6 +300,7 @@ class Services:
             FileService: self.files,
             GenerationService: self.generation,
             HealthMonitor: self.health,
+            JobSearch: self._search,
             JobService: self.jobs,
             KeptPrompts: self.prompts,
             Metrics: self.metrics,
@@ -298,6 +310,7 @@ class Services:
             StreamTokens: self.stream_tokens,
             TimeSlices: self.slices,
             Tracing: self.tracing,
+            WorkerRegistry: self._registry,
         }
 
 

@@ -200,14 +200,14 @@ class ApiSettings(LimitSettings):
         default="",
         max_length=4 * 2**20,
         repr=False,
-        description="Lines of `python -m api.keys`, separated by line breaks or semicolons. "
+        description="Lines of `penstock keys new`, separated by line breaks or semicolons. "
         "Without any, and without PENSTOCK_API_KEYS_FILE, requests need no key.",
         json_schema_extra=symptom("Only known clients may send requests."),
     )
     api_keys_file: str = Field(
         default="",
         max_length=4096,
-        description="A file of such lines; it is read again when it changes.",
+        description="File of API keys, a line each; it is read again when it changes.",
         json_schema_extra=symptom("Keys have to change without a restart."),
     )
     allow_without_keys: bool = Field(

@@ -1,6 +1,10 @@
 """What jobs take of Redis' memory: while they wait, while they run, and after their end.
 
     python -m bench.redis_memory --jobs 2000 --prompt 1000 --tokens 200
+    python -m bench.redis_memory --agents 20 --turns 20 --context 100000
+
+With --agents stored Responses of agents: bench/agent_turns.py. An hour has a turn of each of 200
+agents every 20 s, all of them kept, and what each of them had before its first turn.
 
 Starts a server of its own, puts jobs into it by the same scripts as a service, and prints one JSON
 line: differences of `used_memory` and of the append-only file (INFO) divided by jobs, and MEMORY
@@ -16,6 +20,7 @@ import json
 import random
 from typing import Any
 
+from bench.agent_turns import Agent
 from bench.machine import cpu_name
 from penstock.launcher.redis_server import PrivateServer
 from shared.keys import new_job_id
@@ -37,6 +42,7 @@ from shared.transport.wire import chain_hash
 MODEL, WORKER = "qwen3", "w1"
 VOCABULARY = 150_000
 AT_ONCE = 100
+FILLING_JOBS = 1000
 LIMITS = AdmissionLimits(max_queued_jobs=10**7, max_queued_tokens=10**10)
 
 
@@ -47,9 +53,19 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of each output")
+    parser.add_argument("--agents", type=int, default=0, help="measure so many agents instead")
+    parser.add_argument("--turns", type=int, default=20, help="turns of each agent")
+    parser.add_argument("--context", type=int, default=100_000, help="bytes as stored, on average")
+    parser.add_argument(
+        "--style", choices=("whole", "previous"), default="whole", help="what an agent sends"
+    )
+    parser.add_argument(
+        "--unshared", action="store_true", help="store each request whole, as older releases do"
+    )
     arguments = parser.parse_args()
     with PrivateServer() as server:
-        row = asyncio.run(measure(server, arguments))
+        measured = measure_agents if arguments.agents else measure
+        row = asyncio.run(measured(server, arguments))
         print(json.dumps({"cpu": cpu_name()} | {"server": server.version} | vars(arguments) | row))
 
 
@@ -92,6 +108,64 @@ async def measure(server: PrivateServer, arguments: argparse.Namespace) -> dict[
         }
     finally:
         await transport.aclose()
+
+
+async def measure_agents(server: PrivateServer, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns bytes of each turn, as all turns that one hour keeps."""
+    transport = await open_transport(server.url)
+    rng = random.Random(0)
+    try:
+        await transport.queue.setup([MODEL])
+        await fill_bounded_keys(transport, rng)
+        agents = [Agent(rng, arguments) for _ in range(arguments.agents)]
+        figures = [await used(transport)]
+        for turn in range(arguments.turns):
+            for begin in range(0, len(agents), AT_ONCE):
+                await take_turn(transport, rng, agents[begin : begin + AT_ONCE], arguments.tokens)
+            if turn in (0, arguments.turns - 1):
+                figures.append(await used(transport))
+        empty, first, last = figures
+        for agent in agents:
+            await agent.check(transport)
+        each = (last - first) / (arguments.turns - 1) / len(agents)
+        begun = (first - empty) / len(agents)
+        return {
+            "bytes_per_agent": round(begun),
+            "bytes_per_turn": round(each),
+            "gigabytes_per_hour_of_200_agents": round((200 * begun + 36_000 * each) / 1e9, 3),
+            "keys_of_last_turn": await key_sizes(transport, agents[0].last_job_id),
+        }
+    finally:
+        await transport.aclose()
+
+
+async def fill_bounded_keys(transport: RedisTransport, rng: random.Random) -> None:
+    """Ends so many small jobs that the lists of ended jobs and the kept prompts do not grow."""
+    small = argparse.Namespace(prompt=100, tokens=1)
+    for _ in range(FILLING_JOBS // AT_ONCE):
+        await beat(transport)
+        for _ in range(AT_ONCE):
+            await transport.store.submit(job_of(rng, small), LIMITS, "")
+        deliveries: list[Delivery] = []
+        while len(deliveries) < AT_ONCE:
+            deliveries += await transport.queue.pull(WORKER, AT_ONCE, 0)
+        await speak(transport, rng, deliveries, 1)
+        await end(transport, deliveries, 1)
+
+
+async def take_turn(
+    transport: RedisTransport, rng: random.Random, agents: list[Agent], num_tokens: int
+) -> None:
+    await beat(transport)
+    for agent in agents:
+        await transport.store.submit(agent.next_job(), LIMITS, "")
+        if agent.earlier:
+            await transport.store.renew(agent.earlier)
+    deliveries: list[Delivery] = []
+    while len(deliveries) < len(agents):
+        deliveries += await transport.queue.pull(WORKER, AT_ONCE, 0)
+    await speak(transport, rng, deliveries, num_tokens)
+    await end(transport, deliveries, num_tokens)
 
 
 def job_of(rng: random.Random, arguments: argparse.Namespace) -> Job:

@@ -21,7 +21,8 @@ installs it; in a clone it is `.venv/bin/penstock`, or `python -m penstock`. `--
 command shows its flags, `penstock --install-completion` completes them in the shell.
 
 - `up`, `api`, `worker` and `doctor` have a flag for each setting of [CONFIG](CONFIG.md) besides:
-  `--max-num-seqs 64` is the variable `{variable}`. A flag has precedence over its variable.
+  `--max-num-seqs 64` is the variable `{variable}`. Their `--help` lists the common ones,
+  `--help-all` all of them. A flag has precedence over its variable.
   Secrets are better given as variables: other users of a machine see flags.
 - The others call a running service: any frontend, at `--url` (`PENSTOCK_URL`), with `--key`
   (`PENSTOCK_KEY`) if it requires one.
@@ -53,6 +54,8 @@ def _commands(prefix: str, group: Any) -> list[str]:
     for name, command in group.commands.items():
         words = f"{prefix} {name}"
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                parts.append(_command(words, command))
             parts += _commands(words, command)
         else:
             parts.append(_command(words, command))

@@ -38,6 +38,7 @@ class Keys:
         self.live = f"{prefix}live"
         self.queued_deadlines = f"{prefix}unbegun"  # of jobs that were never claimed
         self.workers = f"{prefix}workers"
+        self.paused = f"{prefix}paused"  # model -> since when, and by whom its queue is paused
         self.absent = f"{prefix}absent"  # never written: see Scripts
         self.stat = f"{prefix}stat"
         self.held = f"{prefix}held"  # tenant -> bytes in Redis
@@ -74,6 +75,9 @@ class Keys:
     def request_record(self, job_id: str) -> str:
         return f"{self.prefix}facts:{job_id}"
 
+    def part(self, digest: str) -> str:
+        return f"{self.prefix}part:{digest}"
+
     def tombstone(self, job_id: str) -> str:
         return f"{self.prefix}tombstone:{job_id}"
 
@@ -85,6 +89,9 @@ class Keys:
 
     def worker(self, worker_id: str) -> str:
         return f"{self.prefix}w:{worker_id}"
+
+    def order(self, worker_id: str) -> str:
+        return f"{self.prefix}order:{worker_id}"
 
     def probe(self, worker_id: str) -> str:
         return f"{self.prefix}probe:{worker_id}"
@@ -101,6 +108,9 @@ class Keys:
 
     def history(self, slot: int) -> str:
         return f"{self.prefix}history:{slot}"
+
+    def history_of_day(self, slot: int) -> str:
+        return f"{self.prefix}history:day:{slot}"
 
     def tenant(self, tenant: str) -> str:
         return f"{self.prefix}tenant:{tenant}"

@@ -23,6 +23,7 @@ from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs
 from worker.runtime.supervisor import EngineSupervisor
 from worker.settings import WorkerSettings
+from worker.standing_order import StandingOrder
 from worker.traces import DROPPED
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Heartbeat:
         jobs: RunningJobs,
         engine: EngineHealth,
         publisher: Publisher,
+        order: StandingOrder,
         *,
         lease_ms: int,
         interval_s: float,
@@ -74,6 +76,7 @@ class Heartbeat:
         self._spent_us = spent_us
         self._engine = engine
         self._publisher = publisher
+        self._order = order
         self._on_drop = on_drop
         self._on_trouble = on_trouble
         # After this a reply is not waited for: there is time for two more tries.
@@ -87,13 +90,18 @@ class Heartbeat:
         self._confirmed_s = time.monotonic()
         self._was_confirmed = False
         self._turned_s: float | None = None
-        self.draining = False
+        self.is_stopping = False  # of its own: it takes no jobs any more
         self.files = UNKNOWN_FILES
 
     @property
     def age_s(self) -> float:
         """Seconds since the last confirmed heartbeat was sent, or since the start."""
         return time.monotonic() - self._confirmed_s
+
+    @property
+    def draining(self) -> bool:
+        """Whether this worker takes no new jobs: it stops, or an operator ordered it."""
+        return self.is_stopping or self._order.is_draining
 
     @property
     def holds_lease(self) -> bool:
@@ -122,6 +130,7 @@ class Heartbeat:
             stalled=self._engine.stalled,
             files=self.files,
             spent=spent,
+            order=self._order.order,
         )
         try:
             reply = await self._queue.heartbeat(report)
@@ -130,6 +139,7 @@ class Heartbeat:
             raise
         self._confirmed_s = begin_s
         self._was_confirmed = True
+        self._order.receive(reply.order)
         self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:

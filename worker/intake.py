@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,12 +14,14 @@ from typing import Protocol
 from shared.backoff import Backoff
 from shared.messages import MAX_CHOICES
 from shared.outages import STORE, RateLimitedOutageLog
+from shared.tasks import first_of
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
 from worker.engine.running_slots import MIN_GAP
 from worker.engine_options import OVERSUBSCRIBED
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.messages import EngineReady
+from worker.standing_order import StandingOrder
 
 POLL_INTERVAL_S = 0.1  # blocks come free without a message
 
@@ -52,6 +55,7 @@ class Intake:
         jobs: RunningJobs,
         engine: EngineState,
         estimator: AdmissionEstimator,
+        order: StandingOrder,
         admit: Callable[[Delivery], None],
         repair: Callable[[], Awaitable[None]],
         *,
@@ -62,7 +66,8 @@ class Intake:
         and may raise TransportError.
 
         While the engine is failing, jobs are taken one at a time, and those that were running at
-        several failures only when no other waits.
+        several failures only when no other waits. While an operator has ordered a drain, none is
+        taken but those that were delivered before it.
         """
         self._queue = queue
         self._worker_id = worker_id
@@ -71,6 +76,7 @@ class Intake:
         self._repair = repair
         self._engine = engine
         self._estimator = estimator
+        self._order = order
         self._nothing_waits = False
         self._pull_block_ms = pull_block_ms
         self._reconcile_interval_s = reconcile_interval_s
@@ -113,6 +119,9 @@ class Intake:
             if lost:
                 log.info("found lost deliveries", extra={"num_jobs": len(lost)})
                 await self._take(lost)
+        if not self._order.may_take.is_set():
+            await self._wait_for(self._order.may_take)
+            return
         count = self._num_to_take()
         if count == 0:
             if not self._engine.is_failing:
@@ -168,14 +177,13 @@ class Intake:
         self._jobs.changed.clear()
         if self._num_to_take():
             return
-        wait_s = max(0.0, self._reconcile_at_s - time.monotonic())
-        if self._jobs.free_slots or self._estimator.oversubscription() is not None:
-            wait_s = min(wait_s, POLL_INTERVAL_S)
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._jobs.changed.wait()
-        except TimeoutError:
-            return
+        is_polled = self._jobs.free_slots or self._estimator.oversubscription() is not None
+        await self._wait_for(self._jobs.changed, POLL_INTERVAL_S if is_polled else math.inf)
+
+    async def _wait_for(self, event: asyncio.Event, at_most_s: float = math.inf) -> None:
+        """Waits at the longest until lost deliveries are to be looked for."""
+        left_s = max(0.0, self._reconcile_at_s - time.monotonic())
+        await first_of(event.wait(), timeout_s=min(left_s, at_most_s))
 
 
 AVERAGED_PROMPTS = 16  # over which the usual length of a prompt is averaged

@@ -172,6 +172,12 @@ METRICS = MetricTable(
             "Since the last heartbeat that Redis confirmed; beyond PENSTOCK_LEASE_MS others take "
             "the jobs.",
         ),
+        MetricRow(
+            "penstock:worker_draining",
+            "gauge",
+            (),
+            "1 while this worker takes no new jobs: it stops, or an operator ordered it.",
+        ),
         MetricRow("penstock:engine_up", "gauge", (), "1 while the engine takes jobs."),
         MetricRow("penstock:engine_restarts_total", "counter", (), "Engines that were replaced."),
         MetricRow("penstock:device_failures_total", "counter", (), "Failures of the device."),
@@ -276,6 +282,7 @@ class WorkerStateCollector(Collector):
         yield value("penstock:publish_backlog_seconds", publisher.backlog_s)
         yield value("penstock:publish_backlog_tokens", publisher.num_unsent_total)
         yield value("penstock:heartbeat_age_seconds", self._heartbeat.age_s)
+        yield value("penstock:worker_draining", int(self._heartbeat.draining))
         yield value("penstock:engine_up", int(supervisor.up.is_set()))
         yield value("penstock:engine_restarts_total", supervisor.num_restarts)
         yield value("penstock:device_failures_total", supervisor.num_device_failures)

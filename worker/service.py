@@ -42,6 +42,7 @@ from worker.runtime.link import EngineDied
 from worker.runtime.messages import Configure
 from worker.runtime.supervisor import EngineGaveUp, EngineSupervisor
 from worker.settings import WorkerSettings
+from worker.standing_order import StandingOrder
 from worker.traces import JobTraces
 
 EXIT_OK = 0
@@ -116,6 +117,7 @@ class WorkerService:
             on_trouble=lambda: self._intake.suspect(),
             on_published=self.metrics.published,
         )
+        self._order = StandingOrder(self.worker_id, self._jobs)
         load = LoadReport(settings, self._jobs, self._supervisor, self._publisher)
         self._heartbeat = Heartbeat(
             queue,
@@ -124,6 +126,7 @@ class WorkerService:
             self._jobs,
             self._supervisor,
             self._publisher,
+            self._order,
             lease_ms=settings.lease_ms,
             interval_s=settings.beat_interval_ms / 1000,
             stats=load,
@@ -137,6 +140,7 @@ class WorkerService:
             self._jobs,
             self._supervisor,
             AdmissionEstimator(self._jobs, self._supervisor),
+            self._order,
             lambda delivery: self._runner.admit(delivery),
             self._repair,
             pull_block_ms=PULL_BLOCK_MS,
@@ -290,18 +294,21 @@ class WorkerService:
                 "cancellations": self._listen(),
             }.items()
         ]
+        ordered = asyncio.create_task(self._order.exit_ordered(), name="ordered exit")
         status = EXIT_OK
         left: list[RunningJob] = []
         try:
-            await first_of(intake, *others, self._stop.wait())
+            await first_of(intake, *others, ordered, self._stop.wait())
             _raise_the_first(intake, *others)
+            if ordered.done():  # a supervisor that reads this does not start it again
+                report_refusal("an operator ordered it to exit")
             await cancel_and_wait(intake)
             left = await self._drain_beside(others)
         except EngineGaveUp as error:
             log.critical("giving up", extra={"error": str(error)})
             status = EXIT_GAVE_UP
         finally:
-            await cancel_and_wait(intake, *others)
+            await cancel_and_wait(intake, ordered, *others)
         await self._hand_back([*left, *self._jobs])
         return status
 
@@ -402,7 +409,7 @@ class WorkerService:
         Returns the jobs that have not ended by then, removed from the table, to be handed back.
         """
         log.info("draining: the worker takes no new jobs", extra={"num_jobs": len(self._jobs)})
-        self._heartbeat.draining = True
+        self._heartbeat.is_stopping = True
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
             # Others learn it from this heartbeat; without it, from the next.

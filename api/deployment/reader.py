@@ -11,12 +11,12 @@ import msgspec
 
 from api.auth.keys import LIMITS, KeyRing
 from api.batches.protocol import BatchObject
-from api.deployment.history import HistoryRing
+from api.deployment.history import Histories
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
-from api.jobs.protocol import DeadLetterObject, JobObject
-from api.system.health import HealthMonitor, worker_object
+from api.jobs.protocol import DeadLetterObject, JobObject, ListedJobs
+from api.system.health import HealthMonitor, num_running, tokens_per_s, worker_object
 from api.system.metrics import MAX_HOLDERS, PotReport
 from api.system.protocol import LoadingWorker
 from shared.messages import JobState
@@ -24,15 +24,18 @@ from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.batches import BatchStore
 from shared.transport.ports.dead_letters import DeadLetters, Requeued
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport, TenantLoad
+from shared.transport.ports.job_search import JobSearch
 from shared.transport.ports.jobs import JobStore
 from shared.transport.ports.registry import QueueStats, WorkerStatus
 
 MAX_JOBS = 50
+MAX_SEARCHED = 1000  # jobs looked at for one list, in each round
 MAX_DEAD_LETTERS = 50
 MAX_BATCHES = 50
 MAX_TENANTS = 50
 MAX_TENANTS_READ = 1000
 MAX_WORKERS = 100
+MAX_MODELS = 100
 MAX_FRONTENDS = 100
 MAX_POTS = 100  # the fullest
 POTS = "pots"  # the member of a frontend's report with its pots, as JSON
@@ -46,6 +49,7 @@ _WORKER_FIELDS = (
     "id",
     "status",
     "models",
+    "order",
     "engine",
     "engine_version",
     "step",
@@ -68,6 +72,7 @@ class DeploymentReader:
     def __init__(
         self,
         store: JobStore,
+        search: JobSearch,
         dead_letters: DeadLetters,
         batches: BatchStore,
         deployment: Deployment,
@@ -78,6 +83,7 @@ class DeploymentReader:
     ) -> None:
         """`limits`: of a tenant."""
         self._store = store
+        self._search = search
         self._dead_letters = dead_letters
         self._batches = batches
         self._deployment = deployment
@@ -85,7 +91,7 @@ class DeploymentReader:
         self._catalog = catalog
         self._ring = ring
         self._limits = limits
-        self._history = HistoryRing(deployment)
+        self._histories = Histories(deployment)
         self._read: dict[tuple[str, Any], tuple[float, Rows]] = {}
         self._oldest_s = 0.0
         self._reports: tuple[float, Sequence[ProcessReport]] | None = None  # with when
@@ -106,6 +112,7 @@ class DeploymentReader:
         if not key.is_operator:
             own: dict[str, Any] = {
                 "status": report.status if is_read else "degraded",
+                "is_operator": False,
                 "now": round(time.time(), 1),
                 "workers": len(workers),
             }
@@ -113,14 +120,17 @@ class DeploymentReader:
                 own["running"], own["waiting"] = load.running, load.queued
                 own["queued_tokens"] = load.queued_tokens
             return own
-        rates = (worker.stats.get("tok_s", 0.0) for worker in workers)
         return {
             "status": report.status if is_read else "degraded",
+            "is_operator": True,
+            "states": _states(health.queue),
+            "paused_queues": 0 if health.queue is None else len(health.queue.paused),
             "now": round(time.time(), 1),
-            "running": report.running,
-            "waiting": report.waiting,
+            # By the jobs' states, as the rows: no worker counts those whose worker is lost.
+            "running": 0 if health.queue is None else health.queue.running,
+            "waiting": 0 if health.queue is None else health.queue.queued,
             "queued_tokens": report.queued_tokens,
-            "tokens_per_s": round(sum(rate for rate in rates if isinstance(rate, float)), 1),
+            "tokens_per_s": tokens_per_s(workers),
             "workers": len(workers),
             "dead_letters": 0 if health.queue is None else health.queue.dead_letters,
             "redis": report.redis,
@@ -131,11 +141,12 @@ class DeploymentReader:
         if key.job_id is not None:
             return await self._job_content(key, key.job_id)
         scope = key.scope
-        jobs = await self._store.list_jobs(key.state, MAX_JOBS, scope)
+        jobs = await self._search.find(key.jobs, MAX_JOBS, max_searched=MAX_SEARCHED)
         known = self._catalog.known
         lists: dict[str, Rows] = {
             "workers": self._worker_rows(key),
-            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs],
+            "models": self._model_rows(key),
+            "jobs": [(record.job_id, JobObject.of(record, known)) for record in jobs.records],
         }
         slow: dict[str, tuple[Any, Callable[[], Awaitable[Rows]]]] = {
             "dead_letters": (scope, lambda: self._dead_letter_rows(scope)),
@@ -144,14 +155,20 @@ class DeploymentReader:
         }
         if key.is_operator:
             slow["frontends"] = (None, self._frontend_rows)
-            slow["history"] = (None, self._history.rows)
             slow["pots"] = (None, self._pot_rows)
+            if key.history != "none":
+                history = self._histories.day if key.history == "day" else self._histories.hour
+                slow["history"] = (key.history, history)
         for name, (of, read) in slow.items():
             lists[name] = await self._slowly((name, of), read)
         load = None
         if not key.is_operator:
             (load,) = await self._deployment.tenants([key.tenant])
-        return Content({"service": self.service(key, load, is_read=True)}, lists)
+        objects: dict[str, Any] = {
+            "service": self.service(key, load, is_read=True),
+            "listed": ListedJobs.of(jobs),
+        }
+        return Content(objects, lists)
 
     def _worker_rows(self, key: ViewKey) -> Rows:
         """Returns the workers that serve, and those that are loading, in the same shape."""
@@ -159,6 +176,28 @@ class DeploymentReader:
         serving = [(worker.worker_id, _worker(worker, fields)) for worker in self._health.workers]
         loading = [(worker.id, _loading(worker)) for worker in self._health.loading]
         return [*serving, *loading][:MAX_WORKERS]
+
+    def _model_rows(self, key: ViewKey) -> Rows:
+        """Returns the models that requests can name, and those that have jobs or workers."""
+        known, loads, queue = self._catalog.known, self._health.models(), self._health.queue
+        rows: list[tuple[str, dict[str, Any]]] = []
+        for name in sorted({*known, *loads})[:MAX_MODELS]:
+            load = loads.get(name)
+            num_workers = load.workers if load else 0
+            row: dict[str, Any] = {
+                "model": name,
+                "workers": num_workers,
+                "is_served": num_workers > 0,
+                "is_paused": load is not None and load.paused_since is not None,
+            }
+            if key.is_operator:
+                serving = [worker for worker in self._health.workers if name in worker.models]
+                row["queued"] = load.waiting or 0 if load else 0
+                row["queue_age_s"] = round(queue.queue_age_s.get(name, 0.0)) if queue else 0
+                row["running"] = num_running(serving)
+                row["tokens_per_s"] = tokens_per_s(serving)
+            rows.append((name, row))
+        return rows
 
     async def _slowly(self, key: tuple[str, Any], read: Callable[[], Awaitable[Rows]]) -> Rows:
         kept = self._read.get(key)
@@ -199,15 +238,23 @@ class DeploymentReader:
         names = [scope] if scope is not None else self._ring.tenants or [DEFAULT_TENANT]
         loads = await self._deployment.tenants(names[:MAX_TENANTS_READ])
         most = sorted(loads, key=lambda load: (-load.queued - load.running, load.tenant))
-        return [(load.tenant, self._tenant(load)) for load in most[:MAX_TENANTS]]
+        return [(load.tenant, self._tenant(load, scope)) for load in most[:MAX_TENANTS]]
 
-    def _tenant(self, load: TenantLoad) -> dict[str, Any]:
-        limits = self._limits(load.tenant)
+    def _tenant(self, load: TenantLoad, scope: str | None) -> dict[str, Any]:
+        """Returns a tenant's load, limits and accounts; its share of what all use to operators."""
+        limits, queue = self._limits(load.tenant), self._health.queue
+        account = load.tenant if self._ring.tenants else ""  # without keys all have one account
+        used_us = {} if queue is None else queue.cpu_us_by_tenant
+        cpu_us, total_us = used_us.get(account, 0), sum(used_us.values())
         return {
             "tenant": load.tenant,
             "queued": load.queued,
             "running": load.running,
             "queued_tokens": load.queued_tokens,
+            "cpu_s": round(cpu_us / 1e6, 1),
+            "cpu_share": round(cpu_us / max(1, total_us), 3) if scope is None else None,
+            "held_bytes": 0 if queue is None else queue.held_by_tenant.get(load.tenant, 0),
+            "refused": 0 if queue is None else queue.refused_by_tenant.get(account, 0),
             "limits": {name: getattr(limits, member) for name, member in LIMITS.items()},
         }
 
@@ -252,6 +299,13 @@ class DeploymentReader:
             found = await self._deployment.reports(ProcessKind.FRONTEND, MAX_FRONTENDS)
             kept = self._reports = (time.monotonic(), found)
         return kept[1]
+
+
+def _states(queue: QueueStats | None) -> dict[str, int]:
+    """Returns how many jobs are in each state; of those that have ended, all that ever did."""
+    if queue is None:
+        return {}
+    return {"queued": queue.queued, "running": queue.running, **queue.totals}
 
 
 def _accounts(queue: QueueStats) -> Iterator[PotReport]:

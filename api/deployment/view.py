@@ -6,26 +6,32 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from api.http.sse import json_bytes
 from api.http.time_slices import TimeSlices
-from shared.messages import JobState
+from shared.transport.ports.job_search import JobFilter
+
+ALL_JOBS = JobFilter()
+
+HistoryRange = Literal["hour", "day", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class ViewKey:
-    """Who looks, and at what: the lists, with the jobs of a state; or at one job.
+    """Who looks, and at what: the lists, with the jobs of a filter; or at one job.
 
     `scope`: the tenant whose jobs the reader may see; None: all. `tenant`: the reader's own.
-    `is_operator`: the numbers of the whole deployment are shown; else the tenant's own.
+    `is_operator`: the numbers of the whole deployment are shown; else the tenant's own. `history`:
+    how much of it.
     """
 
     scope: str | None
     tenant: str
-    state: JobState | None = None
+    jobs: JobFilter = ALL_JOBS
     job_id: str | None = None
     is_operator: bool = True
+    history: HistoryRange = "hour"
 
 
 Rows = Sequence[tuple[str, Any]]  # ids with the data shown, in order

@@ -46,6 +46,7 @@ class ServedModel:
     card: ModelCard
     text: TextModel
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
+    is_paused: bool = False  # an operator has closed its queue: its jobs wait
     defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
 
     def __post_init__(self) -> None:
@@ -227,7 +228,8 @@ class ModelCatalog:
         self._load_again_s.pop(name, None)
         try:
             card = _of_all_workers(ModelCard.from_json(blob), found)
-            return ServedModel(card, await self._text(card), found.unserved_s == 0.0)
+            is_served = found.unserved_s == 0.0
+            return ServedModel(card, await self._text(card), is_served, found.is_paused)
         except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",

@@ -98,7 +98,8 @@ def error_of(error: Exception) -> ApiError:
 
 
 def _routes_at(routers: Sequence[APIRouter], scope: Scope, path: str) -> list[Route]:
-    """Returns the routes of any method at a path, those with parameters only where none is without.
+    """Returns the routes of any method at a path, of which one without parameters, or with the most
+    parts, excludes the others: `/v1/jobs/cancel`, `/v1/models/{id}/pause`.
     A parameter that cannot be an id of its kind matches nothing: `/v1/responses/search`."""
     matching = []
     scope = {**scope, "path": path, "path_params": {}}
@@ -108,7 +109,10 @@ def _routes_at(routers: Sequence[APIRouter], scope: Scope, path: str) -> list[Ro
             params = matched["path_params"]
             if all(_IDS[name](params[name]) for name in params.keys() & _IDS.keys()):
                 matching.append(route)
-    return [route for route in matching if route.path == path] or matching
+    parts = max((route.path.count("/") for route in matching), default=0)
+    return [route for route in matching if route.path == path] or [
+        route for route in matching if route.path.count("/") == parts
+    ]
 
 
 def _allowed_methods(routers: Sequence[APIRouter], scope: Scope) -> str:

@@ -62,7 +62,9 @@ _ROUTINE = frozenset(
         "/v1/files",
         "/v1/jobs",
         "/v1/jobs/{name}",
+        "/v1/jobs/{name}/answer",
         "/v1/jobs/{name}/events",
+        "/v1/jobs/{name}/prompt",
         "/v1/models",
         "/v1/models/{model_id:path}",
         "/v1/responses/{name}",
@@ -119,6 +121,8 @@ class RequestIdMiddleware:
         is_routine = route in _ROUTINE and method in ("GET", "HEAD") and is_answer
         # 499: the client had left before there was a response.
         self._metrics.http_responses.labels(route, method, str(status or 499)).inc()
+        if status >= 500 and route not in _ROUTINE:
+            self._metrics.server_errors["unavailable" if status == 503 else "errors"] += 1
         if REFUSED in scope["state"]:
             self._metrics.accounts.refuse()
         log.log(

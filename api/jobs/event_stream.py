@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from api.generation.formatter import PromptScores
 from api.jobs.missing_end import MissingEnd
@@ -117,6 +118,7 @@ class JobStream:
         self._is_doubtful = False  # the log may have been rolled back since it was compared
         self._missing = missing
         self.last_news_s = self._clock()  # when anything was received last
+        self.recoveries: Any = None  # for a reader that asks: `get` returns None where it has one
         self._turn_began = self._clock()
 
     @property
@@ -144,6 +146,8 @@ class JobStream:
         has no such job."""
         if self.is_reading:
             return
+        if self.recoveries is not None and self.recoveries.found(found, self.last_news_s):
+            self._subscription.wake()
         is_over = self._missing.look(found)
         if is_over or self._is_doubtful or found is None or found.end != self.cursor:
             self._counts.idle_reads += 1
@@ -173,6 +177,8 @@ class JobStream:
                     return event
             if self._is_interrupted:
                 raise StreamInterrupted(self.job_id, self.cursor)
+            if self.recoveries:
+                return None
             if self._behind:
                 if not await self._catch_up(deadline):
                     return None
@@ -218,6 +224,8 @@ class JobStream:
         if isinstance(event, Started):
             if self.started_s is None:
                 self.started_s = time.monotonic()
+            if self.recoveries is not None:
+                self.recoveries.started(event, self.cursor.num_tokens, self._clock())
             return None
         if isinstance(event, PromptSlice):
             self._num_slices = max(self._num_slices, event.index + 1)

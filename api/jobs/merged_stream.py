@@ -36,6 +36,7 @@ class MergedStream:
         self.job_id = streams[0].job_id
         self._streams = streams
         self._num_choices = num_choices
+        self.recoveries = None  # a recovery is one job's
         self._ends: dict[int, Finished | Failed] = {}
         self._ready: deque[Event] = deque()
         # Bounded: a slow reader makes the streams wait, each of which bounds what it holds.

@@ -10,9 +10,10 @@ from pydantic import BeforeValidator, Field
 from api.generation.formatter import usage_payload
 from api.generation.models import ServedModel
 from api.generation.response_schemas import ResponseModel, UsageObject
+from api.http.caller import Caller
 from api.http.openapi import Absent
 from api.http.pagination import Flag, ListQuery, QueryModel
-from api.ids import public_id
+from api.ids import public_id, without_prefix
 from api.jobs.prefix import JobPrefix
 from shared.messages import (
     Delta,
@@ -25,12 +26,17 @@ from shared.messages import (
     Usage,
 )
 from shared.transport.ports.dead_letters import DeadLetter
+from shared.transport.ports.job_search import JobFilter, JobPage
 from shared.transport.ports.jobs import JobRecord
+from shared.transport.ports.queue import ClaimEnd
 
 DEFAULT_LIMIT = 20
 MAX_EVENTS = 256
 MAX_EVENT_CHARS = 2000
 MAX_LIMIT = 1000
+MAX_NAME_CHARS = 256
+CURSOR = r"^(live|ended)\.[0-9]{1,16}\.0-[0-9A-Za-z_-]{1,64}$"
+NO_ID = "/"  # which no job's id has
 _EARLIER = {"completed": JobState.FINISHED}  # what earlier releases called a state
 
 
@@ -45,11 +51,49 @@ class DeadLetterQuery(ListQuery):
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
 
 
-class JobQuery(ListQuery):
-    """The query of GET /v1/jobs. A state's word is the same here as in the store."""
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+class JobsQuery(QueryModel):
+    """Filters of jobs. A state's word is the same here as in the store."""
+
+    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
+    tenant: Name | Absent = Field(None, description="Jobs of this tenant.")
+    model: Name | Absent = Field(None, description="Jobs for this model.")
+    error: Name | Absent = Field(None, description="Jobs that ended with this error code.")
+    id: Name | Absent = Field(
+        None,
+        description="Jobs whose id begins or ends so; the prefix of a response's id counts not.",
+    )
+
+    def wanted(self, caller: Caller) -> JobFilter:
+        """Returns the filter of what `caller` may see of it."""
+        return job_filter(caller, self.state, self.tenant, self.model, self.error, self.id)
+
+
+def job_filter(
+    caller: Caller,
+    state: JobState | None,
+    tenant: str | None,
+    model: str | None,
+    error: str | None,
+    id_part: str | None,
+) -> JobFilter:
+    """Returns the filter of what `caller` may see of the jobs that are asked for."""
+    if caller.scope is not None and tenant not in (None, caller.scope):
+        id_part = NO_ID
+    if id_part is not None:
+        id_part = without_prefix(id_part)
+    return JobFilter(state, caller.scope or tenant, model, error, id_part)
+
+
+class JobQuery(ListQuery, JobsQuery):
+    """The query of GET /v1/jobs."""
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
-    state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
+    after: Annotated[str, Field(pattern=CURSOR)] | Absent = Field(
+        None, description="The `next` of the page before."
+    )
 
 
 class OneJobQuery(QueryModel):
@@ -83,14 +127,19 @@ class JobAttempt(ResponseModel):
     """What one worker did of a job.
 
     `outcome`: null while it runs; "ended" with the job's end; "died": the worker or its engine;
-    "handed_over": given back, or taken up again, without a death.
+    "handed_over": given back, or taken up again, without a death. `cause`: of the end of one that
+    did not end the job.
     """
 
     attempt: int
     worker: str
     started_at: float
+    ended_at: float | None  # its last token, or the job's end; null while it runs, or without one
     completion_tokens: int  # that the job had when it started
+    generated_tokens: int  # that it added
     outcome: Literal["ended", "died", "handed_over"] | None
+    # worker_lost, released, engine_died, engine_stalled, device_lost; null: none, or not known
+    cause: str | None
 
     @classmethod
     def all_of(cls, record: JobRecord) -> list[JobAttempt]:
@@ -100,21 +149,54 @@ class JobAttempt(ResponseModel):
         for number, claim in enumerate(claims, start=1):
             is_last = number == len(claims)
             deaths_after = record.deaths if is_last else claims[number].deaths
+            tokens_after = record.completion_tokens if is_last else claims[number].num_tokens
+            last_ms, cause = claim.last_ms, claim.cause
             outcome: Literal["ended", "died", "handed_over"] | None = "handed_over"
             if deaths_after > claim.deaths:
                 outcome = "died"
+            elif is_last and record.is_worker_lost:
+                outcome, last_ms, cause = "died", record.last_ms, ClaimEnd.WORKER_LOST
             elif is_last and record.state is not JobState.QUEUED:
                 outcome = None if record.state is JobState.RUNNING else "ended"
+                last_ms = record.ended_ms
             found.append(
                 cls(
                     attempt=claim.attempt,
                     worker=claim.worker_id,
                     started_at=claim.claimed_ms / 1000,
+                    ended_at=_seconds(last_ms),
                     completion_tokens=claim.num_tokens,
+                    generated_tokens=max(0, tokens_after - claim.num_tokens),
                     outcome=outcome,
+                    cause=cause,
                 )
             )
         return found
+
+
+class JobRecovery(ResponseModel):
+    """A job whose worker is gone and that no other one has resumed yet."""
+
+    tokens: int  # that it has, and keeps
+    since: float  # its last token, or the start of the attempt that ended
+    lost_worker: str
+    cause: str  # as of an attempt
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobRecovery | None:
+        """Returns None for a job that no worker has had, that has one, or that has ended."""
+        is_released = record.state is JobState.QUEUED and record.attempt > 0
+        if not record.claims or not (record.is_worker_lost or is_released):
+            return None
+        claim = record.claims[-1]
+        last_ms = record.last_ms if claim.last_ms is None else claim.last_ms
+        return cls(
+            tokens=record.completion_tokens,
+            since=(claim.claimed_ms if last_ms is None else last_ms) / 1000,
+            lost_worker=claim.worker_id,
+            cause=claim.cause
+            or (ClaimEnd.WORKER_LOST if record.is_worker_lost else ClaimEnd.RELEASED),
+        )
 
 
 class JobObject(ResponseModel):
@@ -129,9 +211,11 @@ class JobObject(ResponseModel):
     num_choices: int
     tenant: str
     queue_position: int | None
+    queue_paused: bool  # it waits because an operator has paused its model's queue
     worker: str | None
     attempt: int
     attempts: list[JobAttempt]  # the latest 16; none from an older release
+    recovery: JobRecovery | None  # null: no worker was lost, or another one has resumed it
     durability: Durability
     created_at: float
     started_at: float | None
@@ -164,9 +248,11 @@ class JobObject(ResponseModel):
             num_choices=record.num_choices,
             tenant=record.tenant,
             queue_position=record.queue_position,
+            queue_paused=record.state is JobState.QUEUED and model is not None and model.is_paused,
             worker=record.owner,
             attempt=record.attempt,
             attempts=JobAttempt.all_of(record),
+            recovery=JobRecovery.of(record),
             durability=record.durability,
             created_at=record.submitted_ms / 1000,
             started_at=_seconds(record.started_ms),
@@ -192,7 +278,28 @@ class JobObject(ResponseModel):
         )
 
 
-class JobList(ResponseModel):
+class ListedJobs(ResponseModel):
+    """How far a search went: `searched` jobs were looked at. `next`: where the next page begins, as
+    `after`; null: nothing follows."""
+
+    searched: int
+    has_more: bool
+    next: str | None
+
+    @classmethod
+    def of(cls, page: JobPage) -> ListedJobs:
+        """Returns how far the search of a page went."""
+        return cls(
+            searched=page.num_searched,
+            has_more=page.after is not None,
+            next=None if page.after is None else str(page.after),
+        )
+
+
+class JobList(ListedJobs):
+    """A page of jobs. It may have fewer than the limit although others follow: a search is
+    bounded."""
+
     object: Literal["list"] = "list"
     data: list[JobObject]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from api.generation.formatter import PromptScores
 from api.jobs.event_stream import JobStream, RelayCounts
 from api.jobs.missing_end import MissingEnd
-from shared.messages import Cursor
+from shared.messages import Cursor, JobState
 from shared.outages import OF_STORE_OUTAGE
 from shared.tasks import cancel_and_wait
 from shared.transport.ports.jobs import (
@@ -140,7 +140,7 @@ class _Watch:
 
 class QuietStreams:
     """Looks at the jobs of streams that received nothing for `silence_s`, then after intervals that
-    double up to MAX_SILENCES times `silence_s`, until they receive something.
+    double up to MAX_SILENCES times `silence_s` (not while a job runs), until they have something.
 
     What the bus loses shows in no other way: a stream that receives nothing cannot know whether
     there was anything. One call of the store looks at many jobs, so that streams that wait cost
@@ -218,10 +218,10 @@ class QuietStreams:
             return False
         self._away_since_s = None
         now = asyncio.get_running_loop().time()
-        for watch in page:
-            watch.interval_s = min(2 * watch.interval_s, MAX_SILENCES * self._silence_s)
-            self._push(watch, now + watch.interval_s * random.uniform(1 - EARLY, 1))
         for watch, found in zip(page, looks, strict=True):
+            silences = 1 if found and found.state is JobState.RUNNING else MAX_SILENCES
+            watch.interval_s = min(2 * watch.interval_s, silences * self._silence_s)
+            self._push(watch, now + watch.interval_s * random.uniform(1 - EARLY, 1))
             if watch.stream.last_news_s == watch.news_s and not watch.stream.is_closed:
                 watch.stream.compare(found)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from starlette.responses import Response
 
 from api.auth.stream_tokens import StreamTokensDep
@@ -28,17 +28,27 @@ from api.jobs.protocol import (
     JobList,
     JobObject,
     JobQuery,
+    ListedJobs,
     LogPage,
     OneJobQuery,
     StreamToken,
 )
 from api.jobs.reader_position import ResumePoint
 from api.jobs.service import JobsDep, JobService
+from api.jobs.shown_text import (
+    AnswerQuery,
+    JobAnswer,
+    JobPrompt,
+    PromptQuery,
+    read_answer,
+    read_prompt,
+)
 from api.jobs.tail import tail_response
 from api.request_errors import ClientError, dead_letter_not_found, job_not_found
 from shared.keys import new_job_id
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
+from shared.transport.ports.job_search import JobCursor, JobSearch
 from shared.transport.ports.jobs import JobRecord
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.wire import PayloadInvalid
@@ -46,6 +56,7 @@ from shared.transport.wire import PayloadInvalid
 router = APIRouter(tags=["Jobs"])
 
 DeadLettersDep = Annotated[DeadLetters, provided(DeadLetters)]
+SearchDep = Annotated[JobSearch, provided(JobSearch)]
 KeptPromptsDep = Annotated[KeptPrompts, provided(KeptPrompts)]
 _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
@@ -54,14 +65,21 @@ _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 async def list_jobs(
     params: Annotated[JobQuery, Query()],
     caller: CallerDep,
-    jobs: JobsDep,
+    search: SearchDep,
+    slices: SlicesDep,
     generation: GenerationDep,
 ) -> Response:
-    """Lists jobs, newest first."""
-    records = await jobs.store.list_jobs(params.state, params.limit, caller.scope)
+    """Lists jobs, newest first: live ones, then ended ones. A tenant's key lists the tenant's own.
+
+    A page looks at a few thousand jobs at most; `next` continues from there."""
+    after = None if params.after is None else JobCursor.parse(params.after)
+    found = await search.find(params.wanted(caller), params.limit, after)
     known = generation.models.known
-    page = JobList.model_construct(data=(JobObject.of(record, known) for record in records))
-    return LongJsonResponse(page, jobs.slices)
+    page = JobList.model_construct(
+        data=(JobObject.of(record, known) for record in found.records),
+        **dict(ListedJobs.of(found)),
+    )
+    return LongJsonResponse(page, slices)
 
 
 @router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(NAMED))
@@ -102,7 +120,7 @@ async def cancel_job(
 ) -> Response:
     """Cancels a job in any state. Returns the job as it ended. Idempotent."""
     record = await find_job(jobs, caller, name)
-    if not await jobs.cancel(record.job_id):
+    if await jobs.cancel(record.job_id) is None:
         raise job_not_found(name)
     return json_response(JobObject.of(await find_job(jobs, caller, name), generation.models.known))
 
@@ -161,6 +179,42 @@ async def list_job_events(
     return LongJsonResponse(page, jobs.slices)
 
 
+@router.get("/v1/jobs/{name}/prompt", response_model=JobPrompt, responses=errors(NAMED))
+async def get_job_prompt(
+    name: str,
+    params: Annotated[PromptQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    prompts: KeptPromptsDep,
+    generation: GenerationDep,
+) -> Response:
+    """Returns a page of the job's prompt as text, as the model got it, while it is stored."""
+    record = await find_job(jobs, caller, name)
+    model = generation.models.known.get(record.model)
+    return json_response(await read_prompt(record, params, prompts, model, generation.pool))
+
+
+@router.get("/v1/jobs/{name}/answer", response_model=JobAnswer, responses=errors(NAMED))
+async def get_job_answer(
+    name: str,
+    params: Annotated[AnswerQuery, Query()],
+    caller: CallerDep,
+    jobs: JobsDep,
+    prompts: KeptPromptsDep,
+    generation: GenerationDep,
+) -> Response:
+    """Returns the job's answer as far as it is: text, reasoning and tool calls of each choice.
+
+    It makes the caller no reader of the job, so that `on_disconnect` does not see it.
+    """
+    record = await find_job(jobs, caller, name)
+    model = generation.models.known.get(record.model)
+    answer = await read_answer(
+        record, params.limit, jobs.store, prompts, model, generation.pool, jobs.slices
+    )
+    return LongJsonResponse(answer, jobs.slices)
+
+
 @router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(NAMED))
 async def new_stream_token(
     name: str, caller: CallerDep, jobs: JobsDep, tokens: StreamTokensDep
@@ -215,14 +269,15 @@ async def requeue_job(
     dead_letter = await _find_dead_letter(dead_letters, caller, name)
     new_id = dead_letter.job_id
     if isinstance(dead_letter, DeadLetter):
-        new_id = await _requeue(jobs, dead_letters, name, dead_letter.job_id)
+        new_id = await requeue(jobs, dead_letters, name, dead_letter.job_id)
     record = await jobs.store.get(new_id)
     if record is None:
         raise job_not_found(new_id)
     return json_response(JobObject.of(record, generation.models.known))
 
 
-async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
+async def requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id: str) -> str:
+    """Runs the job of a dead letter again. Returns the id of the new job. Raises ApiError."""
     try:
         kept = await dead_letters.request(job_id)
     except PayloadInvalid as error:
@@ -242,7 +297,10 @@ async def _requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_i
 
 
 async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
-    """Raises 404 also for another tenant's job, to hide that it exists."""
+    """Raises 404 also for another tenant's job, to hide that it exists; 405 for the name of a route
+    that has other methods."""
+    if name == "cancel":
+        raise HTTPException(405)
     job_id = parse_job_id(name)
     record = None if job_id is None else await jobs.store.get(job_id)
     if record is None or not caller.sees(record.tenant):
@@ -253,6 +311,8 @@ async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
 async def _find_dead_letter(
     dead_letters: DeadLetters, caller: Caller, name: str
 ) -> DeadLetter | Requeued:
+    if name == "requeue":  # a route that has other methods
+        raise HTTPException(405)
     job_id = parse_job_id(name)
     dead_letter = None if job_id is None else await dead_letters.get(job_id)
     if dead_letter is None or not caller.sees(dead_letter.tenant):

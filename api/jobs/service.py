@@ -25,7 +25,7 @@ from api.jobs.admission import Admission
 from api.jobs.disconnects import DisconnectTracker
 from api.jobs.relay import EventRelay
 from shared.messages import ErrorCode
-from shared.transport.ports.jobs import JobStore
+from shared.transport.ports.jobs import CancelResult, JobStore
 
 
 class JobMetrics(Protocol):
@@ -63,12 +63,12 @@ class JobService:
     answers: Pot
     _reader_numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
-    async def cancel(self, job_id: str) -> bool:
-        """Cancels a job on request. Returns False if it does not exist. Raises TransportError."""
+    async def cancel(self, job_id: str) -> CancelResult | None:
+        """Cancels a job on request; None: it does not exist. Raises TransportError."""
         result = await self.store.cancel(job_id, ErrorCode.CANCELLED)
         if result is not None and result.won:
             self.metrics.cancels_by_request += 1
-        return result is not None
+        return result
 
     def new_reader_id(self) -> str:
         """Returns the name of one reader of a job. The part before '#' names the frontend whose

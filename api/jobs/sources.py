@@ -37,6 +37,8 @@ Event = Delta | Finished | Failed
 class EventStream(Protocol):
     """Events of a response: a JobStream, or several of them as a MergedStream."""
 
+    recoveries: Any  # a part of JobStream's, for clients that ask
+
     @property
     def started_s(self) -> float | None:
         """Returns when a worker started, if that was received."""

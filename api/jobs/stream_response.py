@@ -25,6 +25,7 @@ from api.jobs.event_stream import StreamInterrupted
 from api.jobs.sent_events import is_short
 from api.jobs.service import JobService
 from api.jobs.sources import EventSource, EventStream
+from api.on_demand import load_part
 from shared.messages import Delta, Failed, Finished
 from shared.outages import OF_STORE_OUTAGE
 from shared.transport.ports.jobs import TransportError
@@ -52,6 +53,8 @@ class StreamResponse(Response):
         source, body = self._source, self._body
         with self._jobs.open_requests.enter() as request:
             stream = await source.open(scope)
+            if (b"penstock-events", b"recovery") in scope.get("headers", ()):
+                stream.recoveries = load_part("recoveries").Recoveries()
             ending: Ending | None = None
             try:
                 ending = await request.run(receive, lambda: self._run(stream, scope, send))
@@ -188,7 +191,9 @@ class EventStreamBody:
                 begin, self._beginning = self._beginning, None
                 cached_tokens = await self._cached_tokens(source.job_id, event)
                 await self._write(send, b"".join(begin(cached_tokens)))
-            if event is None:
+            if event is None and stream.recoveries:
+                await self._writer.write(send, stream.recoveries.take())
+            elif event is None:
                 await self._writer.keep_alive(send)
             elif isinstance(event, Delta):
                 event = await self._send_deltas(event, stream, source, send)

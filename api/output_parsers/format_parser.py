@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from api.ids import call_id, random_seed
 from api.on_demand import load_part
@@ -32,11 +32,17 @@ def family_of(tool_format: ToolFormat) -> Family:
     raise KeyError(tool_format)
 
 
-def new_parser(config: ParserConfig, seed: str, choice: int) -> FormatParser:
+def new_parser(
+    config: ParserConfig, seed: str, choice: int, names: Collection[str] | None = None
+) -> FormatParser:
     """Returns the parser of one choice; the ids of its calls derive from `seed` and its number, or
-    are random without one."""
+    are random without one. `names`: overrides the config's."""
     seed = seed or random_seed()
-    tools = CallableTools(config.names, lambda call: call_id(seed, choice, call), config.types)
+    tools = CallableTools(
+        config.names if names is None else names,
+        lambda call: call_id(seed, choice, call),
+        config.types,
+    )
     return FormatParser(lambda source: _read(source, tools, config))
 
 

@@ -32,7 +32,9 @@ export const newAnswer = (body) => ({
   isCut: false, // by the token limit
   error: null,
   code: null,
-  timing: null, // {ttftMs, perSecond, attempt}
+  timing: null, // {ttftMs, perSecond}
+  loss: null, // {cause, tokens} while no worker has its job
+  rescues: [], // {cause, tokens, worker, afterS, at}; `at`: characters of the text then, or null
 });
 
 /** The answer of a response that exists. */
@@ -95,8 +97,25 @@ function endJob(answer, event) {
   answer.error = event.message;
 }
 
+function resumed(answer, { worker = null, after_s: afterS = null, tokens }) {
+  const at = (answer.texts?.length ?? 1) > 1 ? null : answer.text.length;
+  const loss = answer.loss ?? { cause: null, tokens };
+  answer.rescues = [...(answer.rescues ?? []), { ...loss, worker, afterS, at }];
+  answer.loss = null;
+}
+
+function recover(answer, event) {
+  if (event.state === "resumed") resumed(answer, event);
+  else answer.loss = { cause: event.cause, tokens: event.tokens };
+}
+
 /** Adds an event. A delta is one token's text most of the time; the end corrects the counts. */
 export function applyEvent(answer, event) {
+  if (event.type === "recovery") {
+    recover(answer, event);
+    return;
+  }
+  if (answer.loss && event.type.endsWith(".delta")) resumed(answer, answer.loss);
   switch (event.type) {
     case "response.created":
       answer.model = event.response.model;

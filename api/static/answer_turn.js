@@ -3,6 +3,7 @@
 import { hasOutput, isOver } from "./answer.js";
 import { copyButton } from "./clipboard.js";
 import { element, setText } from "./element.js";
+import { resumedWords, waitingWords } from "./job_state.js";
 import { Markdown } from "./markdown.js";
 import { RawEvents } from "./raw_events.js";
 import { ToolCalls } from "./tool_calls.js";
@@ -25,6 +26,7 @@ export class AnswerTurn {
   #text = new Markdown();
   #calls;
   #error = element("p", "error");
+  #rescue = element("p", "rescue");
   #facts = element("p", "facts");
   #measures = element("span");
   #job = element("a", "job");
@@ -56,7 +58,7 @@ export class AnswerTurn {
     this.node.append(this.#who);
     if (answer.isJob) this.node.append(element("p", "note", OF_JOB));
     this.node.append(this.#reasoning, this.#body, this.#calls.node);
-    this.node.append(this.#error, this.#facts, this.#actions, this.#events.node);
+    this.node.append(this.#error, this.#rescue, this.#facts, this.#actions, this.#events.node);
     this.show();
   }
 
@@ -86,7 +88,9 @@ export class AnswerTurn {
     setText(this.#who, answer.model ?? "Model");
     this.#showReasoning(isBusy);
     this.#body.hidden = answer.text === "" && (!isBusy || answer.reasoning !== "");
-    this.#text.show(answer.text);
+    const rescues = (answer.rescues ?? []).map((one) => ({ ...one, label: resumedWords(one) }));
+    this.#text.show(answer.text, rescues.filter(({ at }) => at !== null));
+    this.#showRescue(isBusy && answer.loss, rescues);
     this.#calls.show();
     this.#error.hidden = answer.error === null;
     if (answer.error !== null) setText(this.#error, answer.error);
@@ -98,6 +102,15 @@ export class AnswerTurn {
     this.#showActions(isBusy);
     this.#events.show();
     this.#showMs = performance.now() - beganMs;
+  }
+
+  /** A badge under an answer that lost a worker, and while it has none. */
+  #showRescue(loss, rescues) {
+    const words = rescues.map((one) => one.label);
+    if (loss) words.push(waitingWords(loss));
+    this.#rescue.hidden = words.length === 0;
+    this.#rescue.classList.toggle("waiting", Boolean(loss));
+    setText(this.#rescue, words.join(" · "));
   }
 
   #showReasoning(isBusy) {

@@ -16,9 +16,15 @@ const MAX_TITLE_CHARS = 60;
 
 export class StorageFull extends Error {}
 
-/** The title that a first question gives. */
+/** The title that a first question gives: its first line, without the marks of Markdown. */
 export function titleOf(question) {
-  const line = question.trim().split("\n", 1)[0].trim();
+  const line = question
+    .trim()
+    .split("\n", 1)[0]
+    .replace(/^(#{1,6}|>|[-*+]|\d+[.)])\s+/, "")
+    .replace(/!?\[([^\]]+)\]\([^)]*\)/g, "$1")
+    .replace(/(\*\*|__|`)(.+?)\1/g, "$2")
+    .trim();
   return line.length > MAX_TITLE_CHARS ? `${line.slice(0, MAX_TITLE_CHARS - 1)}…` : line;
 }
 

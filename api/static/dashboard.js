@@ -1,21 +1,16 @@
-/** The dashboard: the deployment's lists, or one job, from the service's feed. */
+/** The dashboard: a tab of the deployment, or one job, from the service's feed. */
 
-import { element, setText } from "./element.js";
+import { deadLettersTab } from "./dead_letters_tab.js";
+import { setText } from "./element.js";
 import { Feed, rowsOf } from "./feed.js";
 import { JobPage } from "./job_page.js";
 import { jobLink } from "./job_state.js";
-import { jobTable } from "./job_table.js";
-import {
-  batchTable,
-  deadLetterTable,
-  frontendTable,
-  potTable,
-  tenantTable,
-} from "./operator_tables.js";
-import { ServiceError, cancelJob, requeueJob } from "./service.js";
-import { sparklines } from "./sparklines.js";
-import { count, duration } from "./units.js";
-import { workerTable } from "./worker_table.js";
+import { jobsTab } from "./jobs_tab.js";
+import { batchTable, potTable, tenantTable } from "./operator_tables.js";
+import { overviewTab } from "./overview_tab.js";
+import { Tabs, listTab, place } from "./tabs.js";
+import { plural } from "./units.js";
+import { modelsTab, workersTab } from "./workers_tab.js";
 
 const HEALTH = {
   ok: "Healthy.",
@@ -27,29 +22,19 @@ const HEALTH = {
 const byId = (id) => document.getElementById(id);
 const page = {
   status: byId("status"),
-  overview: byId("overview"),
   job: byId("job"),
-  jobsTitle: byId("jobs-title"),
-  totals: byId("totals"),
-  state: byId("state"),
-  jobStatus: byId("job-status"),
-  deadLetterStatus: byId("dead-letter-status"),
   search: byId("search"),
   searched: byId("searched"),
 };
-const tables = {
-  workers: [workerTable(byId("workers")), byId("no-workers")],
-  jobs: [jobTable(byId("jobs"), (job, button) => void cancel(job, button)), byId("no-jobs")],
-  dead_letters: [
-    deadLetterTable(byId("dead-letters"), (letter, button) => void requeue(letter, button)),
-    byId("no-dead-letters"),
-  ],
-  batches: [batchTable(byId("batches")), byId("no-batches")],
-  tenants: [tenantTable(byId("tenants")), byId("no-tenants")],
-  frontends: [frontendTable(byId("frontends")), byId("no-frontends")],
-  pots: [potTable(byId("pots")), byId("no-pots")],
-};
-const curves = sparklines(byId("history"));
+const tabs = new Tabs(byId("tab"), byId("tabs"), {
+  overview: overviewTab,
+  jobs: jobsTab,
+  workers: workersTab,
+  models: modelsTab,
+  batches: listTab({ batches: ["batches", batchTable] }),
+  "dead-letters": deadLettersTab,
+  tenants: listTab({ tenants: ["tenants", tenantTable], pots: ["pots", potTable] }),
+});
 const jobPage = new JobPage({
   title: byId("job-title"),
   note: byId("job-note"),
@@ -67,120 +52,68 @@ const jobPage = new JobPage({
   prefix: byId("job-prefix"),
   prefixText: byId("job-prefix-text"),
   prefixEarlier: byId("job-prefix-earlier"),
-  events: {
-    body: byId("job-events"),
-    note: byId("job-events-note"),
-    next: byId("job-events-next"),
-    first: byId("job-events-first"),
-  },
+  words: { prompt: byId("job-prompt"), answer: byId("job-answer") },
+  events: { list: byId("job-events"), end: byId("job-end") },
+  record: byId("job-record"),
 });
 const feed = new Feed(show, showTrouble);
-
-/** The job that the page's address names, or null. */
-const linkedJob = () => new URLSearchParams(location.hash.slice(1)).get("job") || null;
+let state = null; // the last one of the feed
+let opened = null; // the query that it follows, as text
 
 function setStatus(sentence, bad) {
   setText(page.status, sentence);
   page.status.classList.toggle("bad", bad);
 }
 
-function totalsOf(service) {
-  return [
-    ["Running", count(service.running)],
-    ["Waiting", count(service.waiting)],
-    ["Prompt tokens queued", count(service.queued_tokens)],
-    ["Workers", count(service.workers)],
-    ["Tokens per second", count(service.tokens_per_s)],
-    ["Dead letters", count(service.dead_letters)],
-    ["Redis round trip", duration(service.redis?.latency_ms)],
-  ];
-}
-
-function showTotals(totals) {
-  for (const [index, [name, value]] of totals.entries()) {
-    let tile = page.totals.children[index];
-    if (tile === undefined) {
-      tile = element("div");
-      tile.append(element("dt", "", name), element("dd"));
-      page.totals.append(tile);
-    }
-    setText(tile.lastChild, value);
-  }
-}
-
-function healthOf({ status }, workers) {
+function healthOf({ status, paused_queues: numPaused }, workers) {
   const isComing = workers?.some((worker) => worker.status === "loading");
   if (status === "no_workers" && isComing) return "No worker serves yet: one is loading.";
-  return HEALTH[status] ?? `The service is ${status}.`;
+  const sentence = HEALTH[status] ?? `The service is ${status}.`;
+  return numPaused > 0 ? `${sentence} ${plural(numPaused, "queue")} paused.` : sentence;
 }
 
-function show(state) {
+function show(now) {
+  state = now;
   const { service } = state;
   setStatus(healthOf(service, rowsOf(state, "workers")), service.status !== "ok");
   if (state.job !== undefined) jobPage.show(state);
-  if (linkedJob() !== null) return;
-  showTotals(totalsOf(service));
-  for (const [name, [table, none]] of Object.entries(tables)) {
-    const rows = rowsOf(state, name);
-    if (rows === null) continue; // Redis has been unreachable since the page was opened
-    table.show(rows);
-    none.hidden = rows.length > 0;
-  }
-  const slots = rowsOf(state, "history");
-  if (slots !== null) curves.show(slots);
+  else if (place().job === null) tabs.show(state);
 }
 
 function showTrouble(error) {
   setStatus(error.message, true);
-  if (linkedJob() !== null) jobPage.showTrouble(error);
+  if (place().job !== null) jobPage.showTrouble(error);
 }
 
-async function cancel(job, button) {
-  button.disabled = true;
-  try {
-    const { status } = await cancelJob(job.id);
-    setText(page.jobStatus, `Job ${job.job_id} is ${status}.`);
-    button.closest("tr").querySelector("a").focus(); // the button goes, the focus stays in its row
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    setText(page.jobStatus, error.message);
-  } finally {
-    button.disabled = false;
-  }
+/** Follows this query. What is known already is shown at once. */
+function openFeed(query) {
+  const whole = query.job === undefined ? { history: "none", ...query } : query;
+  const text = JSON.stringify(whole);
+  if (text !== opened) feed.open(whole);
+  else if (state !== null) show(state);
+  if (state !== null && query.job === undefined) tabs.show(state);
+  opened = text;
 }
 
-async function requeue(letter, button) {
-  button.disabled = true;
-  try {
-    const job = await requeueJob(letter.id);
-    const link = element("a", "", job.id);
-    link.href = jobLink(job.id);
-    page.deadLetterStatus.replaceChildren("Run again as ", link, ".");
-    link.focus();
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    setText(page.deadLetterStatus, error.message);
-    button.disabled = false;
-  }
-}
-
-/** Shows the lists, or the job that the address names. */
+/** Shows the tab, or the job that the address names. */
 function follow() {
-  const jobId = linkedJob();
+  const at = place();
   const wasJob = !page.job.hidden;
-  page.job.hidden = jobId === null;
-  page.overview.hidden = jobId !== null;
-  document.title = jobId === null ? "Penstock dashboard" : `Job ${jobId} · Penstock`;
-  if (jobId === null) {
-    feed.open({ state: page.state.value });
-    if (wasJob) page.jobsTitle.focus();
+  page.job.hidden = at.job === null;
+  if (at.job === null) {
+    const query = tabs.open(at);
+    const name = tabs.heading.textContent;
+    document.title = `${name} · Penstock dashboard`;
+    openFeed(query);
+    if (wasJob) tabs.heading.focus();
   } else {
-    jobPage.open(jobId);
-    feed.open({ job: jobId });
+    tabs.close();
+    document.title = `Job ${at.job} · Penstock`;
+    jobPage.open(at.job);
+    openFeed({ job: at.job });
   }
 }
 
-page.state.addEventListener("change", follow);
 page.search.addEventListener("submit", (event) => {
   event.preventDefault();
   const jobId = page.searched.value.trim();

@@ -1,15 +1,22 @@
 /** The line of figures under an ended answer, as the service measured them. */
 
+import { rateOf, rescuesOf } from "./job_state.js";
 import { ServiceError, getJob } from "./service.js";
 import { duration, plural, rate } from "./units.js";
 
-/** The times of an answer's job; those that the page measured if the service has none. */
+/**
+ * The times of an answer's job; those that the page measured if the service has none. The answer gets
+ * the rescues that it had.
+ */
 export async function timingOf(answer, meter) {
   try {
-    const { timings, usage, first_token_at: first, ended_at: ended, attempt } = await getJob(answer.id);
-    const gaps = usage.completion_tokens - 1;
-    const perSecond = gaps > 0 && ended > first ? gaps / (ended - first) : null;
-    return { ttftMs: timings.ttft_ms, perSecond, attempt };
+    const job = await getJob(answer.id);
+    const heard = [...(answer.rescues ?? [])]; // which have their place in the text
+    answer.rescues = rescuesOf(job)
+      .reverse()
+      .map((rescue) => ({ ...rescue, at: heard.pop()?.at ?? null }))
+      .reverse();
+    return { ttftMs: job.timings.ttft_ms, perSecond: rateOf(job) };
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
     return meter.timing;
@@ -22,6 +29,5 @@ export function factsOf({ timing, numTokens, numReasoning }) {
   if (numTokens > 0) facts.push(plural(numTokens, "token"));
   if (timing?.perSecond != null) facts.push(`${rate(timing.perSecond)} tokens/s`);
   if (numReasoning > 0) facts.push(`${plural(numReasoning, "token")} of reasoning`);
-  if (timing?.attempt > 1) facts.push(`resumed at attempt ${timing.attempt}`);
   return facts.join(" · ");
 }

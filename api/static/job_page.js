@@ -1,11 +1,12 @@
-/** The page of one job: timeline, attempts, details, events; cancel, and run again. */
+/** The page of one job: timeline, attempts, text, details, events, record; cancel, and run again. */
 
 import { newBadge } from "./badge.js";
 import { element, setText } from "./element.js";
 import { JobEvents } from "./job_events.js";
-import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
+import { isLive, jobLink, queueing, rateOf, reasonOf, setJobState } from "./job_state.js";
+import { JobText } from "./job_text.js";
 import { timeOf } from "./operator_tables.js";
-import { ServiceError, cancelJob, getPrefix, requeueJob } from "./service.js";
+import { ServiceError, cancelJob, getJob, getPrefix, requeueJob } from "./service.js";
 import { Table, text } from "./table.js";
 import { Timeline } from "./timeline.js";
 import { count, duration, rate } from "./units.js";
@@ -26,18 +27,12 @@ const attemptTable = (body) =>
       text(({ attempt }) => count(attempt.completion_tokens), "number"),
       text(({ attempt, job }) => {
         const isLast = attempt.attempt === job.attempt;
-        if (attempt.outcome === "died" && isLast && job.ended_at !== null) return "worker lost";
+        if (attempt.outcome === "died" && isLast) return "worker lost";
         return OUTCOMES[attempt.outcome] ?? "running";
       }),
     ],
     ({ attempt }) => attempt.attempt,
   );
-
-function tokensPerSecond({ usage, first_token_at: first, ended_at: end }) {
-  return end > first && first !== null && usage.completion_tokens > 1
-    ? rate((usage.completion_tokens - 1) / (end - first))
-    : "–";
-}
 
 const cachedOf = ({ usage }) => {
   const cached = usage.prompt_tokens_details.cached_tokens;
@@ -55,7 +50,7 @@ const FACTS = [
   ["Total", (job) => duration(job.timings.total_ms)],
   ["Prompt tokens", cachedOf],
   ["Output tokens", (job) => count(job.usage.completion_tokens)],
-  ["Tokens per second", tokensPerSecond],
+  ["Tokens per second", (job) => rate(rateOf(job))],
   ["Choices", (job) => count(job.num_choices)],
   ["Durability", (job) => job.durability],
   ["Client request id", (job) => job.client_request_id ?? "–"],
@@ -66,6 +61,7 @@ export class JobPage {
   #badge = newBadge();
   #timeline = new Timeline();
   #attempts;
+  #text;
   #events;
   #job = null;
   #prefixOf = null; // the job whose prefix was requested
@@ -74,6 +70,7 @@ export class JobPage {
   constructor(parts) {
     this.#parts = parts;
     this.#attempts = attemptTable(parts.attempts);
+    this.#text = new JobText(parts.words);
     this.#events = new JobEvents(parts.events);
     parts.badge.append(this.#badge);
     parts.timeline.append(this.#timeline.node);
@@ -84,6 +81,7 @@ export class JobPage {
     }
     parts.cancel.addEventListener("click", () => void this.#cancel());
     parts.requeue.addEventListener("click", () => void this.#requeue());
+    parts.record.addEventListener("toggle", () => void this.#showRecord());
   }
 
   /** Opens a job before its data has arrived. */
@@ -94,6 +92,8 @@ export class JobPage {
     this.#parts.known.hidden = true;
     this.#prefixOf = null;
     for (const part of ["prefix", "prefixText", "prefixEarlier"]) this.#showPrefix(part, null);
+    this.#parts.record.open = false;
+    this.#text.open();
     this.#events.open(jobId);
     this.#parts.title.focus();
   }
@@ -114,7 +114,7 @@ export class JobPage {
     parts.text.href = `./${jobLink(job.id)}`;
     setJobState(this.#badge, job);
     if (wasLive && !isLive(job)) this.#say(`The job is ${job.status}.`);
-    setText(parts.reason, job.error?.message ?? (job.finish_reason ? `Ended: ${job.finish_reason}.` : ""));
+    setText(parts.reason, reasonOf(job));
     parts.cancel.hidden = !isLive(job);
     parts.requeue.hidden = !deadLetter || deadLetter.requeued_as !== null;
     parts.successor.hidden = !deadLetter?.requeued_as;
@@ -123,6 +123,7 @@ export class JobPage {
     this.#attempts.show(job.attempts.map((attempt) => ({ attempt, job })));
     parts.noAttempts.hidden = job.attempts.length > 0;
     FACTS.forEach(([, read], index) => setText(parts.facts.children[index].lastChild, read(job)));
+    this.#text.follow(job);
     this.#events.follow(job);
     if (!isLive(job) && this.#prefixOf !== job.id) void this.#explainPrefix(job.id);
   }
@@ -140,6 +141,18 @@ export class JobPage {
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       if (this.#prefixOf === jobId) this.#showPrefix("prefix", error.message);
+    }
+  }
+
+  /** Shows the job as the API has it, as it is when the record is opened. */
+  async #showRecord() {
+    const { record } = this.#parts;
+    if (!record.open) return;
+    try {
+      setText(record.lastElementChild, JSON.stringify(await getJob(this.#job.id), null, 2));
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      setText(record.lastElementChild, error.message);
     }
   }
 

@@ -37,6 +37,10 @@ export async function* followJob(jobId, after, signal) {
   const headers = after === null ? {} : { "last-event-id": after };
   let last = "";
   for await (const { id, payload } of streamOf(`${jobPath(jobId)}/stream`, signal, headers)) {
+    if (payload.type === "recovery") {
+      yield payload;
+      continue;
+    }
     const { error, done, text, index = 0, token_ids: tokens } = payload;
     if (error && id === last) {
       // Without its own id it is not the job's: this frontend shuts down, or Redis is unreachable.

@@ -1,23 +1,76 @@
-/** Jobs as the service lists them, with a button to cancel those that have not ended. */
+/** Jobs as the service lists them: how old, how far, for whom; with a button for those that live. */
 
 import { newBadge } from "./badge.js";
-import { element } from "./element.js";
+import { copyText } from "./clipboard.js";
+import { element, setText } from "./element.js";
 import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
 import { Table, node, text } from "./table.js";
-import { count, duration } from "./units.js";
+import { ago, count, duration } from "./units.js";
 
-export function newJobLink(job) {
-  const link = element("a", "", job.job_id);
-  link.href = jobLink(job.id);
-  return link;
+const SHORT_CHARS = 8; // the random end of an id: its beginning is a time, alike for neighbours
+
+/** A job's short id, which links to its page, and a button that copies the whole. */
+export function newJobLink({ id, job_id: jobId }) {
+  const cell = element("span", "job-id");
+  const link = element("a", "", jobId.slice(-SHORT_CHARS));
+  link.href = jobLink(id);
+  link.title = jobId;
+  const copy = element("button", "quiet", "Copy");
+  copy.type = "button";
+  copy.title = `Copy ${id}`;
+  copy.setAttribute("aria-label", `Copy the id of job ${jobId.slice(-SHORT_CHARS)}`);
+  copy.addEventListener("click", () => void copyText(copy, id));
+  cell.append(link, copy);
+  return cell;
 }
 
-/** `onCancel(job, button)` is called when a button is pressed. */
-export function jobTable(body, onCancel) {
+function newTokens() {
+  const cell = element("span");
+  const bar = element("progress");
+  bar.setAttribute("aria-label", "Tokens of the output");
+  cell.append(bar, element("span"));
+  return cell;
+}
+
+/** Tokens of the output; of those it may have while it runs. */
+function setTokens(cell, job) {
+  const [bar, label] = cell.children;
+  const made = job.usage.completion_tokens;
+  const most = (job.sampling?.max_tokens ?? 0) * job.num_choices;
+  bar.hidden = job.status !== "running" || most === 0;
+  bar.max = most || 1;
+  bar.value = made;
+  setText(label, bar.hidden ? count(made) : `${count(made)} / ${count(most)}`);
+}
+
+/** How long it took, or has taken until `now`, Unix seconds. */
+function elapsed({ timings, started_at: startedAt, status }, now) {
+  if (status === "running" && startedAt !== null) return duration(1000 * (now - startedAt));
+  return duration(timings.total_ms);
+}
+
+function newCheckbox(job, selected) {
+  const box = element("input");
+  box.type = "checkbox";
+  box.checked = selected.has(job.id);
+  box.setAttribute("aria-label", `Select job ${job.job_id.slice(-SHORT_CHARS)}`);
+  box.addEventListener("change", () => {
+    if (box.checked) selected.add(job.id);
+    else selected.delete(job.id);
+    box.dispatchEvent(new CustomEvent("select-job", { bubbles: true }));
+  });
+  return box;
+}
+
+/**
+ * `onCancel(job, button)` is called when a button is pressed. `now()`: the service's time. `selected`:
+ * a set of ids, kept up to date; the body gets the event "select-job".
+ */
+export function jobTable(body, { onCancel, now, selected }) {
   function newButton(job) {
     const button = element("button", "", "Cancel");
     button.type = "button";
-    button.setAttribute("aria-label", `Cancel job ${job.job_id}`);
+    button.setAttribute("aria-label", `Cancel job ${job.job_id.slice(-SHORT_CHARS)}`);
     button.addEventListener("click", () => onCancel(job, button));
     return button;
   }
@@ -25,15 +78,26 @@ export function jobTable(body, onCancel) {
   return new Table(
     body,
     [
+      node(
+        (job) => newCheckbox(job, selected),
+        (box, job) => {
+          box.hidden = !isLive(job);
+          box.checked = selected.has(job.id);
+        },
+        "select",
+      ),
       node(newJobLink, () => {}, "id"),
       node(newBadge, setJobState),
+      text((job) => ago(now() - job.created_at), "number"),
+      text((job) => job.tenant),
+      text((job) => job.kind),
       text((job) => job.model),
       text((job) => count(job.usage.prompt_tokens), "number"),
-      text((job) => count(job.usage.completion_tokens), "number"),
-      text(queueing, "number"),
+      node(newTokens, setTokens, "number"),
+      text((job) => (job.queue_paused ? "queue paused" : queueing(job)), "number"),
       text((job) => duration(job.timings.ttft_ms), "number"),
-      text((job) => duration(job.timings.total_ms), "number"),
-      text((job) => count(job.attempt), "number"),
+      text((job) => elapsed(job, now()), "number"),
+      text((job) => (job.attempt > 1 ? `attempt ${job.attempt}` : ""), "attempts"),
       node(newButton, (button, job) => {
         button.hidden = !isLive(job);
       }),

@@ -8,6 +8,7 @@ import { copyButton } from "./clipboard.js";
 import { element } from "./element.js";
 import { unescaped } from "./entities.js";
 import { Lexer } from "./marked.esm.js";
+import { withMarks } from "./resumed_mark.js";
 
 const OPTIONS = { gfm: true, breaks: true };
 // Beyond these a text is shown as it is: the work for hostile ones grows with the square.
@@ -133,14 +134,15 @@ export class Markdown {
   #shown = []; // {raw, nodes} of the blocks
   #isCostly = false;
 
-  show(content) {
+  /** `marks`: {at, label} of places in the text; see resumed_mark.js. */
+  show(content, marks = []) {
     const begun = performance.now();
-    this.#show(content);
+    this.#show(content, marks);
     this.#isCostly ||= performance.now() - begun > MAX_SHOW_MS;
   }
 
-  #show(content) {
-    const blocks = this.#blocks(content);
+  #show(content, marks) {
+    const blocks = this.#marked(this.#blocks(content), marks);
     let same = 0;
     while (same < Math.min(blocks.length, this.#shown.length)) {
       if (blocks[same].raw !== this.#shown[same].raw) break;
@@ -152,6 +154,19 @@ export class Markdown {
       this.#shown.push({ raw, nodes });
       this.node.append(...nodes);
     }
+  }
+
+  #marked(blocks, marks) {
+    let from = 0;
+    return blocks.map(({ raw, make }) => {
+      const own = marks
+        .map((mark) => ({ ...mark, at: mark.at - from }))
+        .filter(({ at }) => at > 0 && at <= raw.length);
+      from += raw.length;
+      if (own.length === 0) return { raw, make };
+      const key = `${raw}\0${own.map(({ at }) => at)}`;
+      return { raw: key, make: () => withMarks(make(), raw, own) };
+    });
   }
 
   #blocks(content) {

@@ -9,6 +9,8 @@ export class Meter {
   #numBefore = null; // tokens that were there at the first one seen
   #numTokens = 0;
   #hasBegin;
+  #isPaused = false;
+  #pausedMs = 0;
 
   /** `hasBegin`: the answer starts now; else it resumes, and its first token's time is unknown. */
   constructor(hasBegin) {
@@ -19,9 +21,17 @@ export class Meter {
     return this.#firstMs === null;
   }
 
+  /** No worker computes until the next tokens arrive: that time has no rate. */
+  pause() {
+    this.#isPaused = true;
+  }
+
   /** Tokens arrived: `numTokens` are there now. */
   tick(numTokens) {
-    this.#lastMs = performance.now();
+    const nowMs = performance.now();
+    if (this.#isPaused && !this.isNew) this.#pausedMs += nowMs - this.#lastMs;
+    this.#isPaused = false;
+    this.#lastMs = nowMs;
     this.#firstMs ??= this.#lastMs;
     this.#numBefore ??= numTokens;
     this.#numTokens = numTokens;
@@ -29,7 +39,7 @@ export class Meter {
 
   /** {ttftMs, perSecond}, null if unknown. */
   get timing() {
-    const elapsedMs = this.#lastMs - this.#firstMs;
+    const elapsedMs = this.#lastMs - this.#firstMs - this.#pausedMs;
     const arrived = this.#numTokens - this.#numBefore;
     return {
       ttftMs: this.#hasBegin && !this.isNew ? this.#firstMs - this.#startMs : null,

@@ -18,14 +18,19 @@ export class ModelPicker {
   #select;
   #page;
   #said = "";
+  #models = [];
 
-  /** `page` has `say(sentence)`, `loading(workers)`, and `ready()`: there are models now. */
+  /**
+   * `page` has `say(sentence)`, `loading(workers)`, `ready()`: there are models now, and
+   * `chosen(model)`: this one is, or has new facts.
+   */
   constructor(select, page) {
     this.#select = select;
     this.#page = page;
     select.addEventListener("change", () => {
       tabStore.set(NAME, select.value);
       browserStore.set(NAME, select.value);
+      this.#choose();
     });
     addEventListener("visibilitychange", () => {
       if (!document.hidden && this.isReady) void this.#refresh();
@@ -92,6 +97,12 @@ export class ModelPicker {
     }
     if (ids.includes(chosen)) select.value = chosen;
     select.disabled = ids.length < 2;
+    this.#models = models;
+    this.#choose();
     if (!wasReady) this.#page.ready();
+  }
+
+  #choose() {
+    this.#page.chosen(this.#models.find(({ id }) => id === this.model));
   }
 }

@@ -1,10 +1,10 @@
-/** Tables of dead letters, batches, tenants, frontends and shared resources. */
+/** Tables of dead letters, models, batches, tenants, frontends and shared resources. */
 
 import { newBadge, setBadge } from "./badge.js";
 import { element, setText } from "./element.js";
 import { newJobLink } from "./job_table.js";
-import { Table, node, text } from "./table.js";
-import { count, duration } from "./units.js";
+import { Table, actionButton, node, text } from "./table.js";
+import { bytes, count, duration, rate } from "./units.js";
 
 const TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
 
@@ -36,6 +36,36 @@ export function deadLetterTable(body, onRequeue) {
     (letter) => letter.id,
   );
 }
+
+function modelState({ is_served: isServed, is_paused: isPaused, queued }) {
+  if (isPaused) return ["paused", "warn"];
+  if (isServed) return ["served", "good"];
+  return queued > 0 ? ["no worker", "bad"] : ["no worker", "warn"];
+}
+
+function setPause(button, { model, is_paused: isPaused, queued }) {
+  button.hidden = queued === undefined; // queues are shown to operators
+  const verb = isPaused ? "Resume" : "Pause";
+  setText(button, verb);
+  button.setAttribute("aria-label", `${verb} the queue of ${model}`);
+}
+
+/** `onOrder(model, button)` is called when a button is pressed. */
+export const modelTable = (body, onOrder) =>
+  new Table(
+    body,
+    [
+      text(({ model }) => model, "id"),
+      node(newBadge, (badge, model) => setBadge(badge, ...modelState(model))),
+      text(({ workers }) => count(workers), "number"),
+      text(({ running }) => count(running), "number"),
+      text(({ queued }) => count(queued), "number"),
+      text(({ queue_age_s: ageS }) => duration(1000 * ageS), "number"),
+      text(({ tokens_per_s: perS }) => rate(perS), "number"),
+      actionButton(onOrder, setPause),
+    ],
+    ({ model }) => model,
+  );
 
 const BATCH_KINDS = { completed: "good", failed: "bad", expired: "warn", cancelled: "warn" };
 
@@ -76,6 +106,10 @@ const bounded = (value, limit) =>
 
 const limitOf = (value) => (value === null ? "none" : count(value));
 
+/** Processor time of templates, JSON, tokenization and grammars, and its share of all tenants'. */
+const cpuOf = ({ cpu_s: cpuS, cpu_share: share }) =>
+  share === null ? duration(1000 * cpuS) : `${duration(1000 * cpuS)} (${Math.round(100 * share)} %)`;
+
 export const tenantTable = (body) =>
   new Table(
     body,
@@ -83,6 +117,9 @@ export const tenantTable = (body) =>
       text((tenant) => tenant.tenant, "id"),
       text(({ queued, limits }) => bounded(queued, limits.max_queued_jobs), "number"),
       text((tenant) => count(tenant.running), "number"),
+      text(cpuOf, "number"),
+      text((tenant) => bytes(tenant.held_bytes), "number"),
+      text((tenant) => count(tenant.refused), "number"),
       text(({ limits }) => limitOf(limits.max_jobs), "number"),
       text(
         ({ queued_tokens: tokens, limits }) => bounded(tokens, limits.max_queued_tokens),

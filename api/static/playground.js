@@ -8,15 +8,17 @@ import { Conversation } from "./conversation.js";
 import { showText } from "./dialogs.js";
 import { Drawer } from "./drawer.js";
 import { setText } from "./element.js";
+import { jobLink } from "./job_state.js";
 import { keyGiven } from "./key.js";
 import { clearLink, disclosed, linkOf, linkedChat, linkedJob, refusalOf } from "./link.js";
 import { cancelAnswer } from "./live_answer.js";
 import { showLoading } from "./loading.js";
 import { ModelPicker } from "./model_picker.js";
-import { ServiceError, getJob } from "./service.js";
+import { ServiceError } from "./service.js";
 import { Session } from "./session.js";
 import { Settings } from "./settings.js";
 import { browserStore, tabStore } from "./storage.js";
+import { showSuggestions } from "./suggestions.js";
 import { isOver } from "./answer.js";
 
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
@@ -48,6 +50,10 @@ const picker = new ModelPicker(byId("model"), {
   },
   loading: (workers) => showLoading(byId("loading"), workers),
   ready: setControls,
+  chosen: (model) => {
+    showSuggestions(byId("suggestions"), model);
+    settings.showDefaults(model);
+  },
 });
 const session = new Session({
   chats,
@@ -61,7 +67,7 @@ const session = new Session({
   },
   announce: (text) => (byId("spoken").textContent = text.slice(0, MAX_SPOKEN_CHARS)),
   share: ({ id }) => void showText("Share this answer", disclosed, linkOf(id)),
-  showJob: (answer) => void showJob(answer),
+  showJob: ({ id }) => location.assign(`dashboard${jobLink(id)}`),
 });
 const list = new ChatList(
   chats,
@@ -95,16 +101,6 @@ function bodyOf() {
   dialog.showModal();
   settings.report();
   return null;
-}
-
-async function showJob({ id }) {
-  try {
-    const job = JSON.stringify(await getJob(id), null, 2);
-    await showText("The job", "The service's record of this job.", job);
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    say(error.message);
-  }
 }
 
 function openChat(chat) {

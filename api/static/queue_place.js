@@ -50,13 +50,15 @@ export class QueuePlace {
   async #look(jobId, model) {
     try {
       const [job, models] = await Promise.all([getJob(jobId), listModels()]);
-      if (this.#timer === null || job.status !== "queued" || job.queue_position === null) return;
+      const isWaiting = job.status === "queued" && job.queue_position !== null && !job.recovery;
+      if (this.#timer === null || !isWaiting) return;
       const nowMs = performance.now();
       const ahead = job.queue_position;
       this.#first ??= { ahead, ms: nowMs };
       const pace = (this.#first.ahead - ahead) / (nowMs - this.#first.ms || 1);
       const isServed = models.find(({ id }) => id === model)?.is_served ?? true;
-      const text = isServed ? sentence(ahead, pace) : await unservedSentence(model);
+      let text = isServed ? sentence(ahead, pace) : await unservedSentence(model);
+      if (job.queue_paused) text = `The queue is paused. ${sentence(ahead, 0)}`;
       if (this.#timer !== null) this.#say(text);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error; // the stream reports the lost connection

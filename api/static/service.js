@@ -71,9 +71,10 @@ export async function request(path, options = {}) {
 const LOOK_TIMEOUT_MS = 10_000;
 
 /** Fetches JSON. Throws ServiceError. */
-export async function look(path, method = "GET") {
+export async function look(path, method = "GET", options = {}) {
   try {
-    const response = await request(path, { method, signal: AbortSignal.timeout(LOOK_TIMEOUT_MS) });
+    const signal = AbortSignal.timeout(LOOK_TIMEOUT_MS);
+    const response = await request(path, { ...options, method, signal });
     return await response.json();
   } catch (error) {
     if (error.name === "TimeoutError") throw new ServiceError("The server does not answer.");
@@ -82,7 +83,23 @@ export async function look(path, method = "GET") {
   }
 }
 
+/** Sends JSON, or nothing, and fetches JSON. Throws ServiceError. */
+export function post(path, body) {
+  if (body === undefined) return look(path, "POST");
+  const headers = { "content-type": "application/json" };
+  return look(path, "POST", { body: JSON.stringify(body), headers });
+}
+
 export const jobPath = (jobId) => `v1/jobs/${encodeURIComponent(jobId)}`;
+
+/** A page of jobs: {data, next, searched}. `query`: filters, `after` and `limit`. */
+export const listJobs = (query) => look(`v1/jobs?${new URLSearchParams(query)}`);
+
+export const drainWorker = (id) => post(`v1/workers/${encodeURIComponent(id)}/drain`);
+export const resumeWorker = (id) => post(`v1/workers/${encodeURIComponent(id)}/resume`);
+/** `what`: "pause" or "resume". A name may have slashes. */
+export const orderQueue = (model, what) =>
+  post(`v1/models/${model.split("/").map(encodeURIComponent).join("/")}/${what}`);
 
 export const listModels = async () => (await look("v1/models")).data;
 export const getJob = (jobId) => look(jobPath(jobId));
@@ -90,6 +107,11 @@ export const getJob = (jobId) => look(jobPath(jobId));
 export const getPrefix = async (jobId) => (await look(`${jobPath(jobId)}?prefix=true`)).prefix;
 export const cancelJob = (jobId) => look(jobPath(jobId), "DELETE");
 export const requeueJob = (jobId) => look(`${jobPath(jobId)}/requeue`, "POST");
+
+/** A page of a job's prompt: {text, missing, num_tokens, next}. `after`: `next` of the page before. */
+export const getPrompt = (jobId, after) => look(`${jobPath(jobId)}/prompt?after=${after}`);
+/** A job's answer as far as it is: {choices, num_tokens, is_cut, has_expired}. */
+export const getAnswer = (jobId, limit) => look(`${jobPath(jobId)}/answer?limit=${limit}`);
 
 /** A page of a job's log: {data, has_more, has_expired}. `after`: the last event's id, or null. */
 export function listJobEvents(jobId, after, limit) {

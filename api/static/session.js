@@ -4,6 +4,7 @@ import { answerOf, answerOfJob, hasOutput, isOver, newAnswer, newId } from "./an
 import { StorageFull, titleOf } from "./chats.js";
 import { factsOf, timingOf } from "./facts.js";
 import { itemsOf } from "./history.js";
+import { resumedWords, waitingWords } from "./job_state.js";
 import { LiveAnswer } from "./live_answer.js";
 import { Meter } from "./meter.js";
 import { QueuePlace } from "./queue_place.js";
@@ -155,6 +156,10 @@ export class Session {
           const doing = event.type === "response.reasoning_text.delta" ? "Thinking…" : "Answering…";
           if (said !== doing) say((said = doing)); // once: it is read aloud
           meter.tick(answer.numTokens);
+        }
+        if (event.type === "recovery") {
+          meter.pause();
+          say((said = `${answer.loss ? waitingWords(answer.loss) : resumedWords(answer.rescues.at(-1))}.`));
         }
         view.facts = meter;
         view.changed(event);

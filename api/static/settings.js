@@ -17,6 +17,17 @@ const NUMBERS = {
   seed: "seed",
   "max-tokens": "max_output_tokens",
 };
+// Of the service, where the model has none.
+const DEFAULTS = {
+  temperature: 1,
+  top_p: 1,
+  top_k: 0,
+  min_p: 0,
+  presence_penalty: 0,
+  frequency_penalty: 0,
+  repetition_penalty: 1,
+  seed: "random",
+};
 const JSON_FIELDS = { tools: toolsOf, schema: formatOf };
 
 /** Tools as Responses have them; those of chat completions are taken, too. */
@@ -88,6 +99,18 @@ export class Settings {
       } catch (error) {
         field.setCustomValidity(`This is not JSON: ${error.message}`);
       }
+    }
+  }
+
+  /** Shows what holds for an empty field: the defaults of `model`, of GET /v1/models. */
+  showDefaults(model) {
+    const defaults = { ...DEFAULTS, ...model?.default_sampling };
+    if (model) defaults.max_output_tokens = `up to ${model.max_model_len}`;
+    for (const [id, name] of Object.entries(NUMBERS)) {
+      const field = this.#field(id);
+      field.placeholder = String(defaults[name] ?? "");
+      const { min, max } = field;
+      if (min !== "" && max !== "") field.title = `From ${min} to ${max}; empty: ${field.placeholder}`;
     }
   }
 

@@ -16,7 +16,8 @@ export function broken(error) {
 }
 
 /**
- * Yields {id, payload} of each event, none where the service has nothing to send. Throws AbortError
+ * Yields {id, payload} of each event, one of the type "recovery" among them where a worker is lost and
+ * where another one resumes; none where the service has nothing to send. Throws AbortError
  * when `signal` aborts, and ServiceError for a refusal and a lost connection.
  */
 export async function* streamOf(path, signal, headers = {}) {
@@ -29,7 +30,7 @@ export async function* streamOf(path, signal, headers = {}) {
   restartTimer();
   try {
     const response = await request(path, {
-      headers: { accept: "text/event-stream", ...headers },
+      headers: { accept: "text/event-stream", "penstock-events": "recovery", ...headers },
       signal: AbortSignal.any([signal, silence.signal]),
     });
     if (response.body === null || response.status === 204) return;

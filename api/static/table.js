@@ -9,6 +9,7 @@ export class Table {
   #body;
   #columns;
   #keyOf;
+  #labels; // of the columns; a phone shows them beside the cells
   #rows = new Map();
 
   /** `columns`: functions that fill a cell for an item, each with an optional `className`. */
@@ -16,6 +17,8 @@ export class Table {
     this.#body = body;
     this.#columns = columns;
     this.#keyOf = keyOf;
+    const heads = body.closest("table").querySelectorAll("thead th");
+    this.#labels = [...heads].map((head) => (head.querySelector(".hidden") ? "" : head.textContent));
   }
 
   show(items) {
@@ -36,7 +39,11 @@ export class Table {
 
   #newRow() {
     const row = element("tr");
-    for (const { className } of this.#columns) row.append(element("td", className));
+    for (const [index, { className }] of this.#columns.entries()) {
+      const cell = element("td", className);
+      if (this.#labels[index]) cell.dataset.label = this.#labels[index];
+      row.append(cell);
+    }
     return row;
   }
 }
@@ -45,6 +52,22 @@ export class Table {
 export const text = (read, className = "") => ({
   className,
   fill: (cell, item) => setText(cell, read(item)),
+});
+
+/** A column with a button. `onPress(item, button)` gets the item as it is then. */
+export const actionButton = (onPress, update) => ({
+  className: "action",
+  fill: (cell, item) => {
+    let button = cell.firstElementChild;
+    if (button === null) {
+      button = element("button");
+      button.type = "button";
+      button.addEventListener("click", () => onPress(button.item, button));
+      cell.append(button);
+    }
+    button.item = item;
+    update(button, item);
+  },
 });
 
 /** A column with its own element, made once per row, then brought up to date. */

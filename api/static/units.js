@@ -18,5 +18,23 @@ export function duration(ms) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** An age in its largest unit, e.g. "2 min ago". */
+export function ago(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return `${s} s ago`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
+  return s < 86_400 ? `${Math.floor(s / 3600)} h ago` : `${Math.floor(s / 86_400)} d ago`;
+}
+
+/** Bytes in binary units, as Redis counts its memory. */
+export function bytes(value) {
+  if (!Number.isFinite(value)) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const power = Math.min(Math.floor(Math.log2(Math.max(value, 1)) / 10), units.length - 1);
+  const amount = value / 1024 ** power;
+  return `${amount < 10 && power > 0 ? amount.toFixed(1) : Math.round(amount)} ${units[power]}`;
+}
+
 export const rate = (perSecond) =>
   Number.isFinite(perSecond) ? perSecond.toFixed(perSecond < 100 ? 1 : 0) : "–";

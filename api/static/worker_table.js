@@ -2,17 +2,33 @@
 
 import { newBadge, setBadge } from "./badge.js";
 import { newBlocks, setBlocks } from "./blocks.js";
-import { Table, node, text } from "./table.js";
+import { setText } from "./element.js";
+import { Table, actionButton, node, text } from "./table.js";
 import { count, duration, rate } from "./units.js";
 
-function stateOf({ status, running, percent }) {
+function stateOf({ status, running, percent, order }) {
   if (status === "loading") return [`loading, ${percent} %`, "warn"];
+  if (status === "draining" && order && order !== "serve") {
+    if (running === 0) return ["drained", "idle"];
+    return [order === "exit" ? "draining, then exits" : "draining by order", "warn"];
+  }
   if (status !== "ok") return [status, status === "draining" ? "warn" : "bad"];
   if (running === undefined) return [status, "good"]; // shown to operators
   return running > 0 ? ["busy", "busy"] : ["idle", "good"];
 }
 
-export const workerTable = (body) =>
+/** A worker of an earlier release reads no orders. */
+function setButton(button, { id, order, status }) {
+  button.hidden = order === undefined || status === "loading"; // orders are shown to operators
+  button.disabled = order === null;
+  button.title = order === null ? "Its release reads no orders: stop its process with SIGTERM." : "";
+  const verb = order === null || order === "serve" ? "Drain" : "Resume";
+  setText(button, verb);
+  button.setAttribute("aria-label", `${verb} worker ${id}`);
+}
+
+/** `onOrder(worker, button)` is called when a button is pressed. */
+export const workerTable = (body, onOrder) =>
   new Table(
     body,
     [
@@ -28,6 +44,7 @@ export const workerTable = (body) =>
       node(newBlocks, setBlocks),
       text((worker) => rate(worker.tok_s), "number"),
       text((worker) => duration(worker.beat_age_ms), "number"),
+      actionButton(onOrder, setButton),
     ],
     (worker) => worker.id,
   );

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from api.system.protocol import (
 from shared.transport.ports.admission import SubmittingStore
 from shared.transport.ports.deployment import Deployment, ProcessKind, ProcessReport
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.registry import QueueStats, WorkerRegistry, WorkerStatus
+from shared.transport.ports.registry import Pause, QueueStats, WorkerRegistry, WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +113,7 @@ class HealthMonitor:
     @property
     def num_running(self) -> int:
         """Returns the number of jobs in an engine's batch: in prefill or decoding."""
-        return sum(
-            _count(worker, "prefilling") + _count(worker, "active") for worker in self.workers
-        )
+        return num_running(self.workers)
 
     @property
     def num_waiting(self) -> int:
@@ -146,6 +144,11 @@ class HealthMonitor:
         return "ok" if self.workers else "no_workers"
 
     @property
+    def paused(self) -> Mapping[str, Pause]:
+        """Returns the queues that an operator has paused, by model."""
+        return {} if self.queue is None else self.queue.paused
+
+    @property
     def is_fresh(self) -> bool:
         """Whether the last refresh succeeded, at most MAX_AGE_S ago."""
         return self.reachable and (self.age_s or 0.0) <= MAX_AGE_S
@@ -154,10 +157,28 @@ class HealthMonitor:
         """Returns the load of each announced model, by its name."""
         queued = {} if self.queue is None else self.queue.queued_by_model
         served = [model for worker in self.workers for model in worker.models]
-        return {
+        loads = {
             name: ModelLoad(waiting=queued.get(name, 0), workers=served.count(name))
             for name in sorted({*queued, *served})
         }
+        for name in loads.keys() & self.paused.keys():
+            loads[name].paused_since = self.paused[name].since_ms / 1000
+            loads[name].paused_by = self.paused[name].by
+        return loads
+
+    def figures(self) -> dict[str, int]:
+        """Returns what this frontend adds to the deployment's history: shared.transport's Sample.
+        Nothing while the state is not fresh."""
+        if self.queue is None or not self.is_fresh:
+            return {}
+        total = sum(_count(worker, "total_blocks") for worker in self.workers)
+        free = sum(_count(worker, "free_blocks") for worker in self.workers)
+        figures = {
+            "age_s": round(max(self.queue.queue_age_s.values(), default=0.0)),
+            "used": self.queue.store_used,
+            "limit": self.queue.store_limit,
+        }
+        return {**figures, "kv": 1000 * (total - free) // total} if total else figures
 
     def report(self) -> Health:
         """Returns the body of GET /health."""
@@ -181,8 +202,23 @@ class HealthMonitor:
 
     def report_to_tenants(self) -> Health:
         """Returns the body of GET /health without an operator's key: nothing of other tenants."""
-        models = {name: ModelLoad(workers=load.workers) for name, load in self.models().items()}
+        models = {}
+        for name, load in self.models().items():
+            models[name] = ModelLoad(workers=load.workers)
+            if load.paused_since is not None:
+                models[name].paused_since = load.paused_since
         return Health(status=self.status, models=models, loading=list(self.loading))
+
+
+def num_running(workers: Iterable[WorkerStatus]) -> int:
+    """Returns the number of jobs in the batches of these workers' engines."""
+    return sum(_count(worker, "prefilling") + _count(worker, "active") for worker in workers)
+
+
+def tokens_per_s(workers: Iterable[WorkerStatus]) -> float:
+    """Returns the output tokens per second of these workers, as of their last heartbeats."""
+    rates = (worker.stats.get("tok_s", 0.0) for worker in workers)
+    return round(sum(rate for rate in rates if isinstance(rate, float)), 1)
 
 
 def worker_object(worker: WorkerStatus) -> dict[str, Any]:
@@ -196,6 +232,7 @@ def worker_object(worker: WorkerStatus) -> dict[str, Any]:
         "id": worker.worker_id,
         "status": "stalled" if worker.stalled else "draining" if worker.draining else "ok",
         "models": worker.models,
+        "order": worker.order,  # null: of a release that reads none
         **counts,
         **others,
         "beat_age_ms": _milliseconds(worker.heartbeat_age_s),

@@ -90,12 +90,19 @@ class DeploymentCollector(Collector):
         yield values("penstock:queue_depth", {m: load.waiting or 0 for m, load in models.items()})
         ages_s = {model: queue.queue_age_s.get(model, 0.0) for model in models}
         yield values("penstock:queue_age_seconds", ages_s)
+        paused = {model: int(model in health.paused) for model in models}
+        yield values("penstock:queue_paused", paused)
         yield value("penstock:queued_prompt_tokens", queue.queued_tokens)
         yield value("penstock:jobs_running", queue.running)
         yield values("penstock:jobs_ended_total", queue.totals)
         yield value("penstock:dead_letters", queue.dead_letters)
         yield value("penstock:store_bytes", queue.store_used)
         yield value("penstock:store_bytes_max", queue.store_limit)
+        disk = queue.disk
+        writes = {n.removeprefix("ok_"): is_ok for n, is_ok in disk.items() if n.startswith("ok_")}
+        yield values("penstock:store_disk_ok", writes)
+        yield value("penstock:store_aof_enabled", disk.get("aof", 0))
+        yield value("penstock:store_aof_bytes", disk.get("aof_bytes", 0))
         used_us = islice(queue.cpu_us_by_tenant.items(), MAX_HOLDERS)
         used_s = {tenant: cpu_us / 1e6 for tenant, cpu_us in used_us}
         yield values("penstock:tenant_cpu_seconds_total", used_s)

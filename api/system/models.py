@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -70,6 +70,8 @@ async def list_models(request: Request, generation: GenerationDep) -> Response:
 )
 async def get_model(request: Request, model_id: str, generation: GenerationDep) -> Response:
     """Returns a model, whose name may have slashes."""
+    if model_id.endswith(("/pause", "/resume")) and model_id not in generation.models.known:
+        raise HTTPException(405)  # of an operator's routes
     model = await generation.models.require(model_id)
     if speaks_anthropic(request.scope):
         return json_response(ModelInfo.of(model))

@@ -64,9 +64,11 @@ class Model(ResponseModel):
     num_parameters: int
     has_chat_template: bool
     default_sampling: dict[str, int | float]  # of members that a request leaves out
+    suggestions: list[str]  # questions for a first chat; empty: the checkpoint has none
     structured_output: bool  # whether outputs can be kept to a grammar
     structured_output_reason: str | None  # why not; null where they can, or the engine cannot
     is_served: bool  # by a live worker; else its requests wait until one comes
+    is_paused: bool  # an operator has paused its queue: its requests wait until it is resumed
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
     exact_resume: bool  # whether an output that was cut continues as it would have
@@ -87,9 +89,11 @@ class Model(ResponseModel):
             num_parameters=card.num_parameters,
             has_chat_template=card.has_chat_template,
             default_sampling=dict(model.defaults.values),
+            suggestions=list(card.suggestions),
             structured_output=card.structured_output,
             structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
+            is_paused=model.is_paused,
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,
@@ -171,10 +175,13 @@ class TokenizerInfo(ResponseModel):
 
 class ModelLoad(ResponseModel):
     """The jobs that wait for a model in the queue, which operators see, and the live workers that
-    serve it."""
+    serve it. `paused_since` (Unix seconds) and `paused_by` (a key's id) are there while an operator
+    has paused its queue; the second for operators."""
 
     waiting: int | Absent = None
     workers: int
+    paused_since: float | Absent = None
+    paused_by: str | Absent = None
 
 
 class LoadingWorker(ResponseModel):

@@ -14,15 +14,17 @@ from penstock.cli.bench import bench
 from penstock.cli.chat import chat
 from penstock.cli.doctor import doctor
 from penstock.cli.exits import CommandError, ExitCode
-from penstock.cli.flags import with_flags
+from penstock.cli.flags import HELP_ALL, with_flags
 from penstock.cli.generate import generate
 from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
-from penstock.cli.look import status, workers
+from penstock.cli.look import status
+from penstock.cli.operate import dead_letters, models, workers
 from penstock.cli.options import PREFIX
 from penstock.cli.output import note
 from penstock.cli.service import close_clients, exit_code_of, sentence_of
 from penstock.cli.start import start_frontend, start_service, start_worker
+from penstock.cli.top import top
 from penstock.client import PenstockError
 
 Model = Annotated[
@@ -45,11 +47,16 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(root)
     for name, command in (("up", up), ("api", api), ("worker", worker), ("doctor", doctor)):
-        app.command(name)(with_flags(name, command) if name in words else command)
-    asking: tuple[Callable[..., None], ...] = (status, workers, chat, generate, bench)
+        if name in words:
+            command = with_flags(name, command, shows_all=HELP_ALL in words)
+        app.command(name)(command)
+    asking: tuple[Callable[..., None], ...] = (status, top, chat, generate, bench)
     for question in asking:
         app.command()(question)
+    app.add_typer(workers)
+    app.add_typer(models)
     app.add_typer(jobs)
+    app.add_typer(dead_letters)
     app.add_typer(keys)
     return app
 
@@ -101,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     completed = os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", ""))
     try:
-        application([*words, *completed.split()])(words, prog_name="penstock")
+        asked = ["--help" if word == HELP_ALL else word for word in words]
+        application([*words, *completed.split()])(asked, prog_name="penstock")
     except (CommandError, PenstockError) as error:
         note(sentence_of(error))
         return exit_code_of(error)

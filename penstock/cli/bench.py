@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from penstock.cli.exits import CommandError
+from penstock.cli.live import Counted
 from penstock.cli.options import DEFAULT_URL, Json, Key, ModelName, Url
-from penstock.cli.output import milliseconds, note, print_facts, print_json
+from penstock.cli.output import milliseconds, note, print_facts, print_json, print_text
 from penstock.cli.service import chosen_model, client_of
 from penstock.client import Client
 
-PROGRESS_S = 5.0
+BARS = " ▏▎▍▌▋▊▉█"
+PLOT_WIDTH = 40
+PLOT_ROWS = 8
 
 WORDS = (
     *("river", "dam", "gate", "pipe", "wheel", "turbine", "valley", "stone", "water", "level"),
@@ -47,7 +50,7 @@ def bench(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
 ) -> None:
-    """Sends equal requests and shows rates and waits, without one request before that warms up.
+    """Sends identical requests and reports throughput and latency, without a warm-up request.
 
     Progress is printed on stderr. Ctrl-C ends it early, with the figures of the requests that have
     ended by then.
@@ -65,44 +68,52 @@ def bench(
 
     send(prompts.pop())
     timings: list[Timing] = []
-
-    def one(prompt: str) -> None:
-        timings.append(send(prompt))
-
     started_s = time.perf_counter()
     pool = ThreadPoolExecutor(at_once)
     try:
-        under_way = {pool.submit(one, prompt) for prompt in prompts}
-        _wait(under_way, timings)
+        with Counted(requests) as progress:
+
+            def one(prompt: str) -> None:
+                timings.append(timing := send(prompt))
+                progress.add(timing.num_tokens)
+
+            done, _ = wait([pool.submit(one, each) for each in prompts], None, FIRST_EXCEPTION)
+            for request in done:
+                request.result()
     except KeyboardInterrupt:
         note(f"interrupted after {len(timings)} of {requests} requests.")
         if timings:
-            _print(
-                _figures(name, timings[:], time.perf_counter() - started_s, at_once), as_json=json
-            )
+            _print(name, timings[:], time.perf_counter() - started_s, at_once, as_json=json)
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    _print(_figures(name, timings, time.perf_counter() - started_s, at_once), as_json=json)
+    _print(name, timings, time.perf_counter() - started_s, at_once, as_json=json)
 
 
-def _wait(under_way: set[Future[None]], timings: Sequence[Timing]) -> None:
-    """Returns when all have ended; prints how many have, each few seconds. Raises what one does."""
-    num_requests = len(under_way)
-    while under_way:
-        done, under_way = wait(under_way, PROGRESS_S, return_when=FIRST_EXCEPTION)
-        for request in done:
-            request.result()
-        if under_way:
-            num_tokens = sum(timing.num_tokens for timing in timings[:])
-            note(f"{len(timings)} of {num_requests} requests, {num_tokens} tokens.")
-
-
-def _print(figures: Mapping[str, str | int | float], *, as_json: bool) -> None:
+def _print(
+    model: str, timings: list[Timing], wall_s: float, at_once: int, *, as_json: bool
+) -> None:
+    figures = _figures(model, timings, wall_s, at_once)
     if as_json:
         print_json(figures)
         return
     print_facts([(what, _shown(what, value)) for what, value in figures.items()])
+    print_text(f"\n{_plot('time to first token', [timing.first_s for timing in timings])}")
+
+
+def _plot(title: str, seconds: Sequence[float]) -> str:
+    """Returns how many requests took how long, a bar for each range."""
+    low, high = min(seconds), max(seconds)
+    span = (high - low) / PLOT_ROWS or 1.0
+    counts = [0] * PLOT_ROWS
+    for each in seconds:
+        counts[min(PLOT_ROWS - 1, int((each - low) / span))] += 1
+    lines = [f"{title}, requests by milliseconds"]
+    for row, count in enumerate(counts):
+        eighths = round(8 * PLOT_WIDTH * count / max(counts))
+        bar = BARS[8] * (eighths // 8) + BARS[eighths % 8].rstrip()
+        lines.append(f"{1000 * (low + row * span):>9.1f}  {bar} {count or ''}".rstrip())
+    return "\n".join(lines) + "\n"
 
 
 def _timing(client: Client, model: str, prompt: str, max_tokens: int) -> Timing:

@@ -3,21 +3,25 @@ connection, at any frontend."""
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.live import StreamedMarkdown
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
-from penstock.cli.output import note, print_dimmed, print_json, print_text
+from penstock.cli.output import note, note_recovery, print_dimmed, print_json, print_text
 from penstock.cli.service import chosen_model, client_of, exit_code_of
 from penstock.client import Client, Delta, PenstockError
 from penstock.client.requests import LEAVING_S, in_path
 
 # What ends a conversation: no further question would be answered.
 _LASTING = (ExitCode.REFUSED, ExitCode.NO_SERVICE)
+HELP = "/new starts over, /model NAME asks another model, /exit or Ctrl-D ends, Ctrl-C cancels."
+_COMMAND = re.compile(r"/[a-z]+( \S+)?")
 _OPTIONS = ("max_output_tokens", "temperature")  # as the service names them
 
 
@@ -35,13 +39,16 @@ def chat(
     reasoning: Annotated[
         bool, typer.Option("--reasoning/--no-reasoning", help="Show the model's reasoning.")
     ] = True,
+    markdown: Annotated[
+        bool, typer.Option("--markdown/--plain", help="Render Markdown, at a terminal.")
+    ] = True,
     patience: PatienceOption = DEFAULT_PATIENCE_S,
 ) -> None:
-    """Chats with a model. Ctrl-C cancels the answer; /new starts over, Ctrl-D or /exit ends.
+    """Chats with a model. Ctrl-C cancels the answer; /help lists what a conversation can do.
 
     Ends with 1 where an answer failed, and it was the only question.
     """
-    client = client_of(url, key, patience_s=patience)
+    client = client_of(url, key, patience_s=patience, on_recovery=note_recovery)
     name = chosen_model(client, model)
     options: dict[str, Any] = {
         "model": name,
@@ -50,7 +57,10 @@ def chat(
         "instructions": system,
     }
     body = {member: value for member, value in options.items() if value is not None}
-    conversation = Conversation(client, body, as_json=json, shows_reasoning=reasoning)
+    renders = markdown and not json and sys.stdout.isatty()
+    conversation = Conversation(
+        client, body, as_json=json, shows_reasoning=reasoning, renders=renders
+    )
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.read()
     if question is not None:
@@ -58,7 +68,7 @@ def chat(
             raise CommandError("the question is empty.", ExitCode.UNUSABLE)
         conversation.ask(question)
         return
-    note(f"{name} at {client.url}. /new starts over, Ctrl-D or /exit ends.")
+    note(f"{name} at {client.url}. /help lists the commands, Ctrl-D ends.")
     _converse(conversation)
 
 
@@ -71,8 +81,8 @@ def _converse(conversation: Conversation) -> None:
             return
         if line in ("/exit", "/quit"):
             return
-        if line == "/new":
-            conversation.clear()
+        if _COMMAND.fullmatch(line):
+            _command(conversation, *line.split())
         elif line:
             try:
                 conversation.ask(line)
@@ -81,6 +91,18 @@ def _converse(conversation: Conversation) -> None:
                 if exit_code_of(error) in _LASTING or is_option:
                     raise
                 note(str(error))
+
+
+def _command(conversation: Conversation, name: str, *words: str) -> None:
+    if name == "/new":
+        conversation.clear()
+    elif name == "/model" and words:
+        conversation.use(words[0])
+        note(f"the next answers are from {words[0]}.")
+    elif name == "/help":
+        note(HELP)
+    else:
+        note(f"{name} is no command. {HELP}")
 
 
 class Conversation:
@@ -93,6 +115,7 @@ class Conversation:
         *,
         as_json: bool,
         shows_reasoning: bool,
+        renders: bool = False,
     ) -> None:
         self._client = client
         self._body = body
@@ -100,6 +123,12 @@ class Conversation:
         self._shows_reasoning = shows_reasoning
         self._turns: list[dict[str, str]] = []
         self._reasons = False  # reasoning was printed last
+        self._renders = renders
+        self._markdown: StreamedMarkdown | None = None
+
+    def use(self, model: str) -> None:
+        """Asks another model from now on."""
+        self._body["model"] = model
 
     def clear(self) -> None:
         """Forgets the turns so far."""
@@ -124,13 +153,16 @@ class Conversation:
     def _follow(self, response_id: str) -> str:
         """Prints the answer to its end; returns its text. Raises PenstockError."""
         self._reasons = False
+        self._markdown = StreamedMarkdown() if self._renders else None
         stream = self._client.follow(response_id)
         last = Delta()
         try:
             for last in stream:
                 self._print(last)
         finally:
-            if not self._as_json:
+            if self._markdown is not None:
+                self._markdown.close()
+            elif not self._as_json:
                 print_text("\n")
         details = last.event["response"].get("incomplete_details") or {}
         if details:
@@ -148,4 +180,7 @@ class Conversation:
             if self._reasons:
                 print_text("\n\n")
                 self._reasons = False
-            print_text(delta.text)
+            if self._markdown is not None:
+                self._markdown.add(delta.text)
+            else:
+                print_text(delta.text)

@@ -31,10 +31,24 @@ _CLASSES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "worker": (("worker.settings", "WorkerSettings", "Settings"),),
 }
 _CLASSES["doctor"] = _CLASSES["up"]
+HELP_ALL = "--help-all"
+# Flags of `--help`, by panel; `--help-all` lists the others too.
+COMMON = {
+    "Service": ("host", "port", "workers", "frontends", "models_file", "data_dir", "listen_redis"),
+    "Workers": ("engine", "device", "dtype", "quantization", "max_model_len", "max_num_seqs"),
+    "Frontends": ("api_keys_file",),
+    "Settings": (
+        *("redis_url", "host", "port", "api_keys_file", "log_level", "engine", "device", "dtype"),
+        *("quantization", "max_model_len", "max_num_seqs", "served_model_name", "metrics_port"),
+    ),
+}
 
 
-def with_flags(name: str, command: Callable[..., None]) -> Callable[..., None]:
-    """Returns the command `name` with a flag for each setting of what it starts."""
+def with_flags(
+    name: str, command: Callable[..., None], *, shows_all: bool = True
+) -> Callable[..., None]:
+    """Returns the command `name` with a flag for each setting of what it starts. Without
+    `shows_all` its help lists the common ones."""
     variables: dict[str, str] = {}  # by parameter
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())
     own = {parameter.name for parameter in parameters}
@@ -43,10 +57,23 @@ def with_flags(name: str, command: Callable[..., None]) -> Callable[..., None]:
             if setting in own or f"set_{setting}" in variables:
                 continue
             variables[f"set_{setting}"] = PREFIX + setting.upper()
-            parameters.append(_parameter(setting, field, panel))
+            is_shown = shows_all or setting in COMMON[panel]
+            parameters.append(_parameter(setting, field, panel, is_shown=is_shown))
+
+    parameters.append(
+        inspect.Parameter(
+            "help_all",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[
+                bool, typer.Option(HELP_ALL, help="Show the flags of all settings, and exit.")
+            ],
+        )
+    )
 
     @functools.wraps(command)
     def flagged(**values: Any) -> None:
+        del values["help_all"]  # `main` has made it --help
         for parameter, variable in variables.items():
             value = values.pop(parameter)
             if value is not None:
@@ -73,7 +100,7 @@ def _fields(module: str, class_name: str) -> dict[str, Any]:
     return fields
 
 
-def _parameter(setting: str, field: Any, panel: str) -> inspect.Parameter:
+def _parameter(setting: str, field: Any, panel: str, *, is_shown: bool) -> inspect.Parameter:
     flag = f"--{setting.replace('_', '-')}"
     is_switch = field.annotation is bool
     option = typer.Option(
@@ -81,6 +108,7 @@ def _parameter(setting: str, field: Any, panel: str) -> inspect.Parameter:
         help=escape(_help(setting, field)),
         metavar=None if is_switch else "VALUE",
         rich_help_panel=panel,
+        hidden=not is_shown,
     )
     kind: Any = bool | None if is_switch else str | None
     return inspect.Parameter(
@@ -95,4 +123,4 @@ def _help(setting: str, field: Any) -> str:
     default = field.get_default(call_default_factory=True)
     known = field.is_required() or default is None or default == ""
     shown = "" if known else f" Default: {default}."
-    return f"{field.description}{shown} ({PREFIX}{setting.upper()})"
+    return f"{field.description}{shown}\n\n{PREFIX}{setting.upper()}"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.live import Counted
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, ModelName, Url
 from penstock.cli.options import Patience as PatienceOption
 from penstock.cli.output import note
@@ -23,6 +24,7 @@ from shared.printable import printable
 
 PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 ANSWER_TIMEOUT_S = 3600.0
+LISTED_JOBS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def generate(
             f"{output} cannot be written: {error.strerror}.", ExitCode.UNUSABLE
         ) from None
     if not json:
-        note(f"{len(rows) - num_failed} of {len(rows)} finished")
+        note(f"{len(rows) - num_failed} of {len(rows)} finished{run.rescues}")
     if num_failed:
         code = ExitCode.UNUSABLE if run.has_bad_option else ExitCode.FAILED
         raise CommandError(f"{num_failed} of {len(rows)} requests failed.", code)
@@ -92,6 +94,7 @@ class _Run:
         self._client = client
         self._at_once = at_once
         self.has_bad_option = False  # the service refused the value of a flag
+        self.rescues = ""  # what became of jobs whose worker was lost
 
     def write(self, rows: list[Row], output: Path | None) -> int:
         """Writes the results in order; returns how many are errors."""
@@ -105,15 +108,33 @@ class _Run:
         pool = ThreadPoolExecutor(self._at_once)
         futures: list[Future[dict[str, Any]]] = [pool.submit(self._result, row) for row in rows]
         try:
-            for future in futures:
-                result = future.result()
-                num_failed += "error" in result
-                file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
-                file.flush()
+            with Counted(len(rows)) as progress:
+                for future in futures:
+                    future.add_done_callback(lambda ended: progress.add(_num_tokens(ended)))
+                for future in futures:
+                    result = future.result()
+                    num_failed += "error" in result
+                    file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
+                    file.flush()
+            self.rescues = self._rescues({future.result().get("job") for future in futures})
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self._client.close()  # after Ctrl-C: the rest is not sent
         return num_failed
+
+    def _rescues(self, names: set[str | None]) -> str:
+        """Returns how many of the jobs a worker lost, "" for none; of the newest jobs that the
+        service still has."""
+        try:
+            found = self._client.jobs(limit=LISTED_JOBS)
+        except PenstockError as error:
+            return f"; whether workers were lost is not known: {error}"
+        num_lost = sum(
+            any(attempt["outcome"] == "died" for attempt in job["attempts"])
+            for job in found
+            if job["id"] in names
+        )
+        return f"; {num_lost} lost a worker and resumed on another one" if num_lost else ""
 
     def _result(self, row: Row) -> dict[str, Any]:
         named: dict[str, Any] = {"index": row.index}
@@ -132,6 +153,14 @@ class _Run:
         if len(answer["choices"]) > 1 or (message or {}).get("tool_calls"):
             found["choices"] = answer["choices"]
         return found
+
+
+def _num_tokens(ended: Future[dict[str, Any]]) -> int:
+    """Returns the tokens of a result; 0 of one that failed or was not sent."""
+    if ended.cancelled() or ended.exception() is not None:
+        return 0
+    usage = ended.result().get("usage") or {}
+    return int(usage.get("completion_tokens") or 0)
 
 
 def _text(file: Path) -> str:

@@ -9,16 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.operate import OfModel, Tenant, Yes, bulk_choice, run_bulk
 from penstock.cli.options import DEFAULT_PATIENCE_S, DEFAULT_URL, Json, Key, Url
 from penstock.cli.options import Patience as PatienceOption
 from penstock.cli.output import (
     clock_time,
     milliseconds,
     note,
+    note_recovery,
     print_facts,
     print_json,
     print_table,
     print_text,
+    resumed_words,
+    waiting_words,
 )
 from penstock.cli.service import client_of
 from penstock.client import Client
@@ -38,6 +42,13 @@ class State(StrEnum):
     EXPIRED = "expired"
 
 
+class LiveState(StrEnum):
+    """The states of jobs that have not ended."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
 jobs = typer.Typer(
     name="jobs", help="Looks at jobs, follows, cancels and requeues them.", no_args_is_help=True
 )
@@ -48,7 +59,11 @@ def list_jobs(
     url: Url = DEFAULT_URL,
     key: Key = None,
     json: Json = False,
-    state: Annotated[State | None, typer.Option(help="Jobs in this state alone.")] = None,
+    state: Annotated[State | None, typer.Option(help="Jobs in this state.")] = None,
+    tenant: Tenant = None,
+    model: OfModel = None,
+    error: Annotated[str | None, typer.Option(help="Those with this error code.")] = None,
+    id: Annotated[str | None, typer.Option(help="Those whose id begins or ends so.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
     dead: Annotated[bool, typer.Option("--dead", help="Dead letters instead of jobs.")] = False,
 ) -> None:
@@ -57,7 +72,12 @@ def list_jobs(
     if dead:
         _list_dead(client, limit, as_json=json)
         return
-    found = client.jobs(state=state, limit=limit)
+    given = {"state": state, "tenant": tenant, "model": model, "error": error, "id": id}
+    query = {name: value for name, value in given.items() if value is not None}
+    page = client.call("GET", "/v1/jobs", query={**query, "limit": limit})
+    found = page["data"]
+    if page["has_more"] and len(found) < limit:
+        note(f"searched the newest {page['searched']} jobs only.")
     if json:
         for job in found:
             print_json(job)
@@ -65,7 +85,7 @@ def list_jobs(
     rows = [
         (
             job["id"],
-            job["status"],
+            "resuming" if job.get("recovery") else job["status"],
             job["model"],
             job["usage"]["prompt_tokens"],
             job["usage"]["completion_tokens"],
@@ -103,9 +123,25 @@ def show(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -
 
 
 @jobs.command()
-def cancel(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
-    """Cancels a job in any state, and shows it as it ended."""
-    _print_job(client_of(url, key).cancel(_named(job)), as_json=json)
+def cancel(
+    job: Annotated[str | None, typer.Argument(help="The job's id.")] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    json: Json = False,
+    state: Annotated[LiveState | None, typer.Option(help="Those in this state.")] = None,
+    tenant: Tenant = None,
+    model: OfModel = None,
+    all: Annotated[bool, typer.Option("--all", help="All that have not ended.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Cancels a job in any state, and shows it as it ended; or all live ones that match."""
+    wanted = {"state": state, "tenant": tenant, "model": model}
+    of = bulk_choice([] if job is None else [_named(job)], wanted, every=all)
+    client = client_of(url, key)
+    if job is not None:
+        _print_job(client.cancel(job), as_json=json)
+        return
+    run_bulk(client, "/v1/jobs/cancel", of, "cancel", as_json=json, confirmed=yes)
 
 
 @jobs.command()
@@ -127,7 +163,7 @@ def follow(
 
     Ends with 1 where the job did not finish.
     """
-    client = client_of(url, key, patience_s=patience)
+    client = client_of(url, key, patience_s=patience, on_recovery=note_recovery)
     for delta in client.follow(_named(job), raw=True):
         _print_event(delta.event, as_json=json)
 
@@ -155,8 +191,10 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("kind", job["kind"]),
         ("tenant", job["tenant"]),
         ("place in the queue", job["queue_position"]),
+        ("queue", "paused" if job.get("queue_paused") else None),
         ("worker", job["worker"]),
         ("attempt", job["attempt"]),
+        ("recovery", waiting_words(lost) if (lost := job.get("recovery")) else resumed_words(job)),
         ("created", clock_time(job["created_at"])),
         ("ended", clock_time(job["ended_at"])),
         ("in the queue", milliseconds(timings["queue_ms"])),

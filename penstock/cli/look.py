@@ -71,7 +71,7 @@ def _stage(worker: dict[str, Any]) -> str:
     return f"{worker['stage']}, {worker['percent']} %" if worker["percent"] else worker["stage"]
 
 
-def workers(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
+def list_workers(url: str, key: str | None, *, json: bool) -> None:
     """Lists the live workers with what they serve and hold, and those that load their model."""
     health = client_of(url, key).call("GET", "/health")
     found = health.get("workers")

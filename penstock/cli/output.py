@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from shared.printable import printable, printable_line
 
+GAP = 1  # between columns
+MIN_FOLDED = 12
 STATUS_STYLES = {
     "ok": "green",
     "finished": "green",
     "running": "cyan",
     "queued": "yellow",
+    "resuming": "yellow",
     "draining": "yellow",
     "warning": "yellow",
     "degraded": "yellow",
@@ -64,12 +68,33 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty:
         note(empty)
         return
     console = _console()
+    shown = _fitting(columns, rows, console.width)
+    console.print(table_of(columns[:shown], [row[:shown] for row in rows]))
+    if shown < len(columns):
+        note(f"not shown, for lack of space: {', '.join(columns[shown:])}. --json has everything.")
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Returns rows under their columns. The last column is folded where it is too wide."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(columns, 1):
         table.add_column(column, no_wrap=index < len(columns), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    console.print(table)
+    return table
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> int:
+    """Returns how many columns, from the left, fit whole: an id that is cut is another id."""
+    used = 0
+    for index, column in enumerate(columns):
+        cells = (cell_len(_cell(row[index]).plain) for row in rows)
+        used += max(cell_len(column), *cells) + (GAP if index else 0)
+        # The last one may be folded, to MIN_FOLDED at least.
+        over = used - width
+        if over > 0 and not (index == len(columns) - 1 and over <= MIN_FOLDED):
+            return max(1, index)
+    return len(columns)
 
 
 def print_facts(facts: Sequence[tuple[str, object]]) -> None:
@@ -95,6 +120,50 @@ def milliseconds(value: float | None) -> str | None:
     if value is None:
         return None
     return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+_CAUSES = {
+    "worker_lost": "Worker lost",
+    "released": "Worker stopped",
+    "engine_died": "Engine lost",
+    "engine_stalled": "Engine stalled",
+    "device_lost": "Device lost",
+}
+
+
+def _loss(cause: str | None, tokens: int) -> str:
+    place = f"after token {tokens}" if tokens else "before the first token"
+    return f"{_CAUSES.get(cause or '', 'Worker lost')} {place}"
+
+
+def waiting_words(recovery: Mapping[str, Any]) -> str:
+    """Returns the sentence of a job that has lost its worker: its `recovery`, or such an event."""
+    return f"{_loss(recovery['cause'], recovery['tokens'])}, resuming"
+
+
+def resumed_words(job: Mapping[str, Any]) -> str | None:
+    """Returns the sentence of a job's latest resume by another worker; None without one."""
+    if len(job["attempts"]) < 2:
+        return None
+    before, after = job["attempts"][-2:]
+    gap_s = after["started_at"] - (before.get("ended_at") or after["started_at"])
+    loss = _loss(before.get("cause"), after["completion_tokens"])
+    return f"{loss}; {_resumed(after['worker'], gap_s)}"
+
+
+def _resumed(worker: str, gap_s: float | None) -> str:
+    after = "" if gap_s is None else f" after {max(0.0, gap_s):.1f} s"
+    return f"resumed on worker {worker}{after}, nothing lost"
+
+
+def note_recovery(event: Mapping[str, Any]) -> None:
+    """Notes an event of the type `recovery`, between two pieces of a text."""
+    if sys.stdout.isatty():
+        print_text("\n")  # the text stands there
+    if event["state"] == "waiting":
+        note(f"{waiting_words(event)}.")
+    else:
+        note(f"{_resumed(event['worker'], event['after_s'])}.")
 
 
 def _console() -> Console:

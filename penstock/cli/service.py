@@ -13,6 +13,7 @@ from penstock.client import (
     PenstockError,
     Unreachable,
 )
+from penstock.client.http import OnRecovery
 from penstock.client.requests import first_model
 
 _BAD_REQUEST = frozenset({400, 413, 422})  # other statuses, such as 409, are no flag's fault
@@ -20,12 +21,19 @@ _clients = ExitStack()
 
 
 def client_of(
-    url: str, key: str | None, *, patience_s: float = 0.0, timeout_s: float = 60.0
+    url: str,
+    key: str | None,
+    *,
+    patience_s: float = 0.0,
+    timeout_s: float = 60.0,
+    on_recovery: OnRecovery | None = None,
 ) -> Client:
     """Returns the client of the frontends at `url`, open until `close_clients`. Raises CommandError
     for an invalid URL."""
     try:
-        client = Client(url, key=key, patience_s=patience_s, timeout_s=timeout_s)
+        client = Client(
+            url, key=key, patience_s=patience_s, timeout_s=timeout_s, on_recovery=on_recovery
+        )
     except ValueError as error:
         raise CommandError(str(error), ExitCode.UNUSABLE) from None
     return _clients.enter_context(client)

@@ -25,7 +25,8 @@ def become(module: str, extra: str, packages: tuple[str, ...]) -> NoReturn:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise CommandError(
-            f"{', '.join(missing)} is not installed: pip install 'penstock[{extra}]'",
+            f"{', '.join(missing)} is not installed: pip install 'penstock[{extra}]', "
+            f"or uvx --from 'penstock[{extra}]' penstock.",
             ExitCode.UNUSABLE,
         )
     room = module.partition(".")[0]

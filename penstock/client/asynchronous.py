@@ -11,7 +11,7 @@ import httpx2
 
 from penstock.client.answer import Answer, Delta
 from penstock.client.core import BaseClient, BaseStream, Core
-from penstock.client.http import Call, Caller, connections
+from penstock.client.http import Call, Caller, OnRecovery, connections
 from penstock.client.reading import Reading
 from penstock.client.requests import Endpoints
 
@@ -89,6 +89,7 @@ class AsyncClient(Core, BaseClient[AsyncStream]):
         patience_s: float = 60.0,
         timeout_s: float = 60.0,
         http: httpx2.AsyncClient | None = None,
+        on_recovery: OnRecovery | None = None,
     ) -> None:
         """Takes the URLs of one or several frontends: another one is asked when one is away.
 
@@ -96,12 +97,16 @@ class AsyncClient(Core, BaseClient[AsyncStream]):
         and streams fail after `patience_s` without a success, when each URL was tried; with 0 each
         is tried once. `timeout_s`: without a byte of a response that is no
         stream. `http`: connections of the caller's own, such as with other certificates; it closes
-        them. Raises ValueError for an invalid URL.
+        them. `on_recovery` is called, within a read of a stream, with each event of the type
+        `recovery`: its job has lost its worker, or another one has resumed it. Raises ValueError
+        for an invalid URL.
         """
         places = Endpoints(urls)
         self._http = http or httpx2.AsyncClient(**connections(places))
         self._owns_http = http is None
-        super().__init__(_AsyncIO(self._http), places, Caller(key, timeout_s), patience_s)
+        super().__init__(
+            _AsyncIO(self._http), places, Caller(key, timeout_s, on_recovery), patience_s
+        )
 
     def _stream(self, reading: Reading) -> AsyncStream:
         return AsyncStream(reading, self._deltas(reading))

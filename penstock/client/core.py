@@ -15,7 +15,7 @@ import httpx2
 
 from penstock.client.answer import Answer, Delta
 from penstock.client.errors import PenstockError, StreamLost, refusal
-from penstock.client.http import Call, Caller, reaching, read_event, read_json
+from penstock.client.http import RECOVERY, Call, Caller, reaching, read_event, read_json
 from penstock.client.reading import BackgroundReading, LogReading, Reading, SubmittedReading
 from penstock.client.requests import (
     IDEMPOTENCY_KEY,
@@ -147,7 +147,11 @@ class Core:
                     return
                 yield Opened(response.headers.get("x-request-id", ""))
                 async for event in self._io.events(response):
-                    yield read_event(event, url)
+                    told = read_event(event, url)
+                    if event.event == RECOVERY and self._caller.on_recovery is not None:
+                        self._caller.on_recovery(told.data)
+                    else:
+                        yield told
 
     async def _deltas(self, reading: Reading) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of an answer. Raises PenstockError.

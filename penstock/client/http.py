@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
@@ -12,6 +12,9 @@ import httpx2
 
 from penstock.client.errors import PenstockError, Unreachable, refusal
 from penstock.client.requests import CONNECT_S, SILENCE_S, Endpoints, Event, Request, headers_of
+
+RECOVERY = "recovery"  # the type of the events that OnRecovery takes
+OnRecovery = Callable[[Mapping[str, Any]], None]
 
 
 class Call(TypedDict):
@@ -44,7 +47,10 @@ def connections(places: Endpoints) -> Connections:
 class Caller:
     """Makes requests of httpx2: with the key, and with timeouts."""
 
-    def __init__(self, key: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, key: str | None, timeout_s: float, on_recovery: OnRecovery | None = None
+    ) -> None:
+        self.on_recovery = on_recovery
         self._headers = headers_of(key)
         self._timeout_s = timeout_s
 
@@ -54,7 +60,8 @@ class Caller:
 
     def stream(self, request: Request, url: str) -> Call:
         """Returns a request for a stream, which its keep-alives keep from timing out."""
-        return self._call(request, url, SILENCE_S, {"accept": "text/event-stream"})
+        asked = {} if self.on_recovery is None else {"penstock-events": RECOVERY}
+        return self._call(request, url, SILENCE_S, {"accept": "text/event-stream", **asked})
 
     def _call(self, request: Request, url: str, silence_s: float, more: dict[str, str]) -> Call:
         headers = self._headers | more | dict(request.headers)

@@ -163,6 +163,8 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
         "FILES_DIR": str((settings.data_dir / "files").resolve()),
         "LOG_FORMAT": "text",
     }
+    if settings.ready_format == "text":  # a terminal: the addresses come last
+        defaults["LOG_LEVEL"] = "WARNING"
     return {
         variable_of(name): value
         for name, value in defaults.items()

@@ -80,6 +80,9 @@ class Child:
                 return
             if code == EXIT_BAD_SETTINGS:  # a restart would not help
                 raise GaveUp(self.name, refusal or "refused to start", EXIT_BAD_SETTINGS)
+            if code == 0 and refusal:  # an order, no death
+                self._say(f"{self.name} ended: {refusal}; it is not started again")
+                return
             if self._on_death is not None:
                 await self._on_death(self._process.pid)
             has_served = has_served or was_ready

@@ -17,6 +17,8 @@ from penstock.launcher.worker_specs import WorkerSpec
 from shared.redis.url import redacted
 
 POLL_S = 0.1
+TELL_S = 3.0  # between two lines about a model that is loading
+TELL_PERCENT = 10  # more than before, of the same stage
 PAGES = {"Playground": "/", "Dashboard": "/dashboard", "API": "/docs"}
 # Not listening yet or not ready (URLError is an OSError); another server than a frontend: its
 # answer is not HTTP, or not JSON.
@@ -46,6 +48,8 @@ class ReadyLine:
         self._refusals = refusals
         self._say = say
         self._names = list(dict.fromkeys(spec.model for spec in specs if spec.model))
+        self._told_s = time.monotonic()
+        self._told: dict[str, tuple[str, int]] = {}  # by worker: the stage, and its percent
 
     def announce(self, over: Event) -> bool:
         """Blocks until every frontend has every model, then prints; names later ones once they are.
@@ -58,6 +62,8 @@ class ReadyLine:
         is_printed = False
         while True:
             served = self._served_everywhere()
+            if not served:
+                self._tell_loading()
             for name in [name for name in missing if name in served]:
                 missing.remove(name)
                 if len(self._names) > 1:
@@ -71,6 +77,20 @@ class ReadyLine:
                 return True
             if (is_late and not is_printed) or over.wait(POLL_S):
                 return is_printed
+
+    def _tell_loading(self) -> None:
+        """Prints the progress of workers that load a model, if the load is slow."""
+        if time.monotonic() - self._told_s < TELL_S:
+            return
+        self._told_s = time.monotonic()
+        for worker in _loading_workers(self._urls[0]):
+            stage, share = str(worker.get("stage")), worker.get("percent")
+            percent = share if isinstance(share, int) else 0
+            told = self._told.get(str(worker.get("id")))
+            if told is None or told[0] != stage or percent >= told[1] + TELL_PERCENT:
+                self._told[str(worker.get("id"))] = (stage, percent)
+                done = f", {percent} %" if percent else ""
+                self._say(f"{worker.get('model')}: {stage}{done}")
 
     def _served_everywhere(self) -> list[str]:
         """Returns the models that live workers serve, as the first frontend lists them."""
@@ -146,6 +166,16 @@ def _served_models(url: str) -> list[str]:
     if not isinstance(models, list) or not isinstance(unserved, list):
         return []
     return [name for name in models if isinstance(name, str) and name not in unserved]
+
+
+def _loading_workers(url: str) -> list[dict[str, Any]]:
+    """Returns the workers that are loading, as /health has them; none where it asks for a key."""
+    try:
+        health = _get_json(f"{url}/health")
+    except _NO_ANSWER:
+        return []
+    loading = health.get("loading") if isinstance(health, dict) else None
+    return [worker for worker in loading or () if isinstance(worker, dict)]
 
 
 def _example(model: str, *, has_chat: bool) -> tuple[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from shared.cuda_devices import device_type, has_nvidia_driver
 # Its builds have the versions of the default index with `+cpu` after them, which pip prefers.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LOOK_S = 4.0  # for the index to answer
+CPU_BYTES = 800_000_000  # of torch 2.13 and what it requires, unpacked
 
 Say = Callable[[str], None]
 
@@ -83,7 +84,7 @@ def main(arguments: list[str]) -> int:
     """Returns pip's exit status."""
 
     words = index_words(wanted_device(os.environ), os.environ, say)
-    return install([*arguments, *words])
+    return install([*arguments, *words], "PyTorch", CPU_BYTES if CPU_INDEX in words else None)
 
 
 if __name__ == "__main__":

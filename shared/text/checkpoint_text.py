@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 AUTO, NONE = "auto", "none"  # instead of a format's name
 MAX_ID_DIGITS = 20
+MAX_SUGGESTIONS = 8
+MAX_SUGGESTION_CHARS = 200
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -88,6 +90,7 @@ def card_from_checkpoint(
         dtype=dtype,
         num_parameters=num_parameters,
         default_sampling=_default_sampling(text, generation_config, override_generation_config),
+        suggestions=text.suggestions,
         tool_format=_tool_format(text, tool_format),
         reasoning_format=_reasoning_format(text, reasoning_format),
         structured_output=structured_output,
@@ -121,6 +124,7 @@ class CheckpointText:
     vocab_size: int | None  # the width of the model's output, from config.json
     default_sampling: Mapping[str, object]  # of generation_config.json, unchecked
     model_type: str = ""  # of config.json
+    suggestions: tuple[str, ...] = ()  # of generation_config.json
 
 
 def read_checkpoint_text(path: Path) -> CheckpointText:
@@ -149,10 +153,12 @@ def read_checkpoint_text(path: Path) -> CheckpointText:
         default_sampling={
             name: generation[name] for name in MEMBERS if generation.get(name) is not None
         },
+        suggestions=_suggestions(generation.get("suggestions")),
     )
     _check_encodable(path, "special tokens", [text.special_tokens, text.extra_special_tokens])
     _check_encodable(path, "added tokens", text.added_tokens)
     _check_encodable(path, "chat templates", text.chat_templates)
+    _check_encodable(path, "suggestions", text.suggestions)
     return text
 
 
@@ -215,6 +221,18 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, dict[str, An
                 )
         found[int(token_id)] = {"content": token["content"], **flags}
     return found
+
+
+def _suggestions(listed: object) -> tuple[str, ...]:
+    """Returns the first MAX_SUGGESTIONS texts of a list; logs those that are no short text."""
+    found = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    fitting = [x for x in found if isinstance(x, str) and 0 < len(x) <= MAX_SUGGESTION_CHARS]
+    if len(fitting) < len(found) or len(fitting) > MAX_SUGGESTIONS:
+        log.warning(
+            "ignoring some suggestions of generation_config.json",
+            extra={"used": min(len(fitting), MAX_SUGGESTIONS), "listed": len(found)},
+        )
+    return tuple(fitting[:MAX_SUGGESTIONS])
 
 
 def _token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ class ModelCard:
     owned_by: str = "penstock"
     # For members that a request leaves out: of generation_config.json, or the operator's.
     default_sampling: dict[str, float] = field(default_factory=dict)
+    suggestions: tuple[str, ...] = ()  # questions that the model can answer, for a first chat
     tool_format: str | None = None  # a ToolFormat, or a newer release's; None: no tools
     reasoning_format: str | None = None  # a ReasoningFormat, or a newer release's
     structured_output: bool = False  # whether its worker can keep outputs to a grammar

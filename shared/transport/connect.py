@@ -22,6 +22,7 @@ from shared.transport.event_bus import RedisEventBus
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
 from shared.transport.job_queue import RedisJobQueue
+from shared.transport.job_search import RedisJobSearch
 from shared.transport.job_store import RedisJobStore, StorePolicy
 from shared.transport.kept_prompts import RedisKeptPrompts
 from shared.transport.scripts import Scripts
@@ -53,6 +54,7 @@ class RedisTransport:
         self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
         self.bus = RedisEventBus(keys, subscriber)
         self.dead_letters = RedisDeadLetters(keys, self.connections.commands, scripts)
+        self.search = RedisJobSearch(keys, self.connections, scripts)
         self.prompts = RedisKeptPrompts(keys, self.connections.commands)
         self.files = RedisFileIndex(keys, self.connections.commands, scripts)
         self.deployment = RedisDeployment(keys, self.connections, scripts)

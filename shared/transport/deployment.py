@@ -11,11 +11,13 @@ from shared.redis.connections import Connections
 from shared.transport.failures import translated
 from shared.transport.ports.deployment import (
     HISTORY_SLOT_S,
+    NO_SAMPLE,
     REPORT_LIFE_MS,
     History,
     HistorySlot,
     ProcessKind,
     ProcessReport,
+    Sample,
     Spent,
     TenantLoad,
 )
@@ -41,8 +43,13 @@ class RedisDeployment:
         process_id: str,
         stats: Mapping[str, str | int],
         spent: Sequence[Spent] = (),
+        sample: Sample = NO_SAMPLE,
     ) -> None:
-        words = itertools.chain(account_arguments(spent), *stats.items())
+        words: list[Argument] = account_arguments(spent)
+        for pairs in (sample.counts, sample.figures):
+            words.append(len(pairs))
+            words += itertools.chain.from_iterable(pairs.items())
+        words += itertools.chain.from_iterable(stats.items())
         with translated("report"):
             await self._scripts.call(
                 self._connections.scripts, "report", kind, process_id, REPORT_LIFE_MS, *words
@@ -79,14 +86,16 @@ class RedisDeployment:
             )
         return loads
 
-    async def history(self, num_slots: int) -> History:
+    async def history(self, num_slots: int, slot_s: int = HISTORY_SLOT_S) -> History:
+        keys = self._keys
+        key = keys.history if slot_s == HISTORY_SLOT_S else keys.history_of_day
         with translated("history"):
             now_s = _seconds(await self._redis.time())
-            last = int(now_s // HISTORY_SLOT_S)
+            last = int(now_s // slot_s)
             numbers = range(last - num_slots + 1, last + 1)
             pipe = self._redis.pipeline(transaction=False)
             for number in numbers:
-                pipe.hgetall(self._keys.history(number))
+                pipe.hgetall(key(number))
             rows = await pipe.execute()
         return History(now_s, [_slot(n, row) for n, row in zip(numbers, rows, strict=True)])
 
@@ -124,5 +133,19 @@ def _slot(number: int, fields: Hash) -> HistorySlot:
         whole(b"running"),
         whole(b"accepted"),
         whole(b"ended"),
-        {int(name[1:]): int(jobs) for name, jobs in fields.items() if name[1:].isdigit()},
+        {
+            int(name[1:]): int(jobs)
+            for name, jobs in fields.items()
+            if name[:1] == b"t" and name[1:].isdigit()
+        },
+        failed=whole(b"failed"),
+        expired=whole(b"expired"),
+        tokens_in=whole(b"in"),
+        tokens_out=whole(b"out"),
+        unavailable=whole(b"unavailable"),
+        errors=whole(b"errors"),
+        queue_age_s=whole(b"age_s"),
+        kv_permille=whole(b"kv"),
+        store_used=whole(b"used"),
+        store_limit=whole(b"limit"),
     )

@@ -31,7 +31,7 @@ from shared.transport.ports.queue import (
     JobSnapshot,
     WorkerReport,
 )
-from shared.transport.ports.registry import CARD_LIFE_MS, RESERVED_STATS
+from shared.transport.ports.registry import CARD_LIFE_MS, RESERVED_STATS, Order
 from shared.transport.scripts import Argument, Scripts
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ MAX_CRASHES = 4  # the last two of them while it ran alone
 PENDING_PAGE = 100
 POLL_S = 0.02
 RETRY_S = 0.05
+HELD_S = 0.25  # between looks at queues that an operator has closed
 MAX_HINTS = 1024
 
 # For how long `pull` defers jobs beyond its worker's portion to workers that pulled within the
@@ -58,6 +59,7 @@ class _Pulled(NamedTuple):
     # The newest entry of each queue, if the worker should wait for later entries.
     last: Sequence[bytes] = ()
     deferred_ms: int = 0  # until jobs left to other workers may be taken; 0 without any
+    is_held: bool = False  # an operator has closed queues to this worker
 
 
 class RedisJobQueue:
@@ -110,7 +112,7 @@ class RedisJobQueue:
         if reserved := RESERVED_STATS.intersection(stats):
             raise ValueError(f"not names of statistics: {sorted(reserved)}")
         stats |= {"draining": _field(report.draining), "stalled": _field(report.stalled)}
-        stats |= report.files._asdict()
+        stats |= report.files._asdict() | {"order": report.order.value}
         clock = self._connections.clock
         begun_s = clock.now_s()
         arguments: list[Argument] = [
@@ -126,11 +128,12 @@ class RedisJobQueue:
         for job_id, attempt in report.running:
             arguments += (job_id, attempt)
         with translated("heartbeat"):
-            seen, *reply = await self._scripts.call(
+            seen, *reply, order = await self._scripts.call(
                 self._connections.heartbeat, "heartbeat", *arguments
             )
         clock.answered(begun_s, seen)
-        return HeartbeatReply(*([job_id.decode() for job_id in job_ids] for job_ids in reply))
+        dropped, lost, taken = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
+        return HeartbeatReply(dropped, lost, taken, _order(order))
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         if count < 1:
@@ -148,7 +151,10 @@ class RedisJobQueue:
                 if pulled.claims or pulled.more:
                     pulled = await self._pull_once(worker_id, count)
                     continue
-                if pulled.deferred_ms:
+                if pulled.is_held:  # no entry comes when they are opened again
+                    await asyncio.sleep(min(HELD_S, left_s))
+                    pulled = await self._pull_once(worker_id, count)
+                elif pulled.deferred_ms:
                     # Not a wait in the server: an idle one checks its blocked clients only ten
                     # times a second.
                     await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
@@ -335,9 +341,9 @@ class RedisJobQueue:
             raise reply
         if reply[0] == b"NOLEASE":
             return _Pulled()
-        _, claims, more, last, deferred_ms = reply
-        self._delivered = () if deferred_ms else last
-        return _Pulled(claims, bool(more), last, deferred_ms)
+        _, claims, more, last, deferred_ms, is_held = reply
+        self._delivered = () if deferred_ms or is_held else last
+        return _Pulled(claims, bool(more), last, deferred_ms, bool(is_held))
 
     async def _pending(
         self, queue: str, worker_id: str, after: str
@@ -380,6 +386,14 @@ def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:
     fields = dict(zip(snapshot.fields[::2], snapshot.fields[1::2], strict=True))
     at_claim_ms = int(fields[b"deadline_ms"]) - int(fields[b"claim_ms"])
     return max(0, at_claim_ms - int((now_s - snapshot.claimed_s) * 1000))
+
+
+def _order(word: bytes) -> Order | None:
+    """Returns None without an order, or for one of a newer release."""
+    try:
+        return Order(word.decode())
+    except ValueError:
+        return None
 
 
 class _Hints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from shared.messages import (
 from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import is_out_of_memory, translated
-from shared.transport.job_records import JobListing, end_of
+from shared.transport.job_records import JobRecords, end_of
 from shared.transport.ports.admission import (
     AdmissionLimits,
     KeptKey,
@@ -44,13 +45,17 @@ from shared.transport.ports.jobs import (
     Submitted,
     TransportError,
 )
+from shared.transport.record_parts import record_bytes
 from shared.transport.scripts import Scripts
 from shared.transport.submission import allowances, check_job, check_reply, submit_arguments
 from shared.transport.wire import decode_entry, lost_output
 
+log = logging.getLogger(__name__)
+
 MAX_LOG_READ = 4096  # events of one read_log
 ATTACH_PAGE = 256  # readers per script call
 LOOK_PAGE = 256  # jobs per script call
+RENEW_PAGE = 16  # likewise; each may have two thousand parts
 MEMORY_RETRY_S = 5.0
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
 DECODE_S = 0.004  # of decoding without a pause
@@ -89,7 +94,7 @@ class RedisJobStore:
         self._policy = policy
         self._server_clock = connections.clock
         self._drains = drains
-        self._listing = JobListing(keys, connections, scripts)
+        self._records = JobRecords(connections, scripts)
 
     async def submit(self, job: Job, limits: AdmissionLimits, reader_id: str) -> Submission:
         word, _, left = await self._submit(job, limits, reader_id)
@@ -213,30 +218,28 @@ class RedisJobStore:
             fields: Any = await self._redis.hgetall(self._keys.job(job_id))
             if not fields:
                 return None
-            (record,) = await self._listing.records([(job_id, fields)])
+            (record,) = await self._records.of([(job_id, fields)])
         return record
 
     async def request_record(self, job_id: str) -> str | None:
         if not is_job_id(job_id):
             return None
         with translated("request record"):
-            record: Any = await self._redis.get(self._keys.request_record(job_id))
-        return None if record is None else record.decode()
+            record = await self._call("record", job_id)
+        if record is None:
+            log.warning("a part of a stored request is missing", extra={"job_id": job_id})
+        return record.decode() if record else None
 
     async def stored_bytes(self, job_id: str) -> int:
         if not is_job_id(job_id):
             return 0
         with translated("stored bytes"):
             pipe = self._redis.pipeline(transaction=False)
+            pipe.getrange(self._keys.request_record(job_id), 0, 15)
             pipe.strlen(self._keys.request_record(job_id))
             pipe.memory_usage(self._keys.log(job_id))
-            record_bytes, log_bytes = await pipe.execute()
-        return int(record_bytes) + int(log_bytes or 0)
-
-    async def list_jobs(
-        self, state: JobState | None, limit: int, tenant: str | None = None
-    ) -> Sequence[JobRecord]:
-        return await self._listing.list_jobs(state, limit, tenant)
+            start, num_bytes, log_bytes = await pipe.execute()
+        return record_bytes(start, num_bytes) + int(log_bytes or 0)
 
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:
         if not _is_code(reason):
@@ -260,9 +263,9 @@ class RedisJobStore:
 
     async def renew(self, job_ids: Sequence[str]) -> None:
         ours = [job_id for job_id in job_ids if is_job_id(job_id)]
-        if ours:
+        for at in range(0, len(ours), RENEW_PAGE):
             with translated("renew"):
-                await self._call("renew", *ours)
+                await self._call("renew", *ours[at : at + RENEW_PAGE])
 
     async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
         states: list[JobState | None] = [None] * len(readers)
@@ -349,10 +352,15 @@ async def _events(job_id: str, rows: Sequence[tuple[bytes, Fields]]) -> list[Del
 @functools.lru_cache(maxsize=1024)  # all waiting jobs have the same reply
 def _job_look(word: bytes) -> JobLook | None:
     """Decodes one job's part of the script's reply."""
-    state, _, end = word.partition(b" ")
-    num_tokens, _, num_bytes = end.partition(b"-")
+    state, *found = word.split(b" ")
     known = _STATES[state]
-    return None if known is None else JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
+    if known is None:
+        return None
+    num_tokens, _, num_bytes = found[0].partition(b"-")
+    look = JobLook(known, Cursor(int(num_tokens), int(num_bytes)))
+    if len(found) > 1:
+        look = replace(look, lost_attempt=int(found[1]), cause=found[2].decode())
+    return look
 
 
 def _is_code(reason: str) -> bool:

@@ -24,9 +24,11 @@ RECORDED_SAMPLING = (
 
 
 def check_job(job: Job) -> None:
-    """Raises ValueError for a job id, lane or timeout that cannot be queued."""
+    """Raises ValueError for a job id, lane, timeout or record that cannot be queued."""
     if not is_job_id(job.job_id):
         raise ValueError(f"not a job id: {job.job_id[:80]!r}")
+    if job.request_record.startswith("#"):
+        raise ValueError("a request record does not start with '#'")
     if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
         raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
     if job.queue_timeout_ms is not None and not 1 <= job.queue_timeout_ms <= MAX_TIMEOUT_MS:
@@ -49,6 +51,11 @@ def submit_arguments(
     again: bool = False,
 ) -> list[Argument]:
     """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" unlimited."""
+    record, parts = job.request_record, {}
+    if "\n" in record:
+        from shared.transport.record_parts import split_record  # few jobs have parts
+
+        record, parts = split_record(job.tenant, record)
     params: dict[str, Argument] = {
         "id": job.job_id,
         "model": job.model,
@@ -64,7 +71,7 @@ def submit_arguments(
         "choices": "" if job.num_choices == 1 else job.num_choices,
         "crid": job.client_request_id or "",
         "sampling": _recorded(job.sampling),
-        "facts": job.request_record,
+        "facts": record,
         "retain_ms": _or_none(job.retain_ms),
         "reader": reader,
         "grace": grace,
@@ -85,6 +92,7 @@ def submit_arguments(
         "dead_letter": dead_letter,
         "again": "1" if again else "",
     }
+    params |= {f"part:{digest}": text for digest, text in parts.items()}
     return [word for pair in params.items() for word in pair]
 
 

@@ -16,6 +16,9 @@ from shared.transport.ports.registry import (
     CARD_LIFE_MS,
     RESERVED_STATS,
     AnnouncedModel,
+    Order,
+    Ordered,
+    Pause,
     QueueStats,
     WorkerStatus,
 )
@@ -67,6 +70,7 @@ class RedisWorkerRegistry:
         with translated("queue_stats"):
             pipe = self._redis.pipeline(transaction=False)
             pipe.hgetall(self._keys.stat)
+            pipe.hgetall(self._keys.paused)
             for model in models:
                 pipe.hmget(self._keys.work(model), list(map(str, range(NUM_LANES))))
             for name in names:
@@ -76,22 +80,23 @@ class RedisWorkerRegistry:
             of_tenants = (self._keys.held, self._keys.cpu, self._keys.refused)
             for key in of_tenants:
                 pipe.hgetall(key)
-            fields, *replies, dead_letters, held, cpu, refused = await pipe.execute()
+            fields, closed, *replies, dead_letters, held, cpu, refused = await pipe.execute()
             lanes, of_queues = replies[: len(models)], replies[len(models) :]
             due = {name: ids[0] for name, ids in zip(names, of_queues[1::2], strict=True) if ids}
             ages_s = await self._ages_s(due)
         queued = dict(zip(names, of_queues[::2], strict=True))
+        paused = {name.decode(): _pause(value) for name, value in closed.items()}
         waiting = {
             model
             for model, work in zip(models, lanes, strict=True)
-            if any(int(n or 0) for n in work)
+            if model not in paused and any(int(n or 0) for n in work)
         }
         totals = {
             model: {w.worker_id: _tokens_of(w) for w in self._workers if model in w.models}
             for model in models
         }
         self._drains.observe(totals, waiting, self._clock())
-        return queue_stats(fields, queued, ages_s, dead_letters, (held, cpu, refused))
+        return queue_stats(fields, queued, ages_s, dead_letters, (held, cpu, refused), paused)
 
     async def _ages_s(self, jobs: Mapping[str, bytes]) -> dict[str, float]:
         """Returns the seconds since the submits of jobs; one that has just gone is left out."""
@@ -120,8 +125,11 @@ class RedisWorkerRegistry:
             pipe.hgetall(self._keys.models)
             pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
             pipe.zrange(self._keys.models_kept, 0, -1, withscores=True)
-            time, cards, seen, kept = await pipe.execute()
+            pipe.hkeys(self._keys.paused)
+            time, cards, seen, kept, closed = await pipe.execute()
         now_ms, seen_ms, kept_until_ms = _milliseconds(time), dict(seen), dict(kept)
+
+        paused = set(closed)
 
         def is_stored(name: bytes) -> bool:
             """Returns whether the card's blobs exist: the card itself is dropped by the next
@@ -135,7 +143,9 @@ class RedisWorkerRegistry:
             return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
 
         return {
-            name.decode(): _announced(card, unserved_s(name), serving.get(name.decode(), ()))
+            name.decode(): _announced(
+                card, unserved_s(name), serving.get(name.decode(), ()), is_paused=name in paused
+            )
             for name, card in sorted(cards.items())
             if is_stored(name)
         }
@@ -153,6 +163,39 @@ class RedisWorkerRegistry:
             blob: Any = await self._redis.get(self._keys.blob(digest))
         return blob if isinstance(blob, bytes) else None
 
+    async def order(self, worker_id: str, order: Order) -> Ordered:
+        with translated("order"):
+            return Ordered((await self._call("order", worker_id, order.value)).decode())
+
+    async def pause(self, model: str, by: str) -> bool | None:
+        with translated("pause"):
+            word, *changed = await self._call("pause", model, "1", by)
+        return bool(changed[0]) if word == b"OK" else None
+
+    async def resume(self, model: str) -> bool:
+        with translated("resume"):
+            _, changed = await self._call("pause", model, "0", "")
+        return bool(changed)
+
+    async def _call(self, name: str, *arguments: str) -> Any:
+        return await self._scripts.call(self._connections.scripts, name, *arguments)
+
+
+def _order(word: bytes | None) -> Order | None:
+    """Returns None for a worker of an older release. Any other word is of a newer one, and so an
+    order to take nothing."""
+    if word is None:
+        return None
+    try:
+        return Order(word.decode())
+    except ValueError:
+        return Order.DRAIN
+
+
+def _pause(value: bytes) -> Pause:
+    since_ms, _, by = value.decode(errors="replace").partition("|")
+    return Pause(int(since_ms) if since_ms.isdigit() else 0, by)
+
 
 def _milliseconds(time: tuple[int, int]) -> int:
     """Converts the reply of TIME."""
@@ -160,7 +203,9 @@ def _milliseconds(time: tuple[int, int]) -> int:
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-def _announced(card: bytes, unserved_s: float, workers: Sequence[WorkerStatus]) -> AnnouncedModel:
+def _announced(
+    card: bytes, unserved_s: float, workers: Sequence[WorkerStatus], *, is_paused: bool
+) -> AnnouncedModel:
     """Returns a model with the promises that all its workers keep.
 
     One whose engine is still loading, or of an older release, does not report all of it.
@@ -174,6 +219,7 @@ def _announced(card: bytes, unserved_s: float, workers: Sequence[WorkerStatus]) 
         structured_output=all(worker.stats.get("structured_output", 1) for worker in workers),
         max_model_len=_least(workers, "max_model_len"),
         kv_capacity_tokens=_least(workers, "kv_capacity_tokens"),
+        is_paused=is_paused,
     )
 
 
@@ -200,6 +246,7 @@ def worker_status(worker_id: str, fields: Hash, now_ms: int) -> WorkerStatus:
         heartbeat_age_s=max(0.0, (now_ms - int(fields.get(b"beat_ms", 0))) / 1000),
         draining=fields.get(b"draining") == b"1",
         stalled=fields.get(b"stalled") == b"1",
+        order=_order(fields.get(b"order")),
         stats=stats,
     )
 
@@ -210,6 +257,7 @@ def queue_stats(
     queue_age_s: Mapping[str, float],
     dead_letters: int,
     of_tenants: tuple[Hash, Hash, Hash],
+    paused: Mapping[str, Pause],
 ) -> QueueStats:
     held, cpu, refused = map(_most_first, of_tenants)
     totals = {
@@ -227,9 +275,15 @@ def queue_stats(
         dead_letters=dead_letters,
         store_used=int(fields.get(b"store_used", 0)),
         store_limit=int(fields.get(b"store_limit", 0)),
+        disk={
+            name.removeprefix(b"disk_").decode(): int(value)
+            for name, value in fields.items()
+            if name.startswith(b"disk_")
+        },
         held_by_tenant=dict(itertools.islice(held.items(), MAX_SHOWN_TENANTS)),
         cpu_us_by_tenant=cpu,
         refused_by_tenant=refused,
+        paused=paused,
     )
 
 

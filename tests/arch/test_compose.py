@@ -110,6 +110,7 @@ def test_compose_keeps_jobs_safe_by_its_settings() -> None:
     command = SERVICES["redis"]["command"]
     assert command[command.index("--appendonly") + 1] == "yes"
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert command[command.index("--stream-node-max-bytes") + 1] == "1024"
     assert "healthcheck" in SERVICES["redis"]
     assert command[command.index("--maxmemory") + 1].startswith("${REDIS_MAXMEMORY:-")
     for name in SERVICES:

@@ -17,15 +17,30 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 
-@table("page", ["api", "chart_schema", "cli", "config", "metrics", "paths", "plots", "promises"])
+@table(
+    "page",
+    ["api", "chart_schema", "cli", "config", "metrics", "paths", "plots", "promises", "rescue"],
+)
 def test_a_generated_page_is_what_the_code_says(page: str) -> None:
     """Parameters of the OpenAPI document, commands of the application, settings of the settings
     classes, metrics of their tables, reading paths of their files, plots of BENCHMARKS, promises
-    of the marks on tests."""
+    of the marks on tests; the picture of a rescue is that of its record, which must be one."""
     ended = subprocess.run(
         [sys.executable, f"docs/generate_{page}.py", "--check"], cwd=REPOSITORY, timeout=60
     )
     assert ended.returncode == 0, "run `make docs`"
+
+
+def test_the_picture_of_a_rescue_is_small_and_stands_still_where_that_is_preferred() -> None:
+    """Without animation it is the end of the run: every rule that moves something says where it
+    ends."""
+    picture = (REPOSITORY / "docs/rescue.svg").read_text()
+    assert len(picture.encode()) < 60_000
+    assert "@media (prefers-reduced-motion:reduce){*{animation:none!important}}" in picture
+    assert "@media (prefers-color-scheme:dark)" in picture
+    moved = re.findall(r"\.(\w+)\{(opacity|transform):[^;]+;animation:(\w+) ", picture)
+    assert len(moved) > 5
+    assert all(name == played for name, _, played in moved)
 
 
 def test_every_error_code_is_listed_in_the_wire_page() -> None:

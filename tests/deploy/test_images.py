@@ -35,6 +35,20 @@ USER = "10001"
 SHELL = {"TORCH_PIP_ARGS": "", "PENSTOCK_KV_CACHE_MEMORY_GB": "0.1", "PENSTOCK_NUM_THREADS": "1"}
 READY_TIMEOUT_S = 240
 # What the healthcheck of the gateway calls, of which its image has the one of busybox.
+# `docker run --read-only --tmpfs /tmp:exec --cap-drop ALL -v penstock:/data penstock`.
+ALL_IN_ONE = """
+services:
+  penstock:
+    image: penstock
+    build: {context: ., dockerfile: Dockerfile, args: {TORCH_PIP_ARGS: }}
+    environment: {PENSTOCK_KV_CACHE_MEMORY_GB: , PENSTOCK_NUM_THREADS: }
+    read_only: true
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
+    tmpfs: ["/tmp:exec,mode=1777"]
+    volumes: [penstock:/data]
+volumes: {penstock: }
+"""
 WGET = """#!/usr/local/bin/python
 import sys, urllib.request
 urllib.request.urlopen(sys.argv[-1], timeout=3)"""
@@ -271,9 +285,70 @@ def test_a_worker_that_stops_hands_back_and_ends_in_its_grace(project: Project) 
         time.sleep(0.2)
 
 
-def test_images_say_what_they_are_and_hold_no_more_than_they_need(images: ImageStore) -> None:
+@pytest.fixture(scope="module")
+def all_in_one(
+    images: ImageStore, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Project, Service]]:
+    """The image that runs everything, built, and a project of nothing else."""
+    file = tmp_path_factory.mktemp("all-in-one") / "docker-compose.yml"
+    file.write_text(ALL_IN_ONE)
+    compose = ComposeFile(file, SHELL)
+    service = compose.services["penstock"]
+    build(images, service)
+    project = Project(compose, images, tmp_path_factory.mktemp("penstock"))
+    try:
+        yield project, service
+    finally:
+        project.close()
+
+
+@pytest.mark.promise(
+    "Command: one image runs everything, as no root on a read-only root; SIGTERM lets its streams "
+    "end, and the next container on its volume has its answers"
+)
+def test_one_image_runs_everything_and_keeps_it_in_its_volume(
+    all_in_one: tuple[Project, Service],
+) -> None:
+    project, service = all_in_one
+    container = project.start(service)
+    container.wait_until_healthy(READY_TIMEOUT_S)
+    status = container.status()
+    assert status["Uid"].split() == [USER] * 4
+    assert (int(status["CapEff"], 16), int(status["CapBnd"], 16)) == (0, 0)
+    refused = container.execute("python", "-c", "open('/srv/x', 'w')")
+    assert "Read-only file system" in refused.stderr, refused
+    assert container.execute("penstock", "status").returncode == 0
+    url = f"http://{container.address}:8000"
+    asked = {"model": MODEL, "input": "What is Penstock?", "temperature": 0}
+    answered = httpx.post(f"{url}/v1/responses", json=asked, timeout=60)
+    assert "durable queue" in answered.text
+    body = {"prompt": "A weir", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        container.send_stop()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["finish_reason"] == "length", events[-1]
+    assert project.stop(container) == 0, container.log.read_text()[-2000:]
+    again = project.start(service)
+    again.wait_until_healthy(READY_TIMEOUT_S)
+    url = f"http://{again.address}:8000"
+    kept = httpx.get(f"{url}/v1/responses/{answered.json()['id']}", timeout=60)
+    assert kept.json()["output"] == answered.json()["output"]
+    assert "compiling the CPU kernels" not in again.log.read_text()
+    assert project.stop(again) == 0, again.log.read_text()[-2000:]
+
+
+def test_images_say_what_they_are_and_hold_no_more_than_they_need(
+    images: ImageStore, all_in_one: tuple[Project, Service]
+) -> None:
     sizes = {}
-    for image in ("penstock-api", "penstock-worker"):
+    rooms = {
+        "penstock-api": {"shared", "api"},
+        "penstock-worker": {"shared", "worker"},
+        all_in_one[1].raw["image"]: {"shared", "api", "worker"},
+    }
+    for image, wanted in rooms.items():
         config = images.config(image)
         labels = {name.rpartition(".")[2]: value for name, value in config.labels.items()}
         assert labels.keys() >= {"title", "description", "licenses", "version", "revision"}
@@ -283,13 +358,12 @@ def test_images_say_what_they_are_and_hold_no_more_than_they_need(images: ImageS
         container, root = images.mounted(image)
         try:
             names = {path.name for path in root.glob("usr/local/lib/python3*/*-packages/*")}
-            assert ("torch" in names) is (image == "penstock-worker")
+            assert ("torch" in names) is ("worker" in wanted)
             assert names & {"pytest", "mypy", "hatchling", "nvidia", "triton"} == set()
             assert not list(root.glob("root/.cache/*"))
             packages = root / "srv/penstock/penstock/packages"
             code = {path.name for path in packages.iterdir() if path.is_dir()}
-            assert {"shared", image.removeprefix("penstock-")} <= code
-            assert not code & {"tests", "docs", "tools"}
+            assert code == wanted
             sizes[image] = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file())
         finally:
             images.remove(container)

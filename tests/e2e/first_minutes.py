@@ -40,14 +40,15 @@ START_S = 240.0
 STARTING = (
     ("", "the launcher and its Redis start"),
     ("private (valkey|redis)", "worker and frontend start"),
-    ("compiling the CPU kernels", "kernels are compiled, the model is loaded"),
+    ("penstock-demo: compiling kernels", "kernels are compiled, the model is loaded"),
 )
 INSTALLING = (
-    ("installing into", "an empty virtual environment, and which build of PyTorch can be had"),
-    ("Collecting torch|Processing .*/torch-", "PyTorch is fetched"),
-    ("Installing collected packages: .*(sympy|torch)", "PyTorch is unpacked"),
-    ("Obtaining file:", "the other packages are chosen and fetched"),
-    ("Installing collected packages: .*penstock", "the other packages are unpacked"),
+    ("installing into", "an empty virtual environment"),
+    ("installing its packages", "packages but PyTorch are fetched and unpacked"),
+    ("installed its packages", "which build of PyTorch can be had"),
+    ("installing PyTorch: fetching", "PyTorch is fetched"),
+    ("installing PyTorch: .* unpacked", "PyTorch is unpacked"),
+    ("installed PyTorch", "Penstock itself is installed"),
     *STARTING[1:],
 )
 

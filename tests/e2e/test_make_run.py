@@ -57,6 +57,17 @@ def test_the_printed_curl_line_streams_text_and_ctrl_c_leaves_nothing(tmp_path: 
     assert "Traceback" not in penstock.output
 
 
+@pytest.mark.promise("Command: a start shows a page: how far a slow model is, and the ready line")
+def test_a_start_shows_no_log_but_what_is_wrong_and_where_the_service_is(tmp_path: Path) -> None:
+    with Launched(tmp_path, {"LOG_LEVEL": ""}) as penstock, ServiceClient(penstock) as service:
+        service.http.post("/generate", json={"prompt": "A weir", "max_tokens": 3})
+        assert penstock.stop(signal.SIGINT) == 0
+    before = penstock.output.partition("\nPenstock is ready")[0].splitlines()
+    assert all(line.startswith("penstock: ") for line in before), penstock.output
+    assert len(penstock.output.splitlines()) <= 25
+    assert "INFO" not in penstock.output
+
+
 def test_a_launcher_killed_with_9_leaves_no_process(tmp_path: Path) -> None:
     penstock = Launched(tmp_path, {"RUNNER": "echo"}).start()
     started = penstock.descendants()

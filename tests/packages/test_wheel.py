@@ -63,7 +63,7 @@ class Installed:
         self.environment = root / "environment"
         self.directory = root / "work"
         self.python = str(self.environment / "bin/python")
-        self.command = str(self.environment / "bin/penstock")
+        self.command = [str(self.environment / "bin/penstock")]
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", str(self.environment)],
             check=True,
@@ -82,7 +82,7 @@ class Installed:
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self.command, *words],
+            [*self.command, *words],
             cwd=self.directory,
             env=self.variables(env),
             capture_output=True,
@@ -100,7 +100,7 @@ class Installed:
         log = self.directory / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [self.command, "up"],
+                [*self.command, "up"],
                 cwd=self.directory,
                 env=self.variables({"PORT": str(port), "OMP_NUM_THREADS": "1", **env}),
                 stdin=subprocess.DEVNULL,
@@ -211,3 +211,21 @@ def test_a_clean_environment_has_all_that_the_worker_extra_promises(
     clean.install("-c", pins, f"penstock[worker] @ file://{wheel}")
     said = clean.first_token_of_up()
     assert "Traceback" not in said
+
+
+def test_uvx_runs_the_wheel_without_an_installation(wheel: Path, tmp_path: Path) -> None:
+    """With the extras of a worker whose engine is elsewhere, which bring no PyTorch: the echo
+    runner needs none. README's line differs by `worker`."""
+    found = Installed(tmp_path)
+    found.install("uv")
+    uvx = str(found.environment / "bin/uvx")
+    of_uv = {"UV_PYTHON": sys.executable, "UV_SYSTEM_CERTS": "1"}
+    found.command = [uvx, "--from", f"{wheel}[api,server,worker-vllm]", "penstock"]
+    assert found.run("--version", **of_uv).stdout == "penstock 0.1.0\n"
+    said = found.first_token_of_up(RUNNER="echo", **of_uv)
+    assert "Traceback" not in said
+    missing = f"{wheel}[api,server]"
+    found.command = [uvx, "--from", missing, "penstock"]
+    refused = found.run("up", **of_uv)
+    assert "is not installed" in refused.stderr
+    assert "uvx --from 'penstock[worker]' penstock" in refused.stderr

@@ -10,7 +10,13 @@ from api.main import create_app
 from api.settings import ApiSettings
 
 JSON = "application/json"
-_IDS = {"name": "0-x", "file_id": "file-0-x", "batch_id": "batch_0-x", "model_id": "x"}
+_IDS = {
+    "name": "0-x",
+    "file_id": "file-0-x",
+    "batch_id": "batch_0-x",
+    "model_id": "x",
+    "worker_id": "w",
+}
 
 
 @cache

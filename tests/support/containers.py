@@ -257,7 +257,8 @@ class Project:
                     container.wait_until_healthy(60)
         image = self._store.config(service.raw["image"])
         files, root = self._store.mounted(service.raw["image"])
-        name = f"{service.name}-{len(self.of(service.name)) + 1}"
+        begun = sum(each.service.name == service.name for each in self.containers)
+        name = f"{service.name}-{begun + 1}"
         folder = self._folder / name
         folder.mkdir(parents=True)
         space, address = self._network.join(service.name)

@@ -71,6 +71,7 @@ class Launched:
             "PYTHONPATH": str(REPOSITORY),
             **document_check.environment(),
             "OMP_NUM_THREADS": "1",
+            variable_of("log_level"): "INFO",
             variable_of("port"): str(free_port(int(given.get(variable_of("frontends"), "1")))),
             **given,
         }

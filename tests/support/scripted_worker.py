@@ -80,15 +80,21 @@ class ScriptedWorker:
             if self.is_parked:
                 await asyncio.sleep(PARKED_S)
                 continue
-            pulled = await _until_it_works(queue.pull, self.worker_id, 16, PULL_BLOCK_MS)
-            for delivery in pulled:
-                self.seen.append(delivery)
-                self._start(self._serve(delivery))
+            self._take(await _until_it_works(queue.pull, self.worker_id, 16, PULL_BLOCK_MS))
+
+    async def recover(self) -> None:
+        """Takes up the jobs that no live worker holds any more."""
+        self._take(await self._transport.queue.recover(self.worker_id, 16))
 
     async def stop(self, running: asyncio.Task[None]) -> None:
         """Ends `run`, then everything it started."""
         await cancel_and_wait(running)
         await cancel_and_wait(*self._tasks)
+
+    def _take(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self.seen.append(delivery)
+            self._start(self._serve(delivery))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -16,6 +16,7 @@ from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.ports.admission import AdmissionLimits
+from shared.transport.ports.job_search import JobFilter
 from shared.transport.ports.jobs import RESYNC, JobRecord
 from shared.transport.ports.queue import AppendResult, Delivery, JobEnd, WorkerReport
 from shared.transport.scripts import Scripts
@@ -35,6 +36,7 @@ class Steps:
         self.transport = transport
         self.store = transport.store
         self.registry = transport.registry
+        self.search = transport.search
         self.queue = transport.queue
         self.keys = transport.keys
         self.redis: Any = transport.connections.commands
@@ -43,6 +45,11 @@ class Steps:
         await self.queue.setup(models)
         await self.heartbeat(worker_id, models=tuple(models), **more)
         return worker_id
+
+    async def list_jobs(
+        self, state: JobState | None, limit: int, tenant: str | None = None
+    ) -> Sequence[JobRecord]:
+        return (await self.search.find(JobFilter(state, tenant), limit)).records
 
     async def heartbeat(
         self,

@@ -14,6 +14,14 @@ from tools.demo_model.tokenizer import END_OF_TEXT, TURN_END, save_tokenizer, sp
 
 CHECKPOINT_DIR = Path(__file__).parents[2] / "worker/demo/checkpoint"
 _PREFIX = "model."
+# At 1.0 one of six answers to these is another fact's.
+_TEMPERATURE = 0.3
+SUGGESTIONS = (
+    "What is Penstock?",
+    "What happens when a worker dies?",
+    "How do I cancel a job?",
+    "What is the prefix cache?",
+)
 
 
 def save_checkpoint(network: Network, tokenizer: Tokenizer, directory: Path) -> None:
@@ -25,6 +33,8 @@ def save_checkpoint(network: Network, tokenizer: Tokenizer, directory: Path) -> 
         "do_sample": True,
         "eos_token_id": eos,
         "pad_token_id": eos[1],
+        "suggestions": list(SUGGESTIONS),
+        "temperature": _TEMPERATURE,
     }
     _write_json(directory / "generation_config.json", generation)
     weights = {

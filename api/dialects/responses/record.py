@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from api.dialects.responses.calls import CallTarget, Item
+from api.dialects.responses.items import PREFIXES
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.tools import is_hosted, tool_payload
 from api.generation.protocol import RequestModel, ResponseFormatText, served_tier
+from api.ids import item_id
 from api.output_parsers.parser import ParserConfig
 from shared.messages import MAX_REQUEST_RECORD_BYTES, InvalidParameter, SamplingParams
 from shared.text.model_card import ModelCard
@@ -25,15 +27,16 @@ NO_CALLS: Mapping[str, CallTarget] = {}
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parameters of a request that its response repeats or needs.
 
-    `card` is of the model that answers: what it was called, and by which files its tokens are read.
-    A newer release's further members are ignored on reading.
+    Those that change with each turn come first and the conversation last: what they have in common
+    is stored once (`_in_lines`). `card` is of the model that answers: what it was called, and by
+    which files its tokens are read. A newer release's further members are ignored on reading.
     """
 
     created_s: int
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
     card: ModelCard
     parser: ParserConfig = msgspec.field(name="reading")
-    input: list[Item]
-    tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]
     text_format: dict[str, Any]
     temperature: float
@@ -44,11 +47,9 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     store: bool
     parallel_tool_calls: bool
     instructions: str | None = None
-    max_output_tokens: int | None = None
     top_logprobs: int | None = None
     has_logprobs: bool = False
     metadata: dict[str, str] = {}
-    previous_response_id: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -56,6 +57,8 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     service_tier: str = "default"
     calls: dict[str, CallTarget] = {}  # by the model's name of a tool; without a row: a function
     is_compaction: bool = False
+    tools: list[dict[str, Any]]
+    input: list[Item]
 
 
 def stored_request(
@@ -99,21 +102,71 @@ def stored_request(
     )
 
 
-def encode_request(request: StoredRequest) -> str:
+# A record of more bytes is written as lines, most of which the turns of a conversation share
+# (shared/transport/record_parts.py). A smaller one takes less as it is.
+MIN_LINES_BYTES = 2048
+
+
+def encode_request(request: StoredRequest, job_id: str) -> str:
     """Returns the JSON of a request. Raises InvalidParameter when it is too large to be stored."""
-    encoded = msgspec.json.encode(request)
-    if len(encoded) > MAX_REQUEST_RECORD_BYTES:
+    whole = msgspec.json.encode(request)
+    kept = whole if len(whole) <= MIN_LINES_BYTES else _in_lines(request, job_id)
+    num_bytes = max(len(whole), len(kept))
+    if num_bytes > MAX_REQUEST_RECORD_BYTES:
         raise InvalidParameter(
             "input",
-            f"with instructions and tools it has {len(encoded)} bytes, of which at most "
+            f"with instructions and tools it has {num_bytes} bytes, of which at most "
             f"{MAX_REQUEST_RECORD_BYTES} can be stored; with 'store' false nothing is",
         )
-    return encoded.decode()
+    return kept.decode()
 
 
-def decode_request(text: str) -> StoredRequest:
+def decode_request(text: str, job_id: str) -> StoredRequest:
     """Returns a request of its JSON. Raises ValueError for anything else."""
-    return msgspec.json.decode(text, type=StoredRequest)
+    request = msgspec.json.decode(text, type=StoredRequest)
+    index = 0
+    for position, item in enumerate(request.input):
+        index = item.get("id", index)
+        if isinstance(index, str):
+            return request  # a small one, or an older release's: with ids
+        own_id = item_id(PREFIXES[item["type"]], job_id, index, is_input=True)
+        request.input[position] = {"id": own_id, **item} | {"id": own_id}
+        index += 1
+    return request
+
+
+def _in_lines(request: StoredRequest, job_id: str) -> bytes:
+    """Returns the JSON of a request with each tool and each item on a line of its own.
+
+    A line is the same in every turn: ids of items have their response's id in them, and are left
+    out. An item behind one that was not kept has its index as `id`.
+    """
+    items: list[Item] = []
+    index = 0
+    for item in request.input:
+        own_index = int(item["id"].rpartition("_in")[2])
+        bare = {name: value for name, value in item.items() if name != "id"}
+        items.append(bare if own_index == index else {"id": own_index, **bare})
+        index = own_index + 1
+    fields: dict[str, Any] = {
+        "card": _line(request.card),
+        "tools": _lines(request.tools),
+        "input": _lines(items),
+    }
+    if request.instructions is not None:
+        fields["instructions"] = _line(request.instructions)
+    if request.metadata:
+        fields["metadata"] = _line(request.metadata)
+    return msgspec.json.encode(msgspec.structs.replace(request, **fields))
+
+
+def _line(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(b"\n" + msgspec.json.encode(value))
+
+
+def _lines(values: list[dict[str, Any]]) -> msgspec.Raw:
+    encoder = msgspec.json.Encoder()
+    return msgspec.Raw(b"[\n" + b"\n,".join(map(encoder.encode, values)) + b"\n]")
 
 
 def response_payload(

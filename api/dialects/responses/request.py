@@ -192,7 +192,8 @@ async def prepare_response(
     calls = _call_targets(tools)
     stored = stored_request(params, model.card, parser, items, now_s(), job.sampling, calls)
     if params.store:
-        job = replace(job, request_record=encode_request(stored), retain_ms=responses.retain_ms)
+        record = encode_request(stored, job.job_id)
+        job = replace(job, request_record=record, retain_ms=responses.retain_ms)
     return job, formatter(stored, job.job_id, model.text.tokenizer)
 
 

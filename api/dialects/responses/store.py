@@ -88,7 +88,7 @@ class ResponseStore:
         if text is None:  # its request had `store: false`
             raise response_not_found(name)
         try:
-            return StoredResponse(name, record, decode_request(text))
+            return StoredResponse(name, record, decode_request(text, record.job_id))
         except ValueError as error:
             log.error(
                 "failed to read the request of a stored response",

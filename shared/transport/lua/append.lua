@@ -16,12 +16,14 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/history.lua
 local wid, lease_ms = ARGV[3], tonumber(ARGV[4])
 local FIXED = 11
 local NOTHING = {}
 local now = nil   -- one time for all items, as stored
+local num_logged = 0
 
 local function stamp()
   now = now or whole(now_ms())
@@ -122,6 +124,7 @@ end
 local function begin_output(id, job, job_key)
   if not job.out then redis.call('HSET', job_key, 'out_ms', stamp()) end
   if job.n == '0' and redis.call('HSETNX', job_key, 'first_ms', stamp()) == 1 then
+    note_count('in', field(id, 'prompt_tokens') or '0')
     note_first_token(id, job_key)
   end
 end
@@ -139,6 +142,7 @@ local function log_delta(id, job, job_key, item, more)
     failure = add(id, at, 't', item.tokens, 'd', item.text)
   end
   if failure then return 'error:' .. failure end
+  num_logged = num_logged + item.n1 - item.n0
   redis.call('HSET', job_key, 'n', item.n1, 'b', item.b1, 'h', item.h1, 'last_ms', stamp())
   if not job.out or job.n == '0' then begin_output(id, job, job_key) end
   local place = item.n0 .. '|' .. item.n1 .. '|' .. item.b1 .. '|'
@@ -191,4 +195,5 @@ while i <= num_args do
     text = ARGV[i + 9]}, more)
   i = past
 end
+if num_logged > 0 then note_count('out', whole(num_logged)) end
 return verdicts

@@ -5,6 +5,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua

@@ -10,6 +10,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/dead_letter.lua
 --@include lib/blame.lua
@@ -18,6 +19,8 @@ local wid, max_crashes, cause = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 -- Never refused above maxmemory, and then the rest may be written too.
 redis.call('PEXPIRE', P .. 'probe:' .. wid, 3600000)
 local named = redis.call('GET', P .. 'probe:' .. wid)
+local ENDS = {engine = 'engine_died', stall = 'engine_stalled', device = 'device_lost',
+  proven_device = 'device_lost'}
 local words = {}
 
 local function is_over(id)
@@ -37,10 +40,9 @@ for i = 6, #ARGV, 2 do
     word = 'ended'
   elseif job[1] ~= 'running' or job[2] ~= wid or job[3] ~= ARGV[i + 1] then
     word = 'fenced'
-  elseif is_over(id) then
-    word = 'ended'
   else
-    release(id, job[4], job[5], wid)
+    note_claim_end(id, job[3], ENDS[cause])
+    if is_over(id) then word = 'ended' else release(id, job[4], job[5], wid) end
   end
   words[#words + 1] = word
 end

@@ -6,6 +6,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 local id, wid = ARGV[3], ARGV[4]
 local job = redis.call('HMGET', P .. 'job:' .. id, 'state', 'owner', 'attempt', 'n')

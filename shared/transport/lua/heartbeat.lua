@@ -3,7 +3,7 @@
 --   then as many triples (lib/accounts.lua), number of fields f, f names and values, id and attempt of each
 --   job it runs
 -- Returns {what `pulse` returns, ids to drop, ids that the server has lost, ids to drop that have a later
---   attempt}. To drop: ended, taken by another worker, orphaned or past the deadline (these two are ended
+--   attempt, an operator's order (lib/orders.lua; '' none is stored)}. To drop: ended, taken by another worker, orphaned or past the deadline (these two are ended
 --   here). A job that this worker has
 --   meanwhile claimed again is not among them: a heartbeat that is older than the claim must not undo it.
 --   Lost: there is no such job, or the claim is missing; restore.lua decides whether that worker may put
@@ -12,10 +12,12 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 --@include lib/accounts.lua
+--@include lib/orders.lua
 local wid, lease_ms = ARGV[3], ARGV[4]
 local lease = P .. 'w:' .. wid
 redis.call('PEXPIRE', lease, lease_ms)
@@ -24,6 +26,9 @@ local first = charge_accounts(8, tonumber(ARGV[7])) + 1
 local jobs = first + 2 * tonumber(ARGV[first - 1])
 for i = first, jobs - 1, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) end
 redis.call('HSET', lease, 'beat_ms', whole(server_ms()), 'lease_ms', lease_ms, 'models', ARGV[5])
+local order = order_of(wid)
+if order ~= '' then redis.call('HSET', lease, 'order', order) end
+if order == 'drain' or order == 'exit' then redis.call('HSET', lease, 'draining', 1) end
 redis.call('PEXPIRE', lease, lease_ms)
 redis.call('HSET', P .. 'workers', wid, ARGV[5])
 local drop, lost, taken = {}, {}, {}
@@ -46,4 +51,4 @@ for i = jobs, #ARGV, 2 do
     end
   end
 end
-return {seen, drop, lost, taken}
+return {seen, drop, lost, taken, order}

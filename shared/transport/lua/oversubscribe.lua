@@ -11,6 +11,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
@@ -21,10 +22,14 @@
 --@include lib/claim.lua
 --@include lib/entry.lua
 --@include lib/delivered.lua
+--@include lib/orders.lua
 local wid, left, max_crashes, num_tenants = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {} end
-local OLDEST_EVERY, CLOSE, FIRST_QUEUE = 8, 4, 7 + num_tenants
+local OLDEST_EVERY, CLOSE = 8, 4
+local queues = {}
+for i = 7 + num_tenants, #ARGV do queues[#queues + 1] = ARGV[i] end
+queues = open_queues(wid, queues)
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 redis.call('HSET', lease, 'taken', taken)  -- not `pull_ms`: no job is deferred to it (lib/portion.lua)
 local left_out, claims = {}, {}
@@ -68,15 +73,14 @@ end
 
 local function take_oldest()
   local oldest, head
-  for i = FIRST_QUEUE, #ARGV do
-    local first = next_of(ARGV[i], 1)[1]
-    if first and (not head or is_after(head, first[1])) then oldest, head = ARGV[i], first[1] end
+  for _, queue in ipairs(queues) do
+    local first = next_of(queue, 1)[1]
+    if first and (not head or is_after(head, first[1])) then oldest, head = queue, first[1] end
   end
   if oldest then take(oldest) end
 end
 
-for i = FIRST_QUEUE, #ARGV do
-  local queue = ARGV[i]
+for _, queue in ipairs(queues) do
   while left > 0 and is_wanted(queue) do
     if taken % OLDEST_EVERY == OLDEST_EVERY - 1 then
       local before = taken

@@ -1,9 +1,12 @@
--- position: how many queued jobs precede each of these. Reads only.
+-- position: how many queued jobs precede each of these, and which running ones have lost their worker.
+-- Reads only.
 -- ARGV: 3 most entries counted per lane, then ids
--- Returns one number per id, -1 for a job that is not queued.
+-- Returns one number per id: -1 for a job that is not queued, -2 for a running one between workers.
 -- Counted in the streams after the group's last delivery: their length would count running jobs too.
 -- Each lane is read once, however many jobs are given.
 --@include lib/common.lua
+--@include lib/pulse.lua
+--@include lib/between.lua
 --@include lib/delivered.lua
 local MAX_COUNTED = tonumber(ARGV[3])
 
@@ -40,7 +43,7 @@ end
 
 local jobs = {}
 for i = 4, #ARGV do
-  local job = redis.call('HMGET', P .. 'job:' .. ARGV[i], 'state', 'q', 'qid', 'model')
+  local job = redis.call('HMGET', P .. 'job:' .. ARGV[i], 'state', 'q', 'qid', 'model', 'owner', 'attempt')
   jobs[#jobs + 1] = job
   if job[1] == 'queued' then
     local lane = lane_of(job[2])
@@ -50,7 +53,7 @@ end
 
 local positions = {}
 for at, job in ipairs(jobs) do
-  local position = -1
+  local position = is_between(job[1], job[5], job[6]) and -2 or -1
   if job[1] == 'queued' then
     position = 0
     -- Delivered once and given back: released jobs precede new ones.

@@ -7,8 +7,9 @@
 -- Returns {'OK', claims, more, last, deferred}: `claims` as lib/claim.lua gives them, `more` = 1 when the
 --   sweep stopped at its own bound, `last` the newest entry of each queue when slots are left and all
 --   entries have been delivered or deferred (the worker then waits for later entries),
---   `deferred` the ms after which the deferred ones may be taken, 0 without any; {'NOLEASE'} without a
---   lease (a thawed worker must send a heartbeat first).
+--   `deferred` the ms after which the deferred ones may be taken, 0 without any; then 1 when queues were
+--   left out by an operator's order (lib/orders.lua), else 0; {'NOLEASE'} without a lease (a thawed worker
+--   must send a heartbeat first).
 -- Lanes are taken in order, but every 8th job that a worker takes is the oldest that waits in any of
 -- them: no lane starves another.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
@@ -17,6 +18,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
@@ -28,6 +30,7 @@
 --@include lib/entry.lua
 --@include lib/delivered.lua
 --@include lib/portion.lua
+--@include lib/orders.lua
 local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local defer_ms, asking_ms, queues = tonumber(ARGV[6]), tonumber(ARGV[7]), {}
 for i = 8, #ARGV do queues[#queues + 1] = ARGV[i] end
@@ -35,6 +38,9 @@ local MAX_ROUNDS, OLDEST_EVERY = 64, 8
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {'NOLEASE'} end
 redis.call('HSET', lease, 'pull_ms', whole(server_ms()))
+local all = queues
+local is_held
+queues, is_held = open_queues(wid, all)
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 local claims, rounds = {}, 0
 local portion, deferred_ms = portion_of(wid, queues, defer_ms, asking_ms)
@@ -107,12 +113,13 @@ end
 local is_done = sweep()
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
 -- Full: no job is deferred to it until it pulls again.
-if left <= 0 then redis.call('HDEL', lease, 'pull_ms') end
+if left <= 0 or #queues == 0 then redis.call('HDEL', lease, 'pull_ms') end
 local last = {}
 if is_done and left > 0 then
-  for k, queue in ipairs(queues) do
+  for k, queue in ipairs(all) do
     local newest = redis.call('XREVRANGE', queue, '+', '-', 'COUNT', 1)
     last[k] = newest[1] and newest[1][1] or '0-0'
   end
 end
-return {'OK', claims, is_done and 0 or 1, last, may <= 0 and math.ceil(deferred_ms) or 0}
+return {'OK', claims, is_done and 0 or 1, last, may <= 0 and math.ceil(deferred_ms) or 0,
+  is_held and 1 or 0}

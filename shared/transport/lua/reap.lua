@@ -11,10 +11,12 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
 --@include lib/history.lua
+--@include lib/orders.lua
 local PAGE, TENANTS = 100, 16
 local ended = 0
 local seen = pulse(ARGV[3])
@@ -82,13 +84,19 @@ if redis.call('EXISTS', P .. 'live') == 0 then
   end
 end
 
--- The memory that Redis uses now; admission adds later bytes.
+-- The memory that Redis uses now; admission adds later bytes. And whether its last writes to the disk
+-- succeeded: 1 or 0.
 local function sample_store()
   local info = redis.pcall('INFO', 'memory')
   if type(info) ~= 'string' then return end  -- the access list forbids it: only maxmemory itself holds
   local function number(name) return tonumber(string.match(info, name .. ':(%d+)') or '0') end
   redis.call('HSET', P .. 'stat', 'store_limit', whole(number('maxmemory')), 'store_grown', 0,
     'store_used', whole(math.max(0, number('used_memory') - number('mem_not_counted_for_evict'))))
+  info = redis.call('INFO', 'persistence')
+  local function is_ok(name) return string.find(info, name .. ':ok', 1, true) and 1 or 0 end
+  redis.call('HSET', P .. 'stat', 'disk_aof', number('aof_enabled'), 'disk_aof_bytes',
+    whole(number('aof_current_size')), 'disk_ok_aof_write', is_ok('aof_last_write_status'),
+    'disk_ok_aof_rewrite', is_ok('aof_last_bgrewrite_status'), 'disk_ok_rdb_save', is_ok('rdb_last_bgsave_status'))
 end
 
 sample_store()
@@ -102,5 +110,6 @@ for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', P .. 'kept', '-inf', whole(s
   end
   hold(tenant, 0 - bytes)
 end
+expire_at_least(P .. 'paused', PAUSED_MS)
 note_queue()
 return {seen, ended}

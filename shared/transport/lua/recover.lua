@@ -2,6 +2,7 @@
 -- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6 whether suspects are taken (0 or 1),
 --   7.. queues this worker serves
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
+-- Queues that an operator has closed to it are left out (lib/orders.lua).
 -- After an outage of Redis itself only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
 --
@@ -16,6 +17,7 @@
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/latch.lua
 --@include lib/pulse.lua
 --@include lib/orphan.lua
@@ -25,11 +27,17 @@
 --@include lib/served_by.lua
 --@include lib/claim.lua
 --@include lib/entry.lua
+--@include lib/orders.lua
 local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local takes_suspects = ARGV[6] == '1'
 local PAGE, SUSPECT_CRASHES, PROBE_MS = 64, 2, 3600000
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {} end
 local probe_key = P .. 'probe:' .. wid
+local queues = {}
+for i = 7, #ARGV do queues[#queues + 1] = ARGV[i] end
+local open = open_queues(wid, queues)
+local is_open = {}
+for _, queue in ipairs(open) do is_open[queue] = true end
 local claims = {}
 local mildest  -- of the suspects: the one with the fewest crashes and losses
 
@@ -104,7 +112,7 @@ local function bury(dead, models)
     end
   end
   if left == 0 then
-    redis.call('DEL', P .. 'probe:' .. dead)
+    redis.call('DEL', P .. 'probe:' .. dead, P .. 'order:' .. dead)
     redis.call('HDEL', P .. 'workers', dead)
   end
 end
@@ -128,12 +136,12 @@ local function take_aside(need)
   local consumer, is_empty = ASIDE .. need, true
   local is_mine = fits(wid, need)
   local is_over = not is_mine and not is_served(need)
-  for i = 7, #ARGV do
-    local queue = ARGV[i]
+  for _, queue in ipairs(queues) do
     if redis.call('EXISTS', queue) == 1 then
-      if is_mine then take_all(queue, consumer, false) elseif is_over then end_aside(queue, consumer) end
+      if not is_open[queue] then is_empty = false
+      elseif is_mine then take_all(queue, consumer, false) elseif is_over then end_aside(queue, consumer) end
       if #redis.call('XPENDING', queue, GROUP, '-', '+', 1, consumer) > 0 then is_empty = false
-      elseif is_mine or is_over then redis.call('XGROUP', 'DELCONSUMER', queue, GROUP, consumer) end
+      elseif is_open[queue] and (is_mine or is_over) then redis.call('XGROUP', 'DELCONSUMER', queue, GROUP, consumer) end
     end
   end
   if is_empty and (is_mine or is_over) then redis.call('SREM', P .. 'aside', need) end
@@ -152,8 +160,8 @@ end
 table.sort(dead)
 table.insert(dead, 1, RELEASED)
 for _, consumer in ipairs(dead) do
-  for i = 7, #ARGV do
-    if redis.call('EXISTS', ARGV[i]) == 1 then take_all(ARGV[i], consumer, consumer ~= RELEASED) end
+  for _, queue in ipairs(open) do
+    if redis.call('EXISTS', queue) == 1 then take_all(queue, consumer, consumer ~= RELEASED) end
   end
   if consumer ~= RELEASED then bury(consumer, dead_models[consumer]) end
 end

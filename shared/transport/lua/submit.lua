@@ -2,7 +2,7 @@
 -- ARGV: names and values from 3 on. The job's: id, model, lane (priority: the first it may get),
 --   tenant, kind, request, timeout_ms, queue_timeout_ms ('' as timeout_ms: until its first claim),
 --   prompt_tokens, max_output (tokens of all choices), choices ('' one), crid, sampling (JSON, shown with
---   the record), facts ('' none), retain_ms (how long it is kept after its end; '' as all others).
+--   the record), facts ('' none; lib/parts.lua), part:<digest> (of each part of the facts), retain_ms (how long it is kept after its end; '' as all others).
 --   Its reader: reader ('' none), grace (policy), frontend_lease_ms.
 --   Limits of all: max_queued, max_queued_tokens; the tenant's ('' none): max_tenant_share, max_store_share,
 --   max_tenant_queued, max_tenant_queued_tokens, max_tenant_jobs, requests_per_minute,
@@ -25,6 +25,7 @@
 --@include lib/orphan.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
+--@include lib/parts.lua
 --@include lib/dead_letter.lua
 local LAST_LANE, UNKNOWN_OUTPUT = 7, 256
 local params = {}
@@ -153,12 +154,13 @@ if queue_timeout_ms and params.tok_s ~= '' and not is_again and ahead * 1000 > t
   return full('queue_timeout')
 end
 local fixed_bytes = JOB_BYTES + #params.request + #params.facts
+local index = string.sub(params.facts, 1, 1) == '#' and params.facts or nil
 local log_bytes = math.min(tonumber(params.max_output), expected * num_choices) * tonumber(params.token_bytes)
 local is_in_reserve = false
 if not is_again then
   local why
-  why, is_in_reserve = refused_by_store(tenant, fixed_bytes + log_bytes, params.max_store_share,
-    params.retain_ms == '')
+  local bytes = fixed_bytes + log_bytes + (index and new_part_bytes(index, params) or 0)
+  why, is_in_reserve = refused_by_store(tenant, bytes, params.max_store_share, params.retain_ms == '')
   if why then return full(why) end
 end
 for _, rate in ipairs(rates) do
@@ -186,6 +188,8 @@ if params.tokens_per_minute ~= '' then redis.call('HSET', job_key, 'reserved', w
 redis.call('PEXPIRE', job_key, whole(life_ms))
 redis.call('SET', P .. 'req:' .. id, params.request, 'PX', whole(life_ms))
 if params.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, params.facts, 'PX', whole(life_ms)) end
+local retain_ms = tonumber(params.retain_ms ~= '' and params.retain_ms or RETAIN_MS)
+if index then refer_to_parts(tenant, index, timeout_ms + retain_ms, params) end
 if params.idem ~= '' then
   redis.call('DEL', P .. 'tombstone:' .. id)  -- the same request again, long after the first
   redis.call('HSET', P .. 'idem:' .. params.idem, 'id', id, 'body', params.idem_body)

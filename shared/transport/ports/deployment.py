@@ -1,4 +1,4 @@
-"""Deployment: what people look at that no job depends on: processes, tenants, the last hour."""
+"""Deployment: what people look at that no job depends on: processes, tenants, history."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 HISTORY_SLOT_S = 30  # lua/lib/history.lua has the same
 HISTORY_SLOTS = 120  # that are read: an hour
+DAY_SLOT_S = 600  # likewise; each is made from its slots of HISTORY_SLOT_S
+DAY_SLOTS = 144
 TTFT_PER_OCTAVE = 8  # buckets, likewise
 REPORT_LIFE_MS = 10_000  # of a process's report
 
@@ -26,6 +28,18 @@ class Spent(NamedTuple):
     tenant: str
     cpu_us: int  # processor time, microseconds
     refused: int = 0  # requests
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a frontend adds to the current slot of the history, by the names of its fields.
+
+    `counts` are added up over all frontends (`errors`, `unavailable`); of `figures` the slot keeps
+    the largest (`age_s`, `kv`, `used`, `limit`).
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    figures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +63,9 @@ class TenantLoad:
 
 @dataclass(frozen=True, slots=True)
 class HistorySlot:
-    """What happened in HISTORY_SLOT_S seconds. None: nothing looked in this time.
+    """What happened in HISTORY_SLOT_S or DAY_SLOT_S seconds. None: nothing looked in this time.
 
-    `accepted` and `ended` are totals of the deployment at the end of the slot.
+    `accepted`, `ended`, `failed` and `expired` are totals of the deployment at the end of the slot.
     """
 
     number: int  # Unix time in slots
@@ -61,6 +75,16 @@ class HistorySlot:
     ended: int | None = None
     # Bucket b of times to the first token, from 2 ** (b / TTFT_PER_OCTAVE) ms up -> jobs.
     ttft: Mapping[int, int] = field(default_factory=dict)
+    failed: int | None = None
+    expired: int | None = None
+    tokens_in: int | None = None  # of the prompts whose first token came
+    tokens_out: int | None = None
+    unavailable: int | None = None  # responses 503
+    errors: int | None = None  # other responses from 500 up
+    queue_age_s: int | None = None  # at most, of any model
+    kv_permille: int | None = None  # of the KV blocks of all workers in use, at most
+    store_used: int | None = None  # bytes, at most
+    store_limit: int | None = None  # bytes; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +93,9 @@ class History:
 
     now_s: float
     slots: Sequence[HistorySlot]
+
+
+NO_SAMPLE = Sample()
 
 
 class Deployment(Protocol):
@@ -80,8 +107,10 @@ class Deployment(Protocol):
         process_id: str,
         stats: Mapping[str, str | int],
         spent: Sequence[Spent] = (),
+        sample: Sample = NO_SAMPLE,
     ) -> None:
-        """Keeps a process's report for REPORT_LIFE_MS; adds `spent` to the tenants' accounts."""
+        """Keeps a process's report for REPORT_LIFE_MS; adds `spent` to the tenants' accounts, and
+        `sample` to the history."""
         ...
 
     async def reports(self, kind: ProcessKind, limit: int) -> Sequence[ProcessReport]:
@@ -92,6 +121,7 @@ class Deployment(Protocol):
         """Returns the loads of these tenants."""
         ...
 
-    async def history(self, num_slots: int) -> History:
-        """Returns the latest slots; the last one is not over."""
+    async def history(self, num_slots: int, slot_s: int = HISTORY_SLOT_S) -> History:
+        """Returns the latest slots; the last one is not over. `slot_s`: or DAY_SLOT_S, whose slots
+        are there at most HISTORY_SLOT_S after their end."""
         ...

@@ -68,6 +68,8 @@ class JobClaim:
     num_tokens: int
     deaths: int
     worker_id: str
+    cause: str | None = None  # of an end that is not the job's: a ClaimEnd; None: of no such end
+    last_ms: int | None = None  # its last delta, where it has a cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class JobRecord:
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
+    last_ms: int | None = None  # the last delta of the latest claim
+    is_worker_lost: bool = False  # running by its state, but its worker's lease has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ class JobLook:
 
     state: JobState
     end: Cursor  # of the log
+    lost_attempt: int | None = None  # while it is between workers: the claim that ended
+    cause: str = ""  # of that end
 
 
 class JobStore(Protocol):
@@ -151,16 +157,6 @@ class JobStore(Protocol):
     async def stored_bytes(self, job_id: str) -> int:
         """Returns about how many bytes the job's `request_record` and its log are; 0: no such
         job."""
-        ...
-
-    async def list_jobs(
-        self, state: JobState | None, limit: int, tenant: str | None = None
-    ) -> Sequence[JobRecord]:
-        """Returns records newest first, of all states and of all tenants where they are None.
-
-        Live jobs come first, by deadline, the queued with their positions; then ended ones (the
-        last thousand of each state, or of the tenant) by their end. `limit` is capped at 1000.
-        """
         ...
 
     async def cancel(self, job_id: str, reason: str) -> CancelResult | None:

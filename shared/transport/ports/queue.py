@@ -21,6 +21,7 @@ from shared.messages import (
 )
 from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import Restored
+from shared.transport.ports.registry import Order
 
 
 class AppendStatus(StrEnum):
@@ -193,6 +194,17 @@ class WorkerReport:
     stalled: bool = False  # the engine has work and makes no step, or its device has failed
     files: ModelFiles = UNKNOWN_FILES
     spent: Sequence[Spent] = ()  # of tenants, since the last report
+    order: Order = Order.SERVE  # that it follows
+
+
+class ClaimEnd(StrEnum):
+    """How a claim ended that did not end its job."""
+
+    WORKER_LOST = "worker_lost"
+    ENGINE_DIED = "engine_died"
+    ENGINE_STALLED = "engine_stalled"
+    DEVICE_LOST = "device_lost"
+    RELEASED = "released"  # by its worker: a drain or a stop
 
 
 class CrashCause(StrEnum):
@@ -209,11 +221,13 @@ class HeartbeatReply:
     """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore).
 
     `taken` are those of `dropped` that were claimed again: this worker's lease had ended.
+    `order`: an operator's; None: none is stored, and the last one holds.
     """
 
     dropped: Sequence[str] = ()
     lost: Sequence[str] = ()
     taken: Sequence[str] = ()
+    order: Order | None = None
 
 
 class JobQueue(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
@@ -19,8 +20,33 @@ RESERVED_STATS = frozenset(
         "stalled",
         "prompt_digest",
         "weights_digest",
+        "order",
     }
 )
+
+
+class Order(StrEnum):
+    """What an operator orders a worker to do."""
+
+    SERVE = "serve"
+    DRAIN = "drain"  # end what runs, take nothing new, stay
+    EXIT = "exit"  # the same, and end the process after the last job
+
+
+class Ordered(StrEnum):
+    """What became of an order."""
+
+    OK = "OK"
+    GONE = "GONE"  # no such worker lives
+    OLD = "OLD"  # the worker's release does not read orders
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A model's queue that no worker takes jobs from."""
+
+    since_ms: int = field(compare=False)
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +59,7 @@ class WorkerStatus:
     draining: bool
     stalled: bool
     stats: Mapping[str, float | str]  # step, waiting, prefilling, active, pending, running, ...
+    order: Order | None = None  # that it follows; None: its release reads none
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +74,7 @@ class AnnouncedModel:
     structured_output: bool = True
     max_model_len: int | None = None  # the least of them; None: none has reported it
     kv_capacity_tokens: int | None = None
+    is_paused: bool = False  # an operator has closed its queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +93,16 @@ class QueueStats:
     # Bytes that Redis uses, and may use (maxmemory); both 0 if it has no limit or hides it.
     store_used: int = field(default=0, compare=False)
     store_limit: int = field(default=0, compare=False)
+    # Redis' files: `aof` 1 if it has an append-only file, `aof_bytes` its size; `ok_aof_write`,
+    # `ok_aof_rewrite`, `ok_rdb_save` 1 if the last one succeeded, or there was none. Empty: hidden.
+    disk: Mapping[str, int] = field(default_factory=dict, compare=False)
     # Estimated bytes of the tenants that hold most of them, the largest first.
     held_by_tenant: Mapping[str, int] = field(default_factory=dict)
     # The accounts of all tenants, those with the most first: processor microseconds, and requests
     # that were refused.
     cpu_us_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
     refused_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
+    paused: Mapping[str, Pause] = field(default_factory=dict)  # by model
 
 
 class WorkerRegistry(Protocol):
@@ -96,4 +128,19 @@ class WorkerRegistry(Protocol):
 
     async def get_blob(self, digest: str) -> bytes | None:
         """Returns the blob; None if it is not stored."""
+        ...
+
+    async def order(self, worker_id: str, order: Order) -> Ordered:
+        """Orders a worker to drain, to exit or to serve again. From then on it takes no job, or any
+        again once it has read the order, with its next heartbeat."""
+        ...
+
+    async def pause(self, model: str, by: str) -> bool | None:
+        """Closes the model's queue: jobs are accepted, and no worker takes one. Returns False if it
+        was closed before; None for a model that no worker announced lately, and if MAX_PAUSED
+        queues are closed."""
+        ...
+
+    async def resume(self, model: str) -> bool:
+        """Opens the model's queue again. Returns False if it was open."""
         ...

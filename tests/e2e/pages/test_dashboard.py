@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 
 def test_the_dashboard_shows_workers_queue_and_jobs(tab: Tab, service: Launched) -> None:
     page = tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
     worker = httpx.get(f"{service.base_url}/health").json()["workers"][0]
     row = page.locator("#workers tr")
@@ -31,10 +31,15 @@ def test_the_dashboard_shows_workers_queue_and_jobs(tab: Tab, service: Launched)
 
     body = {"model": model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     answer = httpx.post(f"{service.base_url}/v1/chat/completions", json=body, timeout=30)
+    page.get_by_role("link", name="Jobs", exact=True).click()
     done = page.locator("#jobs tr").filter(has=page.get_by_text("finished")).first
-    expect(done).to_contain_text(answer.json()["id"].removeprefix("chatcmpl-"))
-    expect(done.get_by_role("button")).to_be_hidden()
-    expect(done.locator("td").nth(4)).to_have_text("4")
+    name = answer.json()["id"]
+    expect(done.get_by_role("link")).to_have_text(name[-8:])
+    expect(done.get_by_role("link")).to_have_attribute("title", name.removeprefix("chatcmpl-"))
+    expect(done.get_by_role("button", name="Cancel")).to_be_hidden()
+    expect(done.locator("td[data-label=Output]")).to_have_text("4")
+    expect(done.locator("td[data-label=Tenant]")).to_have_text("default")
+    expect(done.locator("td[data-label=Kind]")).to_have_text("chat")
 
 
 def test_a_job_is_cancelled_from_the_dashboard(tab: Tab, service: Launched) -> None:
@@ -48,8 +53,8 @@ def test_a_job_is_cancelled_from_the_dashboard(tab: Tab, service: Launched) -> N
     url = f"{service.base_url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, timeout=30) as answer:
         job_id = answer.headers["x-request-id"].removeprefix("chatcmpl-")
-        tab.page.goto("/dashboard")
-        row = tab.page.locator("#jobs tr").filter(has_text=job_id)
+        tab.page.goto("/dashboard#tab=jobs")
+        row = tab.page.locator("#jobs tr").filter(has_text=job_id[-8:])
         expect(row).to_contain_text("running", timeout=PATIENCE_MS)
         row.get_by_role("button", name="Cancel").click()
         expect(row).to_contain_text("cancelled", timeout=PATIENCE_MS)
@@ -57,50 +62,97 @@ def test_a_job_is_cancelled_from_the_dashboard(tab: Tab, service: Launched) -> N
         lines = list(answer.iter_lines())
     assert "data: [DONE]" in lines
     assert httpx.get(f"{service.base_url}/v1/jobs/{job_id}").json()["status"] == "cancelled"
-    tab.page.get_by_label("State").select_option("cancelled")
+    states = tab.page.get_by_role("navigation", name="States")
+    states.get_by_role("link", name="cancelled").click()
     expect(row).to_have_count(1, timeout=PATIENCE_MS)
-    tab.page.get_by_label("State").select_option("expired")
+    states.get_by_role("link", name="expired").click()
     expect(row).to_have_count(0, timeout=PATIENCE_MS)
 
 
-def test_the_dashboard_shows_who_serves_whom_and_the_last_hour(tab: Tab, service: Launched) -> None:
+def test_the_dashboard_shows_who_serves_whom(tab: Tab, service: Launched) -> None:
     page = tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     frontend = page.locator("#frontends tr")
     expect(frontend).to_have_count(1, timeout=PATIENCE_MS)
     expect(frontend).to_contain_text(f":{service.port}")
+    blocks = page.locator("#workers svg")
+    expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
+    page.get_by_role("link", name="Tenants").click()
     tenant = page.locator("#tenants tr")
     expect(tenant).to_have_count(1)
     expect(tenant.locator("td").first).to_have_text("default")
+    expect(tenant.locator("td").nth(3)).to_have_text(re.compile(r"^\d.* s? ?\((100|0) %\)$"))
+    expect(tenant.locator("td").nth(4)).to_have_text(re.compile(r"^\d+(\.\d)? (B|KiB)$"))
     pot = page.locator("#pots tr").filter(has_text="dashboards")
     expect(pot).to_contain_text("everyone 1")
+    page.get_by_role("link", name="Dead letters").click()
     expect(page.locator("#no-dead-letters")).to_be_visible()
+    page.get_by_role("link", name="Batches").click()
     expect(page.locator("#no-batches")).to_be_visible()
-    blocks = page.locator("#workers svg")
-    expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
-    model = httpx.get(f"{service.base_url}/v1/models").json()["data"][0]["id"]
-    body = {"model": model, "prompt": "Hello.", "max_tokens": 4}
-    httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=30)
-    first_token = page.get_by_role("img", name="Time to first token in the last hour")
-    label = re.compile(r"now p50 \d.* ms, p95 \d.* ms; max \d")
-    expect(first_token).to_have_attribute("aria-label", label, timeout=PATIENCE_MS)
-    expect(page.get_by_role("img", name="Queue depth in the last hour")).to_be_visible()
-    expect(page.get_by_role("img", name="Requests per second in the last hour")).to_be_visible()
 
 
 def test_a_page_has_one_stream_and_asks_for_no_list(tab: Tab, service: Launched) -> None:
     page = tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
-    beat = page.locator("#workers tr td").last
+    beat = page.locator("#workers td[data-label='Last heartbeat']")
     for _ in range(3):
         shown = beat.inner_text()
         expect(beat).not_to_have_text(shown, timeout=PATIENCE_MS)
     asked = [address for address in tab.addresses if "/static/" not in address]
     assert [address.removeprefix(service.base_url) for address in asked] == [
         "/dashboard",
-        "/v1/deployment/stream?",
+        "/v1/deployment/stream?history=none",
     ]
+
+
+TABS = ["Overview", "Jobs", "Workers", "Models", "Batches", "Dead letters", "Tenants"]
+
+
+def test_each_tab_has_an_address_and_only_the_shown_one_is_in_the_page(
+    tab: Tab, service: Launched
+) -> None:
+    page = tab.page
+    page.goto("/dashboard")
+    links = page.get_by_role("navigation", name="Dashboard").get_by_role("link")
+    expect(links).to_have_text(TABS)
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    for name in TABS:
+        link = page.get_by_role("link", name=name, exact=True)
+        link.focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=2).first).to_have_text(name)
+        expect(page.locator("#tabs [aria-current=page]")).to_have_text(name)
+        expect(link).to_be_focused()
+        assert page.locator("#tab > section").count() <= 2  # what belongs to it, and no other tab
+        page.reload()
+        expect(page.get_by_role("heading", level=2).first).to_have_text(name)
+    page.go_back()
+    expect(page.get_by_role("heading", level=2).first).to_have_text(TABS[-2])
+    page.goto("/dashboard#tab=nothing")
+    expect(page.get_by_role("heading", level=2).first).to_have_text("Overview")
+
+
+def test_a_link_to_jobs_of_one_state_can_be_shared(tab: Tab) -> None:
+    tab.page.goto("/dashboard#tab=jobs&state=failed")
+    states = tab.page.get_by_role("navigation", name="States")
+    expect(states.locator("[aria-current]")).to_contain_text("failed")
+    states.get_by_role("link", name="expired").click()
+    expect(tab.page).to_have_url(re.compile(r"#tab=jobs&state=expired$"))
+    asked = [address for address in tab.addresses if "/stream" in address]
+    assert [address.partition("?")[2] for address in asked] == [
+        "history=none&state=failed",
+        "history=none&state=expired",
+    ]
+
+
+def test_a_model_is_shown_with_its_workers_and_its_queue(tab: Tab, service: Launched) -> None:
+    tab.page.goto("/dashboard#tab=models")
+    row = tab.page.locator("#models tr")
+    expect(row).to_have_count(1, timeout=PATIENCE_MS)
+    expect(row.locator(".badge")).to_have_text("served")
+    figures = row.locator("td.number")
+    expect(figures).to_have_text(["1", "0", "0", "0 ms", re.compile(r"^\d+\.\d$")])
 
 
 STREAM = "**/v1/deployment/stream*"
@@ -138,7 +190,7 @@ def test_the_dashboard_says_when_the_service_is_away_and_comes_back(
             route.abort("connectionrefused")
 
     page.route(STREAM, once)
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#status")).to_have_text("The server cannot be reached.")
     expect(page.locator("#workers tr")).to_have_count(1)  # the last known stays in sight
     page.unroute(STREAM)
@@ -161,34 +213,11 @@ def test_the_dashboard_shows_a_worker_s_state(tab: Tab, status: str, shown: str)
         worker |= {"percent": 43, "stage": "loading weights"}
     told = snapshot_of(worker, "stalled" if status == "stalled" else "ok")
     tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
-    tab.page.goto("/dashboard")
+    tab.page.goto("/dashboard#tab=workers")
     expect(tab.page.locator("#workers .badge")).to_have_text(shown, timeout=PATIENCE_MS)
     expect(tab.page.locator("#workers tr")).to_contain_text("12,345")
     expect(tab.page.locator("#workers tr")).to_contain_text("m")
     expect(tab.page.locator("#status.bad")).to_have_count(1 if status == "stalled" else 0)
-
-
-def test_the_last_hour_is_three_curves_with_words_for_each(tab: Tab) -> None:
-    worker: dict[str, object] = {"id": "w1", "status": "ok", "models": ["m"], "running": 0}
-    figures = [(7, 2.0, 40, 900), (None, None, None, None), (3, 1.5, 35, 80)]
-    names = ("queued", "requests_per_s", "ttft_p50_ms", "ttft_p95_ms")
-    rows = {
-        str(slot): {"at": 30 * slot, "running": 0, **dict(zip(names, told, strict=True))}
-        for slot, told in enumerate(figures, 100)
-    }
-    told = snapshot_of(worker, "ok", history={"ids": list(rows), "rows": rows})
-    tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
-    tab.page.goto("/dashboard")
-    for label, num_lines in (
-        ("Queue depth in the last hour: now 3; max 7", 1),
-        ("Requests per second in the last hour: now 1.5; max 2.0", 1),
-        ("Time to first token in the last hour: now p50 35 ms, p95 80 ms; max 900 ms", 2),
-    ):
-        curve = tab.page.get_by_role("img", name=label, exact=True)
-        expect(curve).to_be_visible(timeout=PATIENCE_MS)
-        lines = [path.get_attribute("d") or "" for path in curve.locator("path").all()]
-        assert len(lines) == num_lines
-        assert all(line.count("M") == 2 for line in lines)  # the unknown slot interrupts it
 
 
 def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
@@ -196,7 +225,7 @@ def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
     body = {"model": model, "prompt": "Hello.", "max_tokens": 2}
     with httpx.Client(base_url=service.base_url) as client:
         batch = begin_batch(client, body, body).json()
-    tab.page.goto("/dashboard")
+    tab.page.goto("/dashboard#tab=batches")
     row = tab.page.locator("#batches tr", has_text=batch["id"])
     expect(row.locator(".badge")).to_have_text("completed", timeout=PATIENCE_MS)
     expect(row).to_contain_text("2 of 2")
@@ -214,7 +243,7 @@ def test_the_picture_of_the_blocks_has_their_shares(
     worker |= {"total_blocks": 1000, "free_blocks": free + cached, "cached_blocks": cached}
     told = snapshot_of(worker, "ok")
     tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
-    tab.page.goto("/dashboard")
+    tab.page.goto("/dashboard#tab=workers")
     field = tab.page.locator("#workers svg")
     expect(field).to_have_attribute(
         "aria-label", f"KV blocks: {used} in use, {cached} cached prefixes, {free} free"

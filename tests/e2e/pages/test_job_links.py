@@ -45,7 +45,7 @@ def test_a_link_to_a_job_of_any_kind_shows_its_text(
     reply = answered.json()
     page = tab.page
     page.goto(f"/dashboard#job={reply['id']}")
-    page.get_by_role("link", name="Open its text").click()
+    page.get_by_role("link", name="Open in the playground").click()
     expect(page).to_have_url(f"{service.base_url}/#job={reply['id']}")
     answer = page.locator(".turn.assistant")
     expect_whole(answer)

@@ -15,7 +15,7 @@ from tests.e2e.pages.scripted_service import *  # noqa: F403
 from tests.e2e.pages.scripted_service import begun, generated
 from tests.support.browser import PATIENCE_MS, Tab
 from tests.support.playground import poll
-from tests.support.running_service import RunningService
+from tests.support.running_service import MODEL, RunningService
 
 pytestmark = pytest.mark.browser
 
@@ -27,6 +27,13 @@ def fact(page: Page, name: str) -> Locator:
 def open_job(page: Page, name: str) -> None:
     page.goto(f"/dashboard#job={name}")
     expect(page.locator("#job-known")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def events_of(page: Page, number: int = 0) -> Locator:
+    """The texts of the single events of a run, which is opened."""
+    run = page.locator("#job-events > li").nth(number)
+    run.locator("summary").click()
+    return run.locator("td.log-text")
 
 
 @pytest.mark.promise(
@@ -47,11 +54,11 @@ def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
         title = page.get_by_role("heading", name=f"Job {answer['id']}")
         expect(title).to_be_visible(timeout=PATIENCE_MS)
         expect(title).to_be_focused()
-        expect(page.locator("#overview")).to_be_hidden()
+        expect(page.locator("#jobs")).to_have_count(0)
         page.get_by_role("link", name="All jobs").click()
-        expect(page.locator("#overview")).to_be_visible()
+        expect(page.locator("#jobs")).to_be_visible()
         expect(page.locator("#job")).to_be_hidden()
-    row = page.locator("#jobs tr", has_text=answer["id"].removeprefix("gen-"))
+    row = page.locator("#jobs tr", has_text=answer["id"][-8:])
     row.get_by_role("link").click()
     expect(page.locator("#job-badge")).to_have_text("finished")
     way = page.get_by_role("img", name=re.compile(r"^Queued .*, Prefill .*, Decode "))
@@ -63,8 +70,13 @@ def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
     expect(fact(page, "Output tokens")).to_have_text("20")
     expect(fact(page, "Kind")).to_have_text("generate")
     expect(page.locator("#job-prefix")).to_contain_text("tokens")
-    said = page.locator("#job-events tr td.log-text")
+    run = page.locator("#job-events summary")
+    expect(run).to_have_text(re.compile(r"^Tokens 1–20 · attempt 1 on w-scripted · [\d.]+ m?s$"))
+    expect(page.locator("#job-end")).to_have_text("End: finished · length")
+    expect(page.locator("#job-events tbody tr")).to_have_count(0)  # read when it is opened
+    said = events_of(page)
     expect(said).to_have_count(21)
+    expect(page.locator("#job-events th", has_text="Choices")).to_have_count(0)
     texts = said.all_text_contents()
     assert "".join(texts[:-1]) == answer["text"]
     assert texts[-1] == "finished · length"
@@ -77,7 +89,7 @@ def test_a_running_job_is_followed_and_cancelled(tab: Tab, service: RunningServi
     name, page = begun(service), tab.page
     open_job(page, name)
     expect(page.locator("#job-badge")).to_have_text("running")
-    said = page.locator("#job-events td.log-text")
+    said = events_of(page)
     expect(said.nth(5)).to_be_attached(timeout=PATIENCE_MS)  # it grows
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator("#job-badge")).to_have_text("cancelled", timeout=PATIENCE_MS)
@@ -114,9 +126,14 @@ def test_the_workers_that_a_job_survived_are_named(tab: Tab, service: RunningSer
     expect(attempts).to_have_count(1)
     expect(attempts.first).to_contain_text("running")
     crashed(service, name, is_last=False)
-    expect(attempts.first).to_contain_text("worker lost; the job resumed", timeout=PATIENCE_MS)
+    expect(attempts.first).to_contain_text("worker lost", timeout=PATIENCE_MS)
+    expect(page.locator("#job-badge")).to_have_text("resuming")
+    expect(page.locator("#job-reason")).to_have_text(
+        "Engine lost before the first token, resuming."
+    )
     service.call(service.transport.queue.recover(service.worker.worker_id, 1))
     expect(attempts).to_have_count(2, timeout=PATIENCE_MS)
+    expect(attempts.first).to_contain_text("worker lost; the job resumed")
     expect(attempts.nth(1)).to_contain_text("running")
     expect(page.get_by_role("img", name=re.compile(", 2 attempts$"))).to_be_visible()
     httpx.delete(f"{service.base_url}/v1/jobs/{name}")
@@ -130,8 +147,8 @@ def test_a_dead_letter_is_run_again(tab: Tab, service: RunningService, where: st
     assert service.job(name)["error"]["code"] == "poison"
     service.script.pulls = True
     if where == "list":
-        page.goto("/dashboard")
-        row = page.locator("#dead-letters tr", has_text=name.removeprefix("gen-"))
+        page.goto("/dashboard#tab=dead-letters")
+        row = page.locator("#dead-letters tr", has_text=name[-8:])
         expect(row).to_contain_text("poison", timeout=PATIENCE_MS)
         row.get_by_role("button", name="Run job").click()
         link = page.locator("#dead-letter-status a")
@@ -154,7 +171,7 @@ def test_a_dead_letter_is_run_again(tab: Tab, service: RunningService, where: st
 def test_the_events_come_a_page_at_a_time(tab: Tab, service: RunningService) -> None:
     answer, page = generated(service, max_tokens=120), tab.page
     open_job(page, answer["id"])
-    said, note = page.locator("#job-events td.log-text"), page.locator("#job-events-note")
+    said, note = events_of(page), page.locator("#job-events .none")
     pages = []
     for number, length in ((1, 50), (2, 50), (3, 21)):
         expect(note).to_have_text(re.compile(f"^Page {number}: {length} events"))
@@ -169,12 +186,119 @@ def test_the_events_come_a_page_at_a_time(tab: Tab, service: RunningService) -> 
     expect(page.get_by_role("button", name="First events")).to_be_hidden()
 
 
+def test_the_runs_of_a_job_that_was_taken_up_again_are_its_attempts(
+    tab: Tab, service: RunningService
+) -> None:
+    service.script.stop_after = 7
+    name, page = begun(service, max_tokens=12), tab.page
+    open_job(page, name)
+    runs = page.locator("#job-events summary")
+    expect(runs).to_have_text(re.compile("^Tokens 1–7 · attempt 1 on w-scripted"))
+    said = events_of(page)
+    expect(said).to_have_count(7)
+    queue, job_id = service.transport.queue, name.removeprefix("gen-")
+    assert service.call(queue.release(service.worker.worker_id, job_id, 1))
+    poll(lambda: not service.worker.jobs)
+    service.script.stop_after = None
+    service.call(service.worker.recover())
+    expect(runs.nth(1)).to_have_text(re.compile("^Tokens 8–12 · attempt 2 on w-scripted"))
+    expect(said).to_have_count(7)  # of its own attempt
+    first = "".join(said.all_text_contents())
+    later = events_of(page, 1)
+    expect(later).to_have_count(6)
+    texts = later.all_text_contents()
+    assert texts[-1] == "finished · length"
+    answer = httpx.get(f"{service.base_url}/v1/jobs/{name}/answer").json()
+    assert first + "".join(texts[:-1]) == answer["choices"][0]["text"]
+
+
+@pytest.mark.promise(
+    "Dashboard: the page of a job shows its prompt and answer as text, also while it runs, and "
+    "is not a reader of it; its tokens are a run for each attempt, whose events open on "
+    "demand"
+)
+def test_the_text_of_a_running_job_is_followed_and_its_prompt_is_plain(
+    tab: Tab, service: RunningService
+) -> None:
+    service.script.step_s = 0.05
+    name, page = begun(service, prompt="**a gate** and a wheel, ", max_tokens=400), tab.page
+    open_job(page, name)
+    expect(page.locator("#job-prompt pre")).to_have_text("**a gate** and a wheel, ")
+    expect(page.locator("#job-prompt .none")).to_contain_text("tokens, as the model got them.")
+    strong = page.locator("#job-answer strong")
+    expect(strong.first).to_have_text("a gate")
+    seen = strong.count()
+    expect(strong.nth(seen)).to_be_attached(timeout=PATIENCE_MS)  # it grows
+    httpx.delete(f"{service.base_url}/v1/jobs/{name}")
+    expect(page.locator("#job-badge")).to_have_text("cancelled", timeout=PATIENCE_MS)
+    total = service.job(name)["usage"]["completion_tokens"]
+    expect(page.locator("#job-events summary")).to_contain_text(f"Tokens 1–{total}")
+
+
+def test_choices_are_shown_apart(tab: Tab, service: RunningService) -> None:
+    body = {"model": MODEL, "prompt": "of gates", "n": 2, "max_tokens": 6}
+    made = httpx.post(f"{service.base_url}/v1/completions", json=body, timeout=60).json()
+    page = tab.page
+    open_job(page, made["id"])
+    expect(page.locator("#job-answer h4")).to_have_text(["Choice 1", "Choice 2"])
+    texts = page.locator("#job-answer .markdown").all_inner_texts()
+    assert texts == [choice["text"].strip() for choice in made["choices"]]
+    events_of(page)
+    expect(page.locator("#job-events th", has_text="Choices")).to_be_visible()
+
+
+def test_a_long_text_is_shown_in_part_until_all_of_it_is_requested(
+    tab: Tab, service: RunningService
+) -> None:
+    page = tab.page
+    page.route(
+        re.compile("answer.limit=16384"),
+        lambda route: route.continue_(url=route.request.url.replace("16384", "5")),
+    )
+    page.route(
+        re.compile("prompt.after=0"),
+        lambda route: route.continue_(url=route.request.url + "&limit=5"),
+    )
+    made = generated(service, prompt="a gate and a wheel " * 3, max_tokens=40)
+    open_job(page, made["id"])
+    expect(page.locator("#job-answer > .none")).to_have_text("The first 5 tokens.")
+    page.get_by_role("button", name="Show all of the answer").click()
+    expect(page.locator("#job-answer .markdown")).to_have_text(made["text"].strip())
+    expect(page.get_by_role("button", name="Show all of the answer")).to_be_hidden()
+    shown = page.locator("#job-prompt pre")
+    expect(page.locator("#job-prompt .none")).to_contain_text("The first 5 are shown.")
+    page.get_by_role("button", name="Show more of the prompt").click()
+    expect(shown).to_have_text("a gate and a wheel " * 3)
+    expect(page.get_by_role("button", name="Show more of the prompt")).to_be_hidden()
+
+
+def test_text_that_is_no_longer_stored_is_said_to_be(tab: Tab, service: RunningService) -> None:
+    name, page = generated(service)["id"], tab.page
+    redis: Any = service.transport.connections.commands
+    keys, job_id = service.transport.keys, name.removeprefix("gen-")
+    service.call(redis.delete(keys.log(job_id), keys.prompt(job_id)))
+    open_job(page, name)
+    expect(page.locator("#job-prompt .none")).to_contain_text("no longer stored")
+    expect(page.locator("#job-prompt pre")).to_be_hidden()
+    expect(page.locator("#job-answer .none")).to_contain_text("no longer stored")
+    expect(page.locator("#job-facts")).to_contain_text("generate")  # what is left is shown
+
+
+def test_a_record_is_shown_as_json(tab: Tab, service: RunningService) -> None:
+    name, page = generated(service)["id"], tab.page
+    open_job(page, name)
+    page.get_by_text("Record as JSON").click()
+    expect(page.locator("#job-record pre")).to_contain_text(f'"id": "{name}"')
+
+
 def test_a_job_that_is_not_there_is_said_to_be_none(tab: Tab, service: RunningService) -> None:
     page = tab.page
     page.goto("/dashboard#job=gen-0-nothing")
     expect(page.locator("#job-note")).to_contain_text("gen-0-nothing", timeout=PATIENCE_MS)
     expect(page.locator("#job-known")).to_be_hidden()
     page.get_by_role("link", name="All jobs").click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_focused()
+    page.get_by_role("link", name="Workers").click()
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
     tab.expect_complaint("404")
 
@@ -183,14 +307,17 @@ def test_output_is_shown_as_text_and_never_as_markup(tab: Tab, service: RunningS
     hostile = "<img src=x onerror=alert(1)><script>alert(2)</script> "
     answer = generated(service, prompt=hostile * 2, max_tokens=60)
     assert "<" in answer["text"]
-    open_job(tab.page, answer["id"])
-    expect(tab.page.locator("#job-events tr")).to_have_count(50)
-    assert tab.page.locator("#job-events img, #job-events script").count() == 0
+    page = tab.page
+    open_job(page, answer["id"])
+    expect(events_of(page)).to_have_count(50)
+    expect(page.locator("#job-prompt pre")).to_have_text(hostile * 2)
+    expect(page.locator("#job-answer")).to_contain_text("<img src=x")
+    assert page.locator("#job-known :is(img, script)").count() == 0
 
 
 def test_a_page_out_of_sight_has_no_stream(tab: Tab, service: RunningService) -> None:
     feed, page = service.app.state.services.feed, tab.page
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#workers tr")).to_have_count(1, timeout=PATIENCE_MS)
     poll(lambda: feed.num_watchers == 1)
     hide = """(hidden) => {
@@ -217,12 +344,13 @@ def test_the_page_of_a_job_is_accessible_and_fits_a_phone(
     name = generated(service)["id"]
     service.script.step_s = 0.2
     running = begun(service)
-    page.goto("/dashboard")
-    expect(page.locator("#jobs tr", has_text=running.removeprefix("gen-"))).to_be_visible()
+    page.goto("/dashboard#tab=jobs")
+    expect(page.locator("#jobs tr", has_text=running[-8:])).to_be_visible()
     expect_fit(page)
     for shown in (name, running):
         open_job(page, shown)
-        expect(page.locator("#job-events tr").first).to_be_visible(timeout=PATIENCE_MS)
+        expect(events_of(page).first).to_be_visible(timeout=PATIENCE_MS)
+        expect(page.locator("#job-prompt pre")).to_be_visible()
         expect_fit(page)
     httpx.delete(f"{service.base_url}/v1/jobs/{running}")
 
@@ -245,7 +373,7 @@ def test_the_keyboard_reaches_a_job_and_the_skip_link_keeps_it(
     expect(page.locator("main")).to_be_focused()
     assert page.url.endswith(f"#job={name}")
     page.keyboard.press("Tab")
-    expect(page.get_by_label("Job, response or chat id")).to_be_focused()
+    expect(page.get_by_role("link", name="All jobs")).to_be_focused()
     expect(page.locator("#job-known")).to_be_visible()
 
 
@@ -262,8 +390,8 @@ def test_a_live_page_says_little_to_screen_readers(tab: Tab, service: RunningSer
           }
         });"""
     )
-    page.goto("/dashboard")
-    beat = page.locator("#workers tr td").last
+    page.goto("/dashboard#tab=workers")
+    beat = page.locator("#workers td[data-label='Last heartbeat']")
     expect(beat).to_be_visible(timeout=PATIENCE_MS)
     finished = threading.Thread(target=generated, args=(service,))
     finished.start()

@@ -125,7 +125,7 @@ def test_a_known_model_takes_questions_while_its_worker_loads(page: Page, loadin
 
 def test_the_dashboard_shows_it_beside_the_workers(page: Page, loading: Loading) -> None:
     loading.begin("w1", "Qwen3-0.6B", "loading weights", 0.43)
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     row = page.locator("#workers tr")
     expect(row).to_contain_text("Qwen3-0.6B: loading weights", timeout=PATIENCE_MS)
     expect(row.locator(".badge")).to_have_text("loading, 43 %")

@@ -44,7 +44,7 @@ def test_a_suggested_question_is_answered_piece_by_piece(
     playground: Page, service: Launched
 ) -> None:
     set_settings(playground, max_tokens="160")
-    playground.get_by_role("button", name="What is Penstock?").click()
+    playground.locator("#suggestions button").first.click()
     answer = last_answer(playground)
     text = text_of(answer)
     expect(text).not_to_be_empty(timeout=PATIENCE_MS)
@@ -194,6 +194,20 @@ def test_the_chosen_model_stays_chosen(tab: Tab) -> None:
     tab.page.locator("#model").select_option("two")
     tab.page.reload()
     expect(tab.page.locator("#model")).to_have_value("two")
+
+
+def test_suggested_questions_are_those_of_the_chosen_model(tab: Tab) -> None:
+    own = {"id": "demo", "is_served": True, "suggestions": ["What is a weir?", "And a dam?"]}
+    other = {"id": "other", "is_served": True, "suggestions": []}
+    tab.page.route("**/v1/models", lambda route: route.fulfill(json={"data": [own, other]}))
+    tab.page.goto("/")
+    suggested = tab.page.locator("#suggestions button")
+    expect(suggested).to_have_text(["What is a weir?", "And a dam?"])
+    tab.page.locator("#model").select_option("other")
+    expect(suggested).to_have_count(4)
+    assert "Penstock" not in tab.page.locator("#suggestions").inner_text()
+    tab.page.locator("#model").select_option("demo")
+    expect(suggested.first).to_have_text("What is a weir?")
 
 
 def test_a_waiting_job_shows_its_place_and_how_long_at_this_pace(playground: Page) -> None:

@@ -156,7 +156,7 @@ def test_an_answer_goes_on_when_its_worker_is_killed(tab: Tab, service: Launched
     (pid,) = (worker["pid"] for worker in workers if worker["id"] == owner)
     os.kill(pid, signal.SIGKILL)
     expect_all_of_it(tab.page, service)
-    expect(answer.locator(".facts")).to_contain_text("resumed at attempt 2")
+    expect(answer.locator(".rescue")).to_contain_text("nothing lost")
 
 
 def test_a_link_shows_the_answer_at_any_frontend_while_it_runs_and_after(

@@ -23,6 +23,24 @@ WEATHER = {
 }
 
 
+def test_empty_settings_show_what_holds_for_the_model(playground: Page) -> None:
+    models = playground.request.get(f"{playground.url.split('/#')[0].rstrip('/')}/v1/models").json()
+    model = models["data"][0]
+    playground.locator("#show-settings").click()
+    temperature = str(model["default_sampling"].get("temperature", 1))
+    expect(playground.locator("#temperature")).to_have_attribute("placeholder", temperature)
+    expect(playground.locator("#temperature")).to_have_attribute("title", re.compile("From 0 to 2"))
+    limit = f"up to {model['max_model_len']}"
+    expect(playground.locator("#max-tokens")).to_have_attribute("placeholder", limit)
+
+
+def test_a_title_has_no_marks_of_markdown(playground: Page) -> None:
+    answer = ask(playground, "## What is **a [dam](http://x/)** `now`?\nAnd a wheel?")
+    playground.keyboard.press("Escape")
+    expect_whole(answer)
+    expect(playground.locator("#chats .title").first).to_have_text("What is a dam now?")
+
+
 def test_what_is_not_set_is_not_sent(playground: Page) -> None:
     with playground.expect_request(CREATE) as sent:
         answer = ask(playground, "Plain?")

@@ -46,7 +46,7 @@ def test_blocked_storage_is_said_once_and_the_visit_goes_on(tab: Tab, how: str) 
     page.reload()
     expect(warning).to_have_text(SENTENCE)
     expect(titles).to_have_count(0)
-    page.goto("/dashboard")
+    page.goto("/dashboard#tab=workers")
     expect(page.locator("#workers tr")).to_have_count(1)
 
 

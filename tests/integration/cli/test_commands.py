@@ -99,6 +99,12 @@ def test_a_worker_that_loads_its_model_is_shown_with_its_stage(
     assert re.search(r"loading +m2: loading weights, 43 %\n", penstock("status").out)
 
 
+def test_top_shows_queue_and_workers(penstock: Any) -> None:
+    assert re.search(r"ok: \d+ running, \d+ waiting, 1 workers", penstock("top", "--once").out)
+    (look,) = penstock("top", "--once", "--json").objects
+    assert [worker["id"] for worker in look["health"]["workers"]] == ["w-scripted"]
+
+
 def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:
     listed = penstock("jobs", "list")
     assert job in listed.out
@@ -339,7 +345,7 @@ def test_bench_says_rates_and_waits(penstock: Any) -> None:
 
 
 def test_bench_shows_how_far_it_is(penstock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "PROGRESS_S", 0.001)
+    monkeypatch.setattr("penstock.cli.live.NOTE_S", 0.001)
     shown = penstock("bench", "-n", "4", "--at-once", "1", "--max-tokens", "4", "--json")
     assert "of 4 requests" in shown.err
     assert len(shown.objects) == 1
@@ -348,11 +354,11 @@ def test_bench_shows_how_far_it_is(penstock: Any, monkeypatch: pytest.MonkeyPatc
 def test_an_interrupted_bench_keeps_what_it_has(
     penstock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(under_way: set[Future[None]], timings: Sequence[Any]) -> None:
+    def interrupt(under_way: Sequence[Future[None]], *_: Any) -> None:
         wait(under_way)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_module, "_wait", interrupt)
+    monkeypatch.setattr(bench_module, "wait", interrupt)
     shown = penstock("bench", "-n", "3", "--max-tokens", "4", "--json")
     assert shown.code == ExitCode.INTERRUPTED
     assert "interrupted after 3 of 3 requests" in shown.err
@@ -429,3 +435,64 @@ def test_a_key_is_made_used_and_asked_for(
         assert "PENSTOCK_KEY" in refused.err
         assert penstock("workers", url=closed.base_url).code == ExitCode.REFUSED
         assert penstock("jobs", "list", "--key", key, url=closed.base_url).code == ExitCode.OK
+
+
+def test_a_worker_is_drained_and_resumed(penstock: Any, service: RunningService) -> None:
+    worker = service.worker.worker_id
+    (order,) = penstock("workers", "drain", worker, "--json").objects
+    assert (order["id"], order["order"]) == (worker, "drain")
+    wait_until(lambda: "draining" in penstock("workers").out, "the list to show it")
+    resumed = penstock("workers", "resume", worker)
+    assert (resumed.code, resumed.out) == (ExitCode.OK, "")
+    assert "takes jobs again" in resumed.err
+    assert penstock("workers", "drain", "nobody").code == ExitCode.NOT_FOUND
+
+
+def test_a_queue_is_paused_and_resumed(penstock: Any) -> None:
+    assert "is paused" in penstock("models", "pause", MODEL).err
+    assert "was already paused" in penstock("models", "pause", MODEL).err
+    wait_until(lambda: "paused" in penstock("models", "list").out, "the list to show it")
+    assert penstock("models", "resume", MODEL).code == ExitCode.OK
+    wait_until(lambda: " served " in penstock("models", "list").out, "the list to show it")
+    assert penstock("models", "pause", "no/such").code == ExitCode.NOT_FOUND
+
+
+def test_jobs_that_match_are_cancelled_after_their_number_is_confirmed(
+    penstock: Any, client: httpx.Client, service: RunningService
+) -> None:
+    service.park()
+    body = {"model": MODEL, "input": "a gate", "background": True}
+    ids = [client.post("/v1/responses", json=body).json()["id"] for _ in range(3)]
+    asked = penstock("jobs", "cancel", "--state", "queued", "--model", MODEL)
+    assert (asked.code, asked.err) == (
+        ExitCode.FAILED,
+        "penstock: 3 jobs; --yes does it without a question.\n",
+    )
+    (found,) = penstock("jobs", "list", "--id", ids[0][-12:], "--json").objects
+    assert (found["id"], found["status"]) == (ids[0], "queued")
+    done = penstock("jobs", "cancel", "--model", MODEL, "--yes")
+    assert (done.code, done.err) == (ExitCode.OK, "penstock: 3 matched, 3 cancelled\n")
+    assert "nothing matches" in penstock("jobs", "cancel", "--all", "--yes").err
+    listed = penstock("jobs", "list", "--error", "cancelled", "--json", "--limit", "3").objects
+    assert {job["id"] for job in listed} == set(ids)
+    for words in (("jobs", "cancel"), ("jobs", "cancel", ids[0], "--all")):
+        assert penstock(*words).code == ExitCode.UNUSABLE
+
+
+def test_dead_letters_are_requeued_by_filter(penstock: Any) -> None:
+    none = penstock("dead-letters", "requeue", "--error", "poison", "--yes", "--json")
+    assert (none.code, none.objects) == (
+        ExitCode.OK,
+        [
+            {
+                "matched": 0,
+                "not_found": 0,
+                "requeued": 0,
+                "already_requeued": 0,
+                "failed": 0,
+                "stopped": None,
+            }
+        ],
+    )
+    unknown = penstock("dead-letters", "requeue", "resp_0-none", "--yes")
+    assert "1 not found" in unknown.err

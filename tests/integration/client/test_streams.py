@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from penstock.client import (
     AsyncClient,
     Client,
+    Delta,
     InvalidRequest,
     JobCancelled,
     JobFailed,
@@ -21,7 +23,7 @@ from penstock.client import (
     Unreachable,
 )
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.queue import JobEnd
+from shared.transport.ports.queue import JobEnd, WorkerReport
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.launched import free_port
 from tests.support.redis_server import new_namespace
@@ -202,3 +204,47 @@ def test_the_same_key_is_the_same_answer(ours: Client, service: RunningService) 
 def test_every_error_of_a_client_is_a_penstock_error(ours: Client) -> None:
     with pytest.raises(PenstockError):
         ours.call("GET", "/v1/none")
+
+
+@pytest.mark.parametrize("dialect", ["response", "log"])
+def test_a_lost_worker_and_the_next_one_are_told_to_who_asks_for_it(
+    service: RunningService, dialect: str
+) -> None:
+    """Another reader of the same job, which did not ask, gets the events of the job alone."""
+    service.park()
+    queue, told, others = service.transport.queue, list[Any](), list[Delta]()
+    report = WorkerReport("w-dies", 20_000, (MODEL,), {"step": 1}, ())
+    service.call(queue.heartbeat(report))
+    with (
+        Client(service.base_url, patience_s=20.0, on_recovery=told.append) as client,
+        Client(service.base_url, patience_s=20.0) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        name = client.submit(PROMPT, model=MODEL, max_tokens=20)
+        service.call(queue.pull("w-dies", 1, 0))
+        is_log = dialect == "log"
+        asked = pool.submit(client.follow(name, raw=is_log).result)
+        plain = pool.submit(lambda: others.extend(other.follow(name, raw=is_log)))
+        service.call(queue.declare_dead("w-dies"))
+        wait_until(lambda: len(told) == 1, "the loss to be told")
+        service.call(queue.recover(service.worker.worker_id, 1))
+        wait_until(lambda: len(told) == 2, "the next worker to be told")
+        client.cancel(name)
+        for reader in (asked, plain):
+            with pytest.raises(JobCancelled):
+                reader.result()
+    waiting, resumed = told
+    assert waiting == {
+        "type": "recovery",
+        "state": "waiting",
+        "tokens": 0,
+        "cause": "worker_lost",
+    }
+    assert resumed.pop("after_s") > 0
+    assert resumed == {
+        "type": "recovery",
+        "state": "resumed",
+        "tokens": 0,
+        "worker": service.worker.worker_id,
+    }
+    assert all(delta.event.get("type") != "recovery" for delta in others)

@@ -93,3 +93,14 @@ async def test_a_stop_does_not_wait_for_the_next_start(
     worker.stop()
     await asyncio.wait_for(supervising, 60)
     assert num_starts(log) == 1
+
+
+async def test_one_that_was_ordered_to_exit_is_not_started_again(tmp_path: Path) -> None:
+    code = STARTS + "report_ready(); report_refusal('an operator ordered it to exit')"
+    log, output = tmp_path / "starts", list[str]()
+    async with asyncio.timeout(60):
+        await child(code, log, output).supervise()
+    assert output == [
+        "worker 1 ended: an operator ordered it to exit; it is not started again",
+    ]
+    assert num_starts(log) == 1

@@ -5,9 +5,9 @@ matter. What the model leaves out of a script: counters, times to live, blame an
 rest, crashed is a release), the time after an outage in which ended leases mean nothing and time
 stands still (recover and reap then come later), a clock that is set (here reap comes, and a lease
 ends, at any time), attach and detach (what they lead to is a cancel; test_readers.py has them),
-lanes, portions, limits and keys (they decide whether and when, not what), several jobs, how long a
-tombstone stands and who may put a job back for how long (nobody here is out of reach for ten
-minutes).
+lanes, portions, limits, orders, pauses and keys (they decide whether and when, not what), several
+jobs, how long a tombstone stands and who may put a job back for how long (nobody here is out of
+reach for ten minutes).
 """
 
 from __future__ import annotations

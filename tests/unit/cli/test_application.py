@@ -18,6 +18,7 @@ from api.settings import ApiSettings
 from penstock.cli import start
 from penstock.cli.application import application, main
 from penstock.cli.exits import CommandError, ExitCode
+from penstock.cli.flags import COMMON
 from penstock.cli.service import client_of
 from penstock.client import Client
 from penstock.launcher.settings import LauncherSettings
@@ -49,19 +50,37 @@ def test_every_setting_has_a_flag_with_its_variable(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    assert main([command, "--help"]) == ExitCode.OK
+    assert main([command, "--help-all"]) == ExitCode.OK
     shown = capsys.readouterr().out
     for settings in SETTINGS[command]:
         for name in settings.model_fields:
             if name == "model":  # the argument
                 continue
             assert re.search(rf"--{name.replace('_', '-')}\b", shown), name
-            assert f"({variable_of(name)})" in shown, name
+            assert f" {variable_of(name)} " in shown, name
+
+
+@pytest.mark.parametrize("command", SETTINGS)
+def test_help_fits_a_page_and_names_the_flag_that_lists_the_rest(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main([command, "--help"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert 8 <= len(re.findall(r"^│ --[a-z]", shown, re.M)) <= 18
+    assert "--help-all" in shown
+    assert "…" not in shown, "a name that is cut cannot be set"
+    if command == "up":
+        for panel, names in COMMON.items():
+            for name in names if panel != "Settings" else ():
+                assert f"--{name.replace('_', '-')} " in shown, name
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield (*words, name), command
             yield from commands(command, (*words, name))
         else:
             yield (*words, name), command
@@ -72,9 +91,12 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 )
 def test_every_command_has_json() -> None:
     found = dict(commands(typer.main.get_command(application())))
-    asked = ["up", "api", "worker", "status", "workers", "chat", "generate", "bench", "doctor"]
+    asked = ["up", "api", "worker", "doctor"]
+    asked += ["status", "workers", "top", "chat", "generate", "bench"]
     listed = [("jobs", name) for name in ("list", "show", "follow", "cancel", "requeue")]
-    assert {*((name,) for name in asked), *listed, ("keys", "new"), ("keys", "list")} == set(found)
+    listed += [("keys", "new"), ("keys", "list"), ("workers", "drain"), ("workers", "resume")]
+    listed += [("models", name) for name in ("list", "pause", "resume")]
+    assert {*((name,) for name in asked), *listed, ("dead-letters", "requeue")} == set(found)
     for words, command in found.items():
         assert any("--json" in parameter.opts for parameter in command.params), words
         assert command.help, words

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from penstock.launcher import ready_line
 from penstock.launcher.ready_line import ReadyLine
 from penstock.launcher.settings import LauncherSettings
 from penstock.launcher.worker_specs import WorkerSpec
@@ -98,6 +99,7 @@ class Frontend(BaseHTTPRequestHandler):
 
     answers: ClassVar[dict[str, Any]] = {
         "/ready": {"models": ["m"], "unserved": []},
+        "/health": {"loading": []},
         "/v1/models": {"data": [{"id": "m", "has_chat_template": False}]},
     }
 
@@ -136,3 +138,33 @@ def test_a_model_without_a_chat_template_is_shown_with_a_completion(
 
 def test_what_a_start_still_waits_for_is_named(frontend: int) -> None:
     assert line(frontend, "other").unserved() == "other (its worker is still starting)"
+
+
+def test_a_model_that_loads_for_long_is_shown_at_each_stage_and_tenth(
+    frontend: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick start shows nothing but its ready line."""
+    weights = [("loading weights", percent) for percent in (3, 4, 12, 13, 14)]
+    states = iter([*weights, ("compiling kernels", 0), ("compiling kernels", 0)])
+    answers = {"/ready": {"models": [], "unserved": []}, "/health": {"loading": []}}
+    monkeypatch.setattr(Frontend, "answers", {**Frontend.answers, **answers})
+
+    class Looks(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            state = next(states, None)
+            if state is None:
+                Frontend.answers["/ready"] = {"models": ["m"], "unserved": []}
+            else:
+                stage, percent = state
+                worker = {"id": "w", "model": "m", "stage": stage, "percent": percent}
+                Frontend.answers["/health"] = {"loading": [worker]}
+            return False
+
+    monkeypatch.setattr(ready_line, "TELL_S", 0.0)
+    assert line(frontend, "m").announce(Looks())
+    shown = capsys.readouterr().out.partition("\nPenstock is ready")[0]
+    assert shown.splitlines() == [
+        "m: loading weights, 3 %",
+        "m: loading weights, 13 %",
+        "m: compiling kernels",
+    ]

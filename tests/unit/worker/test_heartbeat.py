@@ -14,6 +14,7 @@ from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.heartbeat import Heartbeat
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.standing_order import StandingOrder
 
 
 class Bench:
@@ -29,6 +30,7 @@ class Bench:
         self.sure_jobs: set[str] = set()
         self.num_troubles = 0
         self.spent_us: Counter[str] = Counter()
+        self.order = StandingOrder("w1", self.jobs)
         self.heartbeat = Heartbeat(
             self.queue,
             "w1",
@@ -36,6 +38,7 @@ class Bench:
             self.jobs,
             self,
             self,  # type: ignore[arg-type]
+            self.order,
             lease_ms=lease_ms,
             interval_s=0.001,
             stats=lambda: {"step": 7},
@@ -61,7 +64,7 @@ async def test_a_heartbeat_reports_the_worker_and_its_load() -> None:
     bench = Bench()
     bench.add("0-a", 3)
     bench.stalled = True
-    bench.heartbeat.draining = True
+    bench.heartbeat.is_stopping = True
     await bench.heartbeat.send()
     (report,) = bench.queue.heartbeats
     assert report.running == (("0-a", 3),)

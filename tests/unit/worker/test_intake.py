@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shared.transport.ports.queue import Delivery
+from shared.transport.ports.registry import Order
 from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.intake import AdmissionEstimator, Intake, Oversubscription
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.standing_order import StandingOrder
 
 
 class EveryFreeSlot(AdmissionEstimator):
@@ -35,6 +37,7 @@ class Bench:
         self.stats: dict[str, int] = {}
         self.ready = None
         self.estimator = EveryFreeSlot(self.jobs, self)
+        self.order = StandingOrder("w1", self.jobs)
         self.num_repairs = 0
         self.intake = Intake(
             self.queue,
@@ -42,6 +45,7 @@ class Bench:
             self.jobs,
             self,
             self.estimator,
+            self.order,
             self._admit,
             self._repair,
             pull_block_ms=10,
@@ -175,3 +179,35 @@ async def test_a_full_worker_takes_recovered_jobs_before_it_oversubscribes() -> 
         bench.queue.deliveries.append(delivery("0-next"))
         await until(lambda: len(bench.jobs) == 3)
         assert [running.job.job_id for running in bench.jobs] == ["0-first", "0-lost", "0-next"]
+
+
+async def test_nothing_is_taken_between_an_order_to_drain_and_one_to_serve() -> None:
+    async with running(max_num_seqs=4) as bench:
+        bench.queue.deliveries.append(delivery("0-before"))
+        await until(lambda: len(bench.jobs) == 1)
+        bench.order.receive(Order.DRAIN)
+        num_calls = len(bench.queue.calls)
+        bench.queue.deliveries.append(delivery("0-after"))
+        await asyncio.sleep(0.02)
+        assert len(bench.queue.calls) <= num_calls + 1, "a pull that was on its way"
+        bench.order.receive(None)  # as a server says that has lost the order
+        await asyncio.sleep(0.02)
+        assert len(bench.queue.calls) <= num_calls + 1
+        bench.order.receive(Order.SERVE)
+        await until(lambda: bench.jobs.ids == {"0-before", "0-after"})
+
+
+async def test_an_ordered_exit_comes_after_the_last_job_unless_it_is_taken_back() -> None:
+    async with running() as bench:
+        bench.queue.deliveries.append(delivery("0-runs"))
+        await until(lambda: len(bench.jobs) == 1)
+        exiting = asyncio.create_task(bench.order.exit_ordered())
+        bench.order.receive(Order.EXIT)
+        await asyncio.sleep(0.02)
+        assert not exiting.done()
+        bench.order.receive(Order.SERVE)
+        bench.jobs.remove(next(iter(bench.jobs)))
+        await asyncio.sleep(0.02)
+        assert not exiting.done()
+        bench.order.receive(Order.EXIT)
+        await asyncio.wait_for(exiting, 10)

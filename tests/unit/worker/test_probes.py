@@ -39,7 +39,7 @@ async def test_a_worker_is_ready_when_its_engine_is_up_and_the_store_knows_that_
     await asyncio.sleep(0.06)
     assert worker.probes.not_ready() == "No heartbeat was confirmed within the lease."
     await worker.heartbeat.send()
-    worker.heartbeat.draining = True
+    worker.heartbeat.is_stopping = True
     assert worker.probes.not_ready() == "The worker drains."
 
 

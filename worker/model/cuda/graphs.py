@@ -71,7 +71,7 @@ class CapturedStack(Protocol):
     def run_into(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, out: Tensor
     ) -> None:
-        """Computes a step, as RunInto says."""
+        """Computes a step as a RunInto does."""
         ...
 
 

@@ -39,6 +39,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   if state == 'queued' and job.og == '0' and redis.call('HEXISTS', job_key, 'orphan_ms') == 1 then
     return {'WAITS'}
   end
+  if state == 'running' and job.owner ~= wid then note_claim_end(id, job.attempt, 'worker_lost') end
   if blamed then
     if blame(id, wid, max_crashes, 'worker_lost') then return {'DONE', 'failed'} end
     local counts = redis.call('HMGET', job_key, 'crashes', 'deaths')
@@ -72,6 +73,6 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
     fields[#fields + 1] = redis.call('HGET', P .. 'idem:' .. job.idem, 'body') or ''
   end
   return {'OK', id, attempt, job.n, job.b, job.h or '', job.crashes or '0', job.cached_tokens or '0',
-    request, redis.call('GET', P .. 'facts:' .. id) or '', fields,
+    request, stored_request(id) or '', fields,
     job.owner or '', job.claim_ms or '', job.out_ms or '', job.last_ms or ''}
 end

@@ -98,6 +98,18 @@ local function with_claim(claims, attempt, n, deaths, wid)
   return claims .. '\n' .. line
 end
 
+-- Notes how a claim ended that did not end its job: a line of attempt, time of its last delta ('' without
+-- one) and cause, the last MAX_CLAIMS of them. The first line of an attempt stays.
+local function note_claim_end(id, attempt, cause)
+  local job_key = P .. 'job:' .. id
+  local had = redis.call('HMGET', job_key, 'ends', 'last_ms')
+  local ends, line = had[1] or '', table.concat({attempt, had[2] or '', cause}, '|')
+  if string.match(ends, '([^|\n]*)|[^|\n]*|[^\n]*$') == attempt then return end
+  local _, breaks = string.gsub(ends, '\n', '\n')
+  if breaks + 1 >= MAX_CLAIMS then ends = string.match(ends, '\n(.*)$') end
+  redis.call('HSET', job_key, 'ends', ends == '' and line or ends .. '\n' .. line)
+end
+
 -- The sorted sets that list a job (id -> deadline) while it is in a state: of all jobs, of its tenant, and
 -- while it waits also of its model.
 local function indexes_of(job, state)

@@ -1,4 +1,4 @@
--- Needs lib/held.lua. Dead letters: jobs that killed workers or engines, kept with their requests so that an operator can
+-- Needs lib/held.lua and lib/parts.lua. Dead letters: jobs that killed workers or engines, kept with their requests so that an operator can
 -- inspect them and run them again. `dlq` lists them, the oldest first; `dead:<id>` has all of one.
 -- Bounds: number, bytes of requests in all, lifetime. The oldest are dropped first.
 local DEAD_LETTERS_MAX, DEAD_LETTERS_MAX_BYTES, DEAD_LETTER_LIFE_MS = 1000, 67108864, 604800000
@@ -57,7 +57,7 @@ local function write_dead_letter(id, reason, crashes)
   local job_key, dead_letter_key = P .. 'job:' .. id, P .. 'dead:' .. id
   local job = redis.call('HMGET', job_key, 'model', 'tenant', 'kind', 'n')
   local request = redis.call('GET', P .. 'req:' .. id) or ''
-  local facts = redis.call('GET', P .. 'facts:' .. id) or ''
+  local facts = stored_request(id) or ''
   local bytes = #request + #facts
   if bytes > DEAD_LETTERS_MAX_BYTES then request, facts, bytes = '', '', 0 end
   make_room(bytes)

@@ -1,4 +1,4 @@
--- The only way to a terminal state. The caller has checked that the job exists and has not ended.
+-- Needs lib/parts.lua. The only way to a terminal state. The caller has checked that the job exists and has not ended.
 -- `ending` has state, reason, by; optionally message, stop_reason (JSON), cached (tokens).
 -- Freeing writes go first: above maxmemory a script may run deny-oom commands only once it has written.
 local ENDED_INDEX_MAX = 1000
@@ -105,6 +105,8 @@ local function latch(id, ending)
   redis.call('PEXPIRE', log_key, retain_ms)
   redis.call('PEXPIRE', job_key, retain_ms)
   redis.call('PEXPIRE', P .. 'facts:' .. id, retain_ms)
+  local index = index_of(id)
+  if index then keep_parts(job.tenant, index, tonumber(retain_ms)) end
   if job.idem then redis.call('PEXPIRE', P .. 'idem:' .. job.idem, retain_ms) end
   keep_ended_job(id, job, retain_ms)
   bury_record(id, retain_ms)

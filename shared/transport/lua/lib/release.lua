@@ -4,6 +4,7 @@
 local function release(id, queue, entry, wid, consumer)
   redis.call('XCLAIM', queue, GROUP, consumer or RELEASED, 0, entry, 'JUSTID')
   if redis.call('GET', P .. 'probe:' .. wid) == id then redis.call('DEL', P .. 'probe:' .. wid) end
+  note_claim_end(id, redis.call('HGET', P .. 'job:' .. id, 'attempt'), 'released')
   redis.call('HSET', P .. 'job:' .. id, 'state', 'queued', 'owner', '',
     'free_ms', whole(now_ms()))
   count_job(id, 'running', 'queued')

@@ -22,6 +22,7 @@ from shared.redis.pubsub import Subscriber
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_store import StorePolicy
+from shared.transport.ports.job_search import JobFilter
 from shared.transport.scripts import Scripts
 from tests.support.redis_server import KEYS_WITHOUT_TTL
 
@@ -36,7 +37,7 @@ HASHES = frozenset(
     {"job", "w", "stat", "tenant", "workers", "models", "pulse", "dead", "work", "idem", "held"}
 )
 _TIMES = frozenset(
-    {"orphan_ms", "qid", "entry", "epoch", "claims"}
+    {"orphan_ms", "qid", "entry", "epoch", "claims", "ends"}
 )  # and every other name that ends in _ms
 _PAIRED = 512  # entries of one pending list that are read
 
@@ -85,6 +86,7 @@ class Target:
         self.keys = transport.keys
         self.store = transport.store
         self.registry = transport.registry
+        self.search = transport.search
         self.redis: Any = transport.connections.commands
         self._transport = transport
         self._pubsub = pubsub
@@ -193,7 +195,7 @@ class Target:
         return None if record is None else record.queue_position
 
     async def listed(self, state: JobState | None) -> Any:
-        records = await self.store.list_jobs(state, 1000)
+        records = (await self.search.find(JobFilter(state), 1000)).records
         return sorted(
             (record.job_id, str(record.state), record.queue_position or 0) for record in records
         )
@@ -208,7 +210,9 @@ class Target:
                 found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind == "kept" and key != f"{prefix}kept":  # by times
                 found[key] = sum(map(int, await self.redis.hvals(key)))
-            elif kind in ("req", "prompt", "probe", "f", "blob", "tombstone"):
+            elif kind == "paused":
+                found[key] = sorted(await self.redis.hkeys(key))
+            elif kind in ("req", "prompt", "probe", "order", "f", "blob", "tombstone"):
                 found[key] = await self.redis.get(key)
             elif kind in (
                 "live",
@@ -363,5 +367,5 @@ def _timeless(fields: dict[str, str]) -> dict[str, str]:
     return {
         name: "" if name in _TIMES or name.endswith("_ms") else value
         for name, value in fields.items()
-        if not name.startswith("store_")  # the fake server has no memory of its own
+        if not name.startswith(("store_", "disk_"))  # the fake server has none of its own
     }

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
+from shared.messages import JobState
+from shared.transport.ports.queue import ClaimEnd, CrashCause
 from tests.support.jobs import Stream
 from tests.support.transport_steps import FINISHED, Steps
+
+
+async def lost_attempt(steps: Steps, job_id: str) -> int | None:
+    (look,) = await steps.store.look([job_id])
+    assert look is not None
+    return look.lost_attempt
 
 
 async def test_a_record_names_every_worker_that_had_the_job(steps: Steps) -> None:
@@ -26,6 +36,10 @@ async def test_a_record_names_every_worker_that_had_the_job(steps: Steps) -> Non
     assert times == sorted(times)
     assert times[0] == record.started_ms
 
+    ends = [(c.cause, c.last_ms is not None) for c in record.claims]
+    assert ends == [("worker_lost", True), ("released", False), (None, False)]
+    assert times[0] <= (record.claims[0].last_ms or 0) <= times[1]
+
 
 async def test_a_record_names_a_bounded_number_of_them(steps: Steps) -> None:
     delivery = await steps.running("w1")
@@ -34,6 +48,62 @@ async def test_a_record_names_a_bounded_number_of_them(steps: Steps) -> None:
         (delivery,) = await steps.queue.recover("w1", 8)
     record = await steps.record(delivery.job.job_id)
     assert [claim.attempt for claim in record.claims] == list(range(6, 22))
+    assert [claim.cause for claim in record.claims] == ["released"] * 15 + [None]
+    assert (await steps.hash(delivery.job.job_id))["ends"].count("\n") == 15
+
+
+@pytest.mark.parametrize(
+    ("cause", "end"),
+    [
+        (CrashCause.ENGINE, ClaimEnd.ENGINE_DIED),
+        (CrashCause.STALL, ClaimEnd.ENGINE_STALLED),
+        (CrashCause.DEVICE, ClaimEnd.DEVICE_LOST),
+        (CrashCause.PROVEN_DEVICE, ClaimEnd.DEVICE_LOST),
+    ],
+)
+async def test_a_record_says_what_ended_an_engine(
+    steps: Steps, cause: CrashCause, end: ClaimEnd
+) -> None:
+    delivery = await steps.running("w1")
+    await steps.say("w1", Stream(delivery), [5, 6], "ab")
+    await steps.queue.crashed("w1", [(delivery.job.job_id, delivery.attempt)], cause)
+    record = await steps.record(delivery.job.job_id)
+    (claim,) = record.claims
+    assert (claim.cause, claim.last_ms) == (end, record.last_ms)
+
+
+async def test_a_job_is_between_workers_from_the_end_of_a_lease_to_the_next_claim(
+    steps: Steps,
+) -> None:
+    delivery = await steps.running("w1")
+    job_id = delivery.job.job_id
+    waiting = await steps.submit()
+
+    async def state() -> tuple[bool, int | None]:
+        """By the record and its list, and by the look."""
+        (listed,) = await steps.store.list_jobs(JobState.RUNNING, 8)
+        record = await steps.record(job_id)
+        assert listed.is_worker_lost == record.is_worker_lost
+        assert await lost_attempt(steps, waiting.job_id) is None
+        return record.is_worker_lost, await lost_attempt(steps, job_id)
+
+    assert await state() == (False, None)
+    await steps.say("w1", Stream(delivery), [5, 6], "ab")
+    await steps.die("w1")
+    assert await state() == (True, 1)
+    await steps.worker("w2")
+    (second, _) = [*await steps.queue.recover("w2", 8), *await steps.pull("w2")]
+    assert await lost_attempt(steps, job_id) is None
+    await steps.queue.release("w2", job_id, second.attempt)
+    assert await lost_attempt(steps, job_id) == 2
+
+
+async def test_no_worker_is_lost_by_an_outage_of_the_server(steps: Steps) -> None:
+    delivery = await steps.running("w1")
+    await steps.queue.declare_dead("w1")
+    await steps.redis.hset(steps.keys.pulse, "at_ms", 1)
+    assert not (await steps.record(delivery.job.job_id)).is_worker_lost
+    assert await lost_attempt(steps, delivery.job.job_id) is None
 
 
 async def test_a_claim_that_is_taken_back_after_a_loss_is_named_again(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from api.deployment.history import folded
 from shared.keys import new_job_id
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.deployment import (
+    DAY_SLOT_S,
     HISTORY_SLOTS,
     REPORT_LIFE_MS,
     TTFT_PER_OCTAVE,
     HistorySlot,
     ProcessKind,
+    Sample,
     Spent,
     TenantLoad,
 )
@@ -32,6 +35,11 @@ async def told(transport: RedisTransport) -> HistorySlot:
         before.accepted if last.accepted is None else last.accepted,
         before.ended if last.ended is None else last.ended,
         ttft,
+        failed=before.failed if last.failed is None else last.failed,
+        tokens_in=(before.tokens_in or 0) + (last.tokens_in or 0),
+        tokens_out=(before.tokens_out or 0) + (last.tokens_out or 0),
+        unavailable=(before.unavailable or 0) + (last.unavailable or 0),
+        kv_permille=max(before.kv_permille or 0, last.kv_permille or 0),
     )
 
 
@@ -84,6 +92,52 @@ async def test_a_slot_of_which_nothing_is_known_is_empty(transport: RedisTranspo
     numbers = [slot.number for slot in history.slots]
     assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
     assert numbers[-1] * 30 <= history.now_s < (numbers[-1] + 1) * 30
+
+
+async def test_every_token_is_counted_once(steps: Steps) -> None:
+    one, row = Stream(await steps.running("w1")), Stream(await steps.running("w1"))
+    for stream in (one, row):
+        await steps.say("w1", stream, [5], "a")
+    await steps.say("w1", one, [6, 7], "bc", end=FINISHED)
+    slot = await told(steps.transport)
+    prompts = [int((await steps.hash(s.job_id))["prompt_tokens"]) for s in (one, row)]
+    assert (slot.tokens_in, slot.tokens_out) == (sum(prompts), 4)
+
+
+async def test_what_frontends_see_is_added_up_and_of_figures_the_most_is_kept(
+    transport: RedisTransport,
+) -> None:
+    report, frontend = transport.deployment.report, ProcessKind.FRONTEND
+    await report(frontend, "a", {}, sample=Sample({"unavailable": 2}, {"kv": 300}))
+    await report(frontend, "b", {"port": 2}, sample=Sample({"unavailable": 1}, {"kv": 200}))
+    slot = await told(transport)
+    assert (slot.unavailable, slot.kv_permille) == (3, 300)
+    (one, two) = await transport.deployment.reports(frontend, 10)
+    assert (dict(one.stats), dict(two.stats)) == ({}, {"port": "2"})
+    await assert_every_key_expires(transport.connections.commands, transport.keys.namespace)
+
+
+async def test_ten_minutes_that_are_over_become_a_slot_of_the_day(steps: Steps) -> None:
+    """As the dashboard folds those that are not over; what is folded stays."""
+    (now,) = (await steps.transport.deployment.history(1)).slots
+    over = now.number // 20 - 1
+    parts = {
+        20 * over + 3: {"queued": 4, "accepted": 10, "failed": 1, "t8": 2, "out": 7, "kv": 100},
+        20 * over + 9: {"queued": 2, "accepted": 30, "failed": 3, "t8": 1, "t80": 5, "out": 5},
+        20 * over - 20 * 5: {"queued": 1, "accepted": 5},  # while no process ran
+    }
+    for number, fields in parts.items():
+        await steps.redis.hset(steps.keys.history(number), mapping=fields)
+    read = (await steps.transport.deployment.history(HISTORY_SLOTS)).slots
+    await steps.store.reap()
+    day = {s.number: s for s in (await steps.transport.deployment.history(8, DAY_SLOT_S)).slots}
+    expected = folded(over, [slot for slot in read if slot.number // 20 == over])
+    assert (expected.queued, expected.accepted, expected.tokens_out) == (4, 30, 12)
+    assert day[over] == expected
+    assert day[over - 5].accepted == 5
+    assert day[over - 1].accepted is None
+    life_ms = await steps.redis.pttl(steps.keys.history_of_day(over))
+    assert 24 * 3_600_000 < life_ms <= 25 * 3_600_000
 
 
 @pytest.mark.parametrize("kind", ProcessKind)

@@ -75,7 +75,7 @@ async def test_a_job_is_submitted_heard_and_ended(steps: Steps) -> None:
     await bus.unsubscribe(subscription)
     record = await steps.record(job.job_id)
     assert (record.state, record.completion_tokens) == (JobState.FINISHED, 3)
-    assert [one.job_id for one in await steps.store.list_jobs(None, 10)] == [job.job_id]
+    assert [one.job_id for one in await steps.list_jobs(None, 10)] == [job.job_id]
     await steps.assert_counters_true()
 
 

@@ -39,6 +39,7 @@ def test_it_serves_on_a_socket_that_only_its_owner_can_open(tmp_path: Path) -> N
         config = client.config_get("*")
         assert config["port"] == "0"
         assert config["maxmemory-policy"] == "noeviction"
+        assert config["stream-node-max-bytes"] == "1024"
         assert (config["appendonly"], config["appendfsync"]) == ("yes", "everysec")
         client.close()
         assert server.version.split()[0] in ("valkey-server", "redis-server")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from shared.messages import START, Cursor, Delta, JobState
-from shared.transport import job_records
 from shared.transport.connect import RedisTransport
+from shared.transport.ports.job_search import JobFilter
 from shared.transport.ports.jobs import JobLook, TransportError
 from tests.support.jobs import MODEL, Stream
 from tests.support.redis_server import assert_every_key_expires
@@ -101,7 +101,7 @@ async def test_a_list_gives_the_positions_that_single_looks_give(
         await steps.submit(lane=(3, 0, 5)[at % 3], model=(MODEL, "other")[at % 2], tenant=f"t{at}")
     await steps.pull("w1", 2)
     assert await steps.queue.release("w1", released, 1)
-    listed = await steps.store.list_jobs(None, 50)
+    listed = await steps.list_jobs(None, 50)
     alone = [await steps.store.get(record.job_id) for record in listed]
     assert [record.queue_position for record in listed] == [
         None if record is None else record.queue_position for record in alone
@@ -109,7 +109,7 @@ async def test_a_list_gives_the_positions_that_single_looks_give(
     places = {record.job_id: record.queue_position for record in listed}
     assert places[released] == 0
     assert sum(place is None for place in places.values()) == 2
-    (first,) = await steps.store.list_jobs(JobState.QUEUED, 1)
+    (first,) = await steps.list_jobs(JobState.QUEUED, 1)
     assert first.queue_position == places[first.job_id]
 
 
@@ -121,7 +121,7 @@ async def test_positions_are_counted_up_to_a_bound(steps: Steps) -> None:
         pipe.xadd(queue, {"v": 1, "id": "0-somebody"})
     await pipe.execute()
     job = await steps.submit(lane=7)
-    (listed,) = await steps.store.list_jobs(JobState.QUEUED, 5)
+    (listed,) = await steps.list_jobs(JobState.QUEUED, 5)
     assert (listed.job_id, listed.queue_position) == (job.job_id, 1000)
 
 
@@ -132,7 +132,7 @@ async def test_jobs_are_listed_by_state(steps: Steps) -> None:
     await steps.store.cancel(cancelled, "cancelled")
 
     async def listed(state: JobState | None, limit: int = 50) -> set[str]:
-        return {record.job_id for record in await steps.store.list_jobs(state, limit)}
+        return {record.job_id for record in await steps.list_jobs(state, limit)}
 
     assert await listed(JobState.RUNNING) == {running}
     assert await listed(JobState.QUEUED) == set(queued)
@@ -264,16 +264,14 @@ async def test_a_tenants_running_jobs_are_found_behind_any_number_that_wait(
         await steps.submit(tenant="b")
 
     async def listed(state: JobState | None, tenant: str | None, limit: int) -> set[str]:
-        found = await steps.store.list_jobs(state, limit, tenant)
-        return {record.job_id for record in found}
+        found = await steps.search.find(JobFilter(state, tenant), limit, max_searched=searched)
+        return {record.job_id for record in found.records}
 
-    job_records.MAX_SCANNED, before = 8, job_records.MAX_SCANNED
-    try:
-        assert await listed(JobState.RUNNING, None, 20) == set(old)
-        assert await listed(JobState.RUNNING, "a", 20) == set(old)
-        assert await listed(None, "a", 20) == set(old)
-    finally:
-        job_records.MAX_SCANNED = before
+    searched = 8
+    assert await listed(JobState.RUNNING, None, 20) == set(old)
+    assert await listed(JobState.RUNNING, "a", 20) == set(old)
+    assert await listed(None, "a", 20) == set(old)
+    searched = 5000
     assert await listed(JobState.QUEUED, "a", 20) == set()
     assert len(await listed(None, None, 40)) == 33
 
@@ -292,15 +290,11 @@ async def test_jobs_of_an_older_release_are_listed_once_reap_has_met_them(
         await steps.redis.zadd(index, {running.job_id: running.timeout_ms + 10**13})
     for index in (keys.listed("running"), keys.listed("running", "a")):
         await steps.redis.delete(index)
-    assert await steps.store.list_jobs(JobState.RUNNING, 5) == []
-    assert await steps.store.list_jobs(JobState.QUEUED, 5) == [], "what runs does not wait"
+    assert await steps.list_jobs(JobState.RUNNING, 5) == []
+    assert await steps.list_jobs(JobState.QUEUED, 5) == [], "what runs does not wait"
     await steps.store.reap()
-    assert [job.job_id for job in await steps.store.list_jobs(JobState.RUNNING, 5)] == [
-        running.job_id
-    ]
-    assert [job.job_id for job in await steps.store.list_jobs(JobState.QUEUED, 5, "a")] == [
-        queued.job_id
-    ]
+    assert [job.job_id for job in await steps.list_jobs(JobState.RUNNING, 5)] == [running.job_id]
+    assert [job.job_id for job in await steps.list_jobs(JobState.QUEUED, 5, "a")] == [queued.job_id]
     await steps.assert_counters_true()
 
 
@@ -396,7 +390,7 @@ async def test_a_list_finds_what_lies_deep_in_an_index_of_all_tenants(
     others = [(await steps.submit(tenant="many")).job_id for _ in range(20)]
     for job_id in (*rare, *others):
         await steps.store.cancel(job_id, "cancelled")
-    found = await steps.store.list_jobs(JobState.CANCELLED, limit, tenant)
+    found = await steps.list_jobs(JobState.CANCELLED, limit, tenant)
     newest = {None: others[::-1], "rare": rare[::-1], "none": []}[tenant]
     assert len(found) == min(limit, len(newest))
     assert {record.job_id for record in found} <= {*rare, *others}
@@ -417,7 +411,7 @@ async def test_a_tenant_without_ended_jobs_reads_none_of_the_others(
 
     async def records_read(tenant: str) -> int:
         before = await steps.redis.info("commandstats")
-        await steps.store.list_jobs(None, 50, tenant)
+        await steps.list_jobs(None, 50, tenant)
         after = await steps.redis.info("commandstats")
         return int(after["cmdstat_hgetall"]["calls"] - before["cmdstat_hgetall"]["calls"])
 

@@ -103,7 +103,7 @@ async def test_only_an_ended_job_is_forgotten_and_then_nothing_is_left(
     assert await steps.redis.exists(*kept(steps, live)) == 0
     assert await steps.store.get(live) is None
     assert await whole_log(steps, live) == []
-    assert await steps.store.list_jobs(JobState.CANCELLED, 10) == []
+    assert await steps.list_jobs(JobState.CANCELLED, 10) == []
     assert await steps.store.forget(live) is True
     assert await steps.store.forget("not an id") is True
     await steps.assert_counters_true()

@@ -21,6 +21,7 @@ from shared.messages import (
 )
 from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.queue import Append, AppendStatus, CrashCause, Delivery, WorkerReport
+from shared.transport.ports.registry import Order, Ordered
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
@@ -66,6 +67,8 @@ class Walk:
         self.streams: dict[tuple[str, str], Stream] = {}  # what each worker believes it runs
         self.spoken: list[tuple[str, Append]] = []  # to be said again
         self.newer: set[str] = set()
+        self.drained: set[str] = set()  # workers whose order the server has
+        self.paused: set[str] = set()  # models
         self.dead_frontends: set[str] = set()  # the graces they start are short
         self.touched: set[str] = set()
 
@@ -205,7 +208,7 @@ class Walk:
         taken = await self.mirrors.everywhere(
             lambda target: target.queue(worker).pull(worker, count, 0)
         )
-        self._take(worker, taken)
+        self._take_new(worker, taken)
 
     async def _recover(self) -> None:
         worker, count = self._worker(), self.rng.randint(1, 4)
@@ -213,7 +216,7 @@ class Walk:
         taken = await self.mirrors.everywhere(
             lambda target: target.queue(worker).recover(worker, count, suspects=suspects)
         )
-        self._take(worker, taken)
+        self._take_new(worker, taken)
 
     async def _recover_after_outage(self) -> None:
         await self.mirrors.everywhere(lambda target: target.fall_silent())
@@ -298,6 +301,23 @@ class Walk:
         )
         await self.mirrors.everywhere(lambda target: target.registry.get_blob(digest))
 
+    async def _order(self) -> None:
+        worker, order = self._worker(), self.rng.choice((Order.DRAIN, Order.SERVE, Order.SERVE))
+        found = await self.mirrors.everywhere(lambda target: target.registry.order(worker, order))
+        if found is Ordered.OK:
+            (self.drained.add if order is Order.DRAIN else self.drained.discard)(worker)
+
+    async def _pause(self) -> None:
+        model = self.rng.choice(MODELS)
+        if model in self.paused:
+            await self._resume(model)
+        elif await self.mirrors.everywhere(lambda target: target.registry.pause(model, "who")):
+            self.paused.add(model)
+
+    async def _resume(self, model: str) -> None:
+        await self.mirrors.everywhere(lambda target: target.registry.resume(model))
+        self.paused.discard(model)
+
     async def _retire(self) -> None:
         worker = self._worker()
         await self.mirrors.everywhere(lambda target: target.queue(worker).retire(worker))
@@ -308,6 +328,7 @@ class Walk:
     async def _lose_lease(self) -> None:
         """The worker lives on; its next heartbeat brings the lease back."""
         worker = self._worker()
+        self.drained.discard(worker)  # who buries it deletes the order
         await self.mirrors.everywhere(lambda target: target.queue(worker).declare_dead(worker))
 
     async def _replace_worker(self, old: str = "") -> None:
@@ -399,6 +420,12 @@ class Walk:
                 del self.streams[worker, item.job_id]
         del self.spoken[:-200]
 
+    def _take_new(self, worker: str, deliveries: Sequence[Delivery]) -> None:
+        assert not (deliveries and worker in self.drained), "a drained worker took a job"
+        models = {delivery.job.model for delivery in deliveries}
+        assert not models & self.paused, "somebody took a job of a paused queue"
+        self._take(worker, deliveries)
+
     def _take(self, worker: str, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             job_id = delivery.job.job_id
@@ -448,6 +475,8 @@ class Walk:
             )
             assert len(log) >= 1, job_id
         await self._check_everything()
+        for model in sorted(self.paused):
+            await self._resume(model)
         for worker in self.workers:
             await self.mirrors.everywhere(
                 lambda target, name: target.queue(name).retire(name), worker

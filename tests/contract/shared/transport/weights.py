@@ -21,6 +21,8 @@ WEIGHTS = {
     "lose_lease": 3,
     "replace_worker": 3,
     "retire": 1,
+    "order": 1,
+    "pause": 1,
     "pass_deadline": 2,
     "pass_queue_deadline": 2,
     "reap": 2,

@@ -207,7 +207,7 @@ def test_the_feed_of_a_tenant_has_its_own_numbers(
     assert others["service"]["running"] + others["service"]["waiting"] == 1
     for seen in (own, others):
         assert seen["service"].keys() == {
-            *("status", "now", "workers", "running", "waiting", "queued_tokens")
+            *("status", "is_operator", "now", "workers", "running", "waiting", "queued_tokens")
         }
         assert not seen["lists"].keys() & {"history", "frontends"}
         for worker in seen["lists"]["workers"]["rows"].values():
@@ -415,6 +415,9 @@ def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.C
             ("DELETE", f"/v1/jobs/{name}"),
             ("POST", f"/v1/jobs/{name}/cancel"),
             ("GET", f"/v1/jobs/{name}/stream"),
+            ("GET", f"/v1/jobs/{name}/events"),
+            ("GET", f"/v1/jobs/{name}/prompt"),
+            ("GET", f"/v1/jobs/{name}/answer"),
             ("POST", f"/v1/jobs/{name}/stream-token"),
             ("POST", f"/v1/jobs/{name}/requeue"),
         ):
@@ -424,7 +427,12 @@ def test_another_tenants_jobs_are_not_there(keyed: RunningService, acme: httpx.C
         assert [job["id"] for job in other.get("/v1/jobs?limit=1").json()["data"]] == [own]
         seen = {job["id"] for job in operator.get("/v1/jobs?limit=100").json()["data"]}
         assert seen >= {name, own}
-        assert operator.get(f"/v1/jobs/{name}").status_code == 200
+        for path in ("", "/prompt", "/answer"):
+            assert operator.get(f"/v1/jobs/{name}{path}").status_code == 200
+        token = acme.post(f"/v1/jobs/{name}/stream-token").json()["token"]
+        for path in ("prompt", "answer"):  # a token opens the stream alone
+            refused = httpx.get(f"{keyed.base_url}/v1/jobs/{name}/{path}?token={token}")
+            assert refused.status_code == 401
 
 
 @pytest.mark.promise("Access: a native `EventSource` reads a stream with a token in its URL")
@@ -528,3 +536,39 @@ def test_a_prefix_is_compared_with_jobs_of_the_same_tenant_alone(keyed: RunningS
     assert compared["earlier_job"] in first
     assert get(again, OPERATOR).json()["prefix"] == compared
     assert get(again, OTHER).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/jobs/cancel", {"filter": {}}),
+        ("/v1/dead-letters/requeue", {"filter": {}}),
+        ("/v1/workers/w-scripted/drain", None),
+        ("/v1/workers/w-scripted/resume", None),
+        (f"/v1/models/{MODEL}/pause", None),
+        (f"/v1/models/{MODEL}/resume", None),
+    ],
+)
+def test_what_changes_the_deployment_is_for_operators(
+    acme: httpx.Client, operator: httpx.Client, path: str, body: dict[str, Any] | None
+) -> None:
+    refused = acme.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operator_required")
+    assert operator.post(path, json=body).status_code == 200
+    operator.post("/v1/workers/w-scripted/resume")
+    operator.post(f"/v1/models/{MODEL}/resume")
+
+
+def test_a_tenant_searches_among_its_own_jobs(
+    keyed: RunningService, acme: httpx.Client, operator: httpx.Client
+) -> None:
+    with client_of(keyed, OTHER) as other:
+        own, others = generated(acme), generated(other)
+
+    def found(client: httpx.Client, **query: str) -> set[str]:
+        return {job["id"] for job in client.get("/v1/jobs", params=query).json()["data"]}
+
+    assert found(acme, id=own) == {own}
+    assert found(acme, id=others) == found(acme, tenant="other") == set()
+    assert found(operator, id=others, tenant="other") == {others}
+    assert found(operator, id=others, tenant="acme") == set()

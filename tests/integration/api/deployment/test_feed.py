@@ -15,6 +15,7 @@ from httpx_sse import EventSource, connect_sse
 
 from api.deployment import feed as feed_module
 from api.deployment.feed import DeploymentFeed
+from shared.transport.ports.job_search import JobSearch
 from tests.support.keys import Keys
 from tests.support.redis_server import new_namespace
 from tests.support.running_service import RunningService, running_frontend, wait_until
@@ -139,7 +140,8 @@ def reads_of(service: RunningService) -> int:
     """How many times the lists have been read from the server by anybody."""
     redis: Any = service.transport.connections.commands
     stats = service.call(redis.info("commandstats"))
-    return int(stats.get("cmdstat_zrevrange", {}).get("calls", 0))
+    names = ("cmdstat_zrevrange", "cmdstat_zrevrangebyscore")
+    return sum(int(stats.get(name, {}).get("calls", 0)) for name in names)
 
 
 def reads_in_rounds(service: RunningService, client: httpx.Client, num_watchers: int) -> float:
@@ -217,16 +219,16 @@ def test_a_shutdown_ends_the_streams_and_is_not_held_up(redis_url: str) -> None:
 def test_a_store_that_cannot_be_read_is_told(
     client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = service.app.state.services.store
+    search = service.app.state.parts[JobSearch]
 
-    async def away(*arguments: Any) -> Any:
+    async def away(*arguments: Any, **more: Any) -> Any:
         await asyncio.sleep(0)
         raise feed_module.TransportError("away")
 
     with watching(client) as watcher:
         assert watcher.objects["service"]["status"] == "ok"
         shown = watcher.rows("frontends")
-        monkeypatch.setattr(store, "list_jobs", away)
+        monkeypatch.setattr(search, "find", away)
         watcher.until(lambda: watcher.objects["service"]["status"] == "degraded", "the outage")
         assert watcher.rows("frontends") == shown  # the last known
         monkeypatch.undo()

@@ -421,3 +421,22 @@ def test_input_tokens_are_those_that_a_response_uses(base_url: str) -> None:
         "object": "response.input_tokens",
         "input_tokens": used["input_tokens"],
     }
+
+
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+def test_a_jobs_answer_has_reasoning_and_calls_apart(base_url: str, path: str) -> None:
+    """As its own dialect shows them, whichever that is."""
+    arguments = json.dumps({"city": "Oslo 😀"}, ensure_ascii=False)
+    text = f"<think>\nMaps first.\n</think>\n\nI look.\n{hermes_call('find', arguments)}"
+    messages = "input" if path == "responses" else "messages"
+    tool = {"type": "function", "name": "find", "parameters": CITY}
+    if path != "responses":
+        tool = {"type": "function", "function": {"name": "find", "parameters": CITY}}
+    body = {"model": ECHO_HERMES, messages: saying(text), "stop": STOP, "tools": [tool]}
+    answer = httpx.post(f"{base_url}/v1/{path}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    shown = httpx.get(f"{base_url}/v1/jobs/{answer.json()['id']}/answer").json()
+    (choice,) = shown["choices"]
+    assert (choice["reasoning"], choice["text"]) == ("Maps first.", "I look.")
+    assert choice["tool_calls"] == [{"name": "find", "arguments": arguments}]
+    assert choice["finish_reason"] == "stop"

@@ -9,7 +9,7 @@ import msgspec
 
 from api.deployment.reader import MAX_BATCHES, MAX_TENANTS, DeploymentReader
 from api.deployment.view import ViewKey
-from api.system.protocol import LoadingWorker
+from api.system.protocol import LoadingWorker, ModelLoad
 from shared.messages import JobState
 from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
@@ -20,6 +20,7 @@ from shared.transport.ports.deployment import (
     ProcessReport,
     TenantLoad,
 )
+from shared.transport.ports.job_search import JobFilter, JobPage
 from shared.transport.ports.registry import WorkerStatus
 from tests.unit.api.jobs.relay_fakes import record_of
 
@@ -33,9 +34,9 @@ class Fakes:
         self.state = JobState.FAILED
         self.frontends: list[ProcessReport] = []
 
-    async def list_jobs(self, state: Any, limit: int, tenant: Any) -> list[Any]:
+    async def find(self, wanted: JobFilter, limit: int, max_searched: int) -> JobPage:
         self.reads.append("jobs")
-        return [record_of(JobState.QUEUED)]
+        return JobPage([record_of(JobState.QUEUED)], None, 1)
 
     async def get(self, job_id: str) -> Any:
         self.reads.append("get")
@@ -58,7 +59,7 @@ class Fakes:
         self.reads.append(kind)
         return self.frontends
 
-    async def history(self, num_slots: int) -> History:
+    async def history(self, num_slots: int, slot_s: int) -> History:
         self.reads.append("history")
         return History(60.0, [HistorySlot(2)])
 
@@ -68,14 +69,31 @@ def reader_of(fakes: Fakes) -> DeploymentReader:
     report = SimpleNamespace(status="ok", running=0, waiting=0, queued_tokens=0, redis={})
     loading = LoadingWorker(id="w2", model="m", stage="warming up", percent=43, report_age_ms=9)
     parts_of_health = {"workers": [worker], "loading": [loading], "queue": None}
-    health = SimpleNamespace(**parts_of_health, report=lambda: report)
+    loads = {"m": ModelLoad(waiting=3, workers=1), "gone": ModelLoad(waiting=2, workers=0)}
+    health = SimpleNamespace(**parts_of_health, report=lambda: report, models=lambda: loads)
     letters = SimpleNamespace(list=fakes.list, get=lambda job_id: fakes.get("letter"))
     ring = SimpleNamespace(tenants=[f"t{number}" for number in range(80)])
-    parts: Any = (fakes, letters, fakes, fakes, health, SimpleNamespace(known={}), ring)
+    parts: Any = (fakes, fakes, letters, fakes, fakes, health, SimpleNamespace(known={}), ring)
     return DeploymentReader(*parts, lambda tenant: AdmissionLimits(max_jobs_per_tenant=5))
 
 
 ALL = ViewKey(None, "default")
+
+
+async def test_models_are_shown_with_their_workers_and_queues_to_operators() -> None:
+    reader = reader_of(Fakes())
+    models = dict((await reader.content(ALL)).lists["models"])
+    assert list(models) == ["gone", "m"]
+    assert (models["gone"]["is_served"], models["gone"]["queued"]) == (False, 2)
+    assert (models["m"]["is_served"], models["m"]["tokens_per_s"]) == (True, 2.5)
+    theirs = await reader.content(ViewKey("t1", "t1", is_operator=False))
+    assert theirs.lists["tenants"][0][1]["cpu_share"] is None
+    assert dict(theirs.lists["models"])["m"] == {
+        "model": "m",
+        "workers": 1,
+        "is_served": True,
+        "is_paused": False,
+    }
 
 
 async def test_a_worker_that_loads_is_shown_beside_those_that_serve() -> None:
@@ -95,7 +113,7 @@ async def test_views_share_what_is_read_and_what_changes_seldom_is_read_seldom()
     reader = reader_of(fakes)
     reader.begin_round()
     for state in (None, JobState.RUNNING, JobState.FAILED):
-        await reader.content(ViewKey(None, "default", state))
+        await reader.content(ViewKey(None, "default", JobFilter(state)))
     assert fakes.reads.count("jobs") == 3
     for name in ("tenants", "history", "list_open", ProcessKind.FRONTEND):
         assert fakes.reads.count(name) == 1, name

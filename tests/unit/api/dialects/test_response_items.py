@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from api.dialects.responses.conversation import chat_messages, check_calls
 from api.dialects.responses.items import input_items, items_of_page, references
 from api.dialects.responses.protocol import ItemsQuery, ResponseRequest, check_request
-from api.dialects.responses.record import decode_request, encode_request, stored_request
 from api.dialects.responses.request import (
     PARAM_NAMES,
     chat_input,
@@ -21,10 +20,8 @@ from api.generation.prompt import ChatInput
 from api.generation.sampling import ContextBudget, renamed_parameters
 from api.generation.tools import MAX_TOOLS
 from api.generation.validation import parse_request
-from api.output_parsers.parser import ParserConfig, Thinking
-from shared.messages import InvalidParameter, SamplingParams
-from shared.text.tool_formats import ReasoningFormat, ToolFormat
-from tests.unit.api.dialects.response_logs import CARD, JOB_ID
+from shared.messages import InvalidParameter
+from tests.unit.api.dialects.response_logs import JOB_ID
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "get", "arguments": '{"x": 1}'}
 LOCAL_CALL = {
@@ -362,27 +359,6 @@ def test_sampling_is_chats_under_its_names_here() -> None:
     with pytest.raises(InvalidParameter) as refused:
         response_sampling(request(max_output_tokens=0), room)
     assert refused.value.param == "max_output_tokens"
-
-
-PARSER = ParserConfig(
-    tool_format=ToolFormat.HERMES,
-    names=("get",),
-    reasoning_format=ReasoningFormat.THINK,
-    thinking=Thinking.OPEN,
-)
-
-
-def test_a_request_survives_being_stored_and_is_bounded() -> None:
-    made = request(tools=[TOOL], metadata={"a": "é"}, instructions="x")
-    stored = stored_request(
-        made, CARD, PARSER, input_items(made.input, JOB_ID), 7, SamplingParams()
-    )
-    assert decode_request(encode_request(stored)) == stored
-    large = stored_request(
-        made, CARD, PARSER, input_items("a" * 2**20, JOB_ID), 7, SamplingParams()
-    )
-    with pytest.raises(InvalidParameter, match="input"):
-        encode_request(large)
 
 
 def test_items_are_listed_in_pages_newest_first() -> None:

@@ -142,9 +142,12 @@ def test_a_page_has_no_inline_script_or_style(page: str) -> None:
 def test_a_page_refers_only_to_files_that_are_there(page: str) -> None:
     for _, attrs in Tags(page).tags:
         for target in (attrs.get("src"), attrs.get("href")):
-            if target is None or target in ("./", "dashboard"):
+            if target is None or target in ("./", "dashboard", "docs"):
                 continue
-            if target.startswith("#"):
+            if target.startswith("#tab="):
+                name = target.removeprefix("#tab=").partition("&")[0]
+                assert f"{name}-tab" in Tags(page).ids
+            elif target.startswith("#"):
                 assert target[1:] in Tags(page).ids
             else:
                 assert target.startswith("static/")

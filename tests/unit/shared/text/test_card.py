@@ -86,6 +86,24 @@ def test_a_card_of_a_newer_release_is_read_and_a_broken_one_refused(tmp_path: Pa
             ModelCard.from_json(broken)
 
 
+def test_a_card_has_the_first_short_suggestions_of_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def suggestions(listed: object) -> tuple[str, ...]:
+        return card_of(write(tmp_path, generation_config__json={"suggestions": listed}))[
+            0
+        ].suggestions
+
+    assert suggestions(["One?", "Two?"]) == ("One?", "Two?")
+    assert suggestions(None) == ()
+    assert "ignoring" not in caplog.text
+    assert suggestions(["One?", 2, "", "x" * 201, None]) == ("One?",)
+    assert suggestions("One?") == ("One?",)
+    assert suggestions([str(number) for number in range(100)]) == tuple("01234567")
+    assert suggestions({"One?": 1}) == ()
+    assert caplog.text.count("ignoring some suggestions of generation_config.json") == 3
+
+
 def test_text_comes_back_from_the_blobs_alone(tmp_path: Path) -> None:
     card, blobs = card_of(write(tmp_path))
     text = load_text(ModelCard.from_json(card.to_json()), blobs)

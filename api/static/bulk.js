@@ -1,0 +1,65 @@
+/** Actions on many jobs at once: counted and confirmed, then done slice by slice. */
+
+import { confirmed } from "./dialogs.js";
+import { ServiceError, post } from "./service.js";
+import { count, plural } from "./units.js";
+
+const SLICE = 100; // jobs of one request
+
+/** The requests that name `jobs`: {ids} or {filter}. */
+function requestsFor({ ids, filter }) {
+  if (filter) return [{ filter, limit: SLICE }];
+  const slices = [];
+  for (let at = 0; at < ids.length; at += SLICE) slices.push({ ids: ids.slice(at, at + SLICE) });
+  return slices;
+}
+
+/** What became of them, e.g. "12 cancelled, 1 already ended." */
+function sentenceOf(totals, stopped) {
+  const parts = Object.entries(totals)
+    .filter(([name, number]) => number > 0 && name !== "matched")
+    .map(([name, number]) => `${count(number)} ${name.replaceAll("_", " ")}`);
+  const done = parts.length > 0 ? `${parts.join(", ")}.` : "Nothing matches any more.";
+  return stopped === null ? done : `${done} Not all of them: ${stopped}`;
+}
+
+/**
+ * Asks, then does it. `jobs`: {ids} or {filter}. `words`: {title, verb, noun}. `tell(sentence)` gets
+ * each result so far. Resolves with whether it was done.
+ */
+export async function actOnMany(path, jobs, { title, verb, noun }, tell) {
+  try {
+    let number = jobs.ids?.length;
+    let more = "";
+    if (jobs.filter) {
+      const found = await post(path, { filter: jobs.filter, dry_run: true });
+      number = found.matched;
+      more = found.has_more ? " or more" : "";
+    }
+    if (number === 0) {
+      tell("Nothing matches.");
+      return false;
+    }
+    const what = more ? `${count(number)}${more} ${noun}s` : plural(number, noun);
+    if (!(await confirmed(title, `${verb} ${what}?`, verb))) return false;
+    const totals = {};
+    let stopped = null;
+    for (const body of requestsFor(jobs)) {
+      let after = null;
+      do {
+        const found = await post(path, after === null ? body : { ...body, after });
+        for (const [name, value] of Object.entries(found)) {
+          if (typeof value === "number") totals[name] = (totals[name] ?? 0) + value;
+        }
+        ({ stopped, next: after } = found);
+        tell(sentenceOf(totals, stopped));
+      } while (after !== null && stopped === null);
+      if (stopped !== null) break;
+    }
+    return true;
+  } catch (error) {
+    if (!(error instanceof ServiceError)) throw error;
+    tell(error.message);
+    return false;
+  }
+}
