@@ -39,6 +39,7 @@ PARTS: Mapping[str, str] = {
     "batched_deltas": "api.jobs.batched_deltas",
     # sentences and examples of the OpenAPI document
     "reference": "api.reference.describe",
+    "request_schemas": "api.generation.request_schemas",
     # events of lost workers
     "recoveries": "api.jobs.recoveries",
 }
