@@ -251,7 +251,7 @@ class DeploymentReader:
             "queued": load.queued,
             "running": load.running,
             "queued_tokens": load.queued_tokens,
-            "cpu_s": round(cpu_us / 1e6, 1),
+            "cpu_s": round(cpu_us / 1e6, 3),
             "cpu_share": round(cpu_us / max(1, total_us), 3) if scope is None else None,
             "held_bytes": 0 if queue is None else queue.held_by_tenant.get(load.tenant, 0),
             "refused": 0 if queue is None else queue.refused_by_tenant.get(account, 0),

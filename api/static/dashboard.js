@@ -85,7 +85,7 @@ function showTrouble(error) {
   if (place().job !== null) jobPage.showTrouble(error);
 }
 
-/** Follows this query. What is known already is shown at once. */
+/** Follows this query, and shows the known state at once. */
 function openFeed(query) {
   const whole = query.job === undefined ? { history: "none", ...query } : query;
   const text = JSON.stringify(whole);

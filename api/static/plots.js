@@ -1,6 +1,6 @@
 /**
  * Plots of the history: lines over time with axes, a legend with the latest values, and a cursor that
- * the pointer and the arrow keys move. What is not known interrupts a line.
+ * the pointer and the arrow keys move. An unknown value interrupts a line.
  */
 
 import { element, setText } from "./element.js";

@@ -51,7 +51,8 @@ def submit_arguments(
     again: bool = False,
 ) -> list[Argument]:
     """Returns names and values; `grace` is the policy as stored: ms, "0" none, "" unlimited."""
-    record, parts = job.request_record, {}
+    record = job.request_record
+    parts: dict[str, bytes] = {}
     if "\n" in record:
         from shared.transport.record_parts import split_record  # few jobs have parts
 

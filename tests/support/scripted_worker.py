@@ -132,18 +132,23 @@ class ScriptedWorker:
         job = RunningJob(delivery)
         self.jobs[delivery.job.job_id] = job
         try:
-            while not self.script.starts and delivery.job.job_id in self.jobs:
+            while not self.script.starts and self._has(job):
                 await asyncio.sleep(PARKED_S)
             await self._generate(job)
         finally:
-            self.jobs.pop(delivery.job.job_id, None)
+            if self._has(job):
+                del self.jobs[job.job_id]
+
+    def _has(self, job: RunningJob) -> bool:
+        """Whether this attempt of the job is still the worker's."""
+        return self.jobs.get(job.job_id) is job
 
     async def _generate(self, job: RunningJob) -> None:
         sampling = job.delivery.job.sampling
         prompt = self.script.says or job.delivery.job.prompt_token_ids
         detokenizer = self._text.tokenizer.detokenizer()
         matcher = StopStringMatcher(sampling.stop)
-        while job.delivery.job.job_id in self.jobs:
+        while self._has(job):
             end = self._scripted_end(job)
             fresh: list[int] = []
             texts: list[str] = []  # of each of them

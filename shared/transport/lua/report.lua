@@ -10,7 +10,7 @@
 local kind, id, life_ms = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local key, index, now = P .. kind .. ':' .. id, P .. kind .. 's', server_ms()
 redis.call('PEXPIRE', key, life_ms)
--- Notes as many pairs as ARGV[at] says. Returns the index after them.
+-- Notes as many pairs as ARGV[at] holds. Returns the index after them.
 local function note_all(at, note)
   local past = at + 1 + 2 * tonumber(ARGV[at])
   for i = at + 1, past - 1, 2 do note(ARGV[i], ARGV[i + 1]) end

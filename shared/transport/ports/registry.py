@@ -94,7 +94,7 @@ class QueueStats:
     store_used: int = field(default=0, compare=False)
     store_limit: int = field(default=0, compare=False)
     # Redis' files: `aof` 1 if it has an append-only file, `aof_bytes` its size; `ok_aof_write`,
-    # `ok_aof_rewrite`, `ok_rdb_save` 1 if the last one succeeded, or there was none. Empty: hidden.
+    # `ok_aof_rewrite`, `ok_rdb_save` 1 if the last one succeeded, or none was due. Empty: hidden.
     disk: Mapping[str, int] = field(default_factory=dict, compare=False)
     # Estimated bytes of the tenants that hold most of them, the largest first.
     held_by_tenant: Mapping[str, int] = field(default_factory=dict)

@@ -43,7 +43,7 @@ local function note_first_token(id, job_key)
   note_count('t' .. whole(math.min(bucket, TTFT_LAST)), 1)
 end
 
--- Makes one slot of the day from its parts, unless it is there or nothing is known of them.
+-- Makes one slot of the day from its parts, unless it exists or none of them does.
 local function fold_into_day(day_slot)
   local key, folded = P .. 'history:day:' .. whole(day_slot), {}
   if redis.call('EXISTS', key) == 1 then return end
@@ -70,7 +70,7 @@ local function fold_into_day(day_slot)
 end
 
 -- The most jobs that waited and ran, and the jobs accepted, ended, failed and expired so far. Called once a
--- second or more often, so it writes only changes; the first call in a slot folds what is over.
+-- second or more often, so it writes only changes; the first call in a slot folds the slots that are over.
 local function note_queue()
   local stat, flat = {}, redis.call('HGETALL', P .. 'stat')
   for k = 1, #flat, 2 do stat[flat[k]] = tonumber(flat[k + 1]) end
