@@ -382,12 +382,6 @@ def members_without_field(kind: str) -> Mapping[str, str]:
     return {**dict.fromkeys(rows_of(kind), _OTHERWISE), **_REFUSED.get(kind, {})}
 
 
-def schema_without_field(kind: str, name: str) -> dict[str, Any]:
-    """Returns the JSON schema of the accepted values of such a member, among them null."""
-    rows = [row for row in rows_of(kind).get(name, ()) if row.path == name]
-    return {"anyOf": [*(dict(row.values.schema) for row in rows), {"type": "null"}]}
-
-
 _OTHERWISE = "only values that change nothing are accepted"
 
 

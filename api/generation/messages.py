@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from api.generation.protocol import MAX_ENTRIES
-from api.generation.schemas import or_null
+from api.on_demand import load_part
 from api.request_errors import input_not_supported, missing_parameter, unsupported
 from shared.messages import InvalidParameter
 
@@ -30,7 +30,7 @@ def _describe_accepted(schema: dict[str, Any]) -> None:
     if properties.get("type", {}).get("const") == "message" and "type" in required:
         required.remove("type")
     for name in properties.keys() - set(required):
-        properties[name] = or_null(properties[name])
+        properties[name] = load_part("request_schemas").or_null(properties[name])
     for name in sorted(_UNUSED):
         properties.setdefault(name, {"description": "Accepted without effect."})
     schema["additionalProperties"] = {"enum": [None, []]}

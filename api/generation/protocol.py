@@ -26,7 +26,6 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from api.generation.ignored_parameters import members_without_field, schema_without_field
 from api.generation.schemas import (
     BIAS,
     WHOLE_NUMBERS,
@@ -42,8 +41,8 @@ from api.generation.schemas import (
     TopLogprobs,
     accept_whole_numbers,
     described,
-    or_null,
 )
+from api.on_demand import load_part
 from api.request_errors import MISSING, unsupported
 from shared.keys import NUM_LANES
 from shared.messages import (
@@ -103,18 +102,7 @@ class RequestModel(BaseModel):
         """Returns the schema of accepted values: null for every optional parameter, and the
         parameters without a field."""
         reference = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        required = schema.get("required", ())
-        properties = schema.setdefault("properties", {})
-        for name, parameter in properties.items():
-            if name not in required:
-                properties[name] = or_null(parameter)
-        for name, why in members_without_field(cls.kind).items():
-            described = f"Accepted where it changes nothing; else refused: {why}."
-            accepted = schema_without_field(cls.kind, name)
-            properties.setdefault(
-                name, {"description": described, "x-without-effect": True, **accepted}
-            )
+        load_part("request_schemas").complete(handler.resolve_ref_schema(reference), cls.kind)
         return reference
 
 

@@ -1,11 +1,10 @@
-"""What requests change in pydantic's schemas: whole numbers, nulls, bounds for the document."""
+"""Changes of pydantic's schemas for requests: whole numbers, and bounds for the document."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
-from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import no_info_before_validator_function
 
 from shared.messages import (
@@ -15,8 +14,6 @@ from shared.messages import (
     MAX_TOP_LOGPROBS,
     MIN_SEED,
 )
-
-_NULL = {"type": "null"}
 
 
 def described(**schema: Any) -> Any:
@@ -38,17 +35,6 @@ StopString = Annotated[str, described(minLength=1, maxLength=MAX_STOP_STRING_CHA
 StopStrings = Annotated[
     list[StopString], Field(fail_fast=True), described(maxItems=MAX_STOP_STRINGS)
 ]
-
-
-def or_null(parameter: JsonSchemaValue) -> JsonSchemaValue:
-    """Returns the JSON schema of an optional parameter: null counts as absent."""
-    if _NULL in parameter.get("anyOf", ()):
-        return parameter
-    outer: JsonSchemaValue = {
-        name: parameter[name] for name in ("default", "title") if name in parameter
-    }
-    inner = {name: value for name, value in parameter.items() if name not in outer}
-    return {"anyOf": [inner, _NULL], **outer}
 
 
 def accept_whole_numbers(schema: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from types import UnionType
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.http.sse import json_bytes
+from api.on_demand import load_part
 
 VERSION = "1"
 
@@ -39,7 +39,6 @@ Absent = SkipJsonSchema[None]  # the type of a member that is left out, and neve
 EVENTS = "text/event-stream"
 EVENT_SCHEMA = "x-event-schema"  # OpenAPI 3.1 describes no events
 _SCHEMAS = "#/components/schemas/"
-_REFERENCE = "api.reference.describe"  # loaded for the document: no other request needs it
 _VALIDATION = ("HTTPValidationError", "ValidationError")  # FastAPI's, which are never sent
 
 
@@ -153,7 +152,7 @@ def _customized(document: dict[str, Any]) -> dict[str, Any]:
             _define_events(operation, components["schemas"])
     for name in _VALIDATION:
         components["schemas"].pop(name, None)
-    importlib.import_module(_REFERENCE).describe(document)
+    load_part("reference").describe(document)
     components["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},

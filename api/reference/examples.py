@@ -94,6 +94,8 @@ BODIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "completion_window": "24h",
         }
     },
+    "CancelRequest": {"All queued jobs, counted": {"filter": {"state": "queued"}, "dry_run": True}},
+    "RequeueRequest": {"All dead letters, counted": {"filter": {}, "dry_run": True}},
     "TokenizeRequest": {
         "A text": {"prompt": "A penstock is"},
         "A conversation": {"messages": [_QUESTION]},

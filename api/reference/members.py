@@ -29,6 +29,7 @@ SENTENCES: Mapping[str, str] = {
     "effort": "A hint for how long to reason, as `reasoning_effort` in chat.",
     "enabled": "Accepted without effect.",
     "encrypted_content": "Text that this server encoded in an earlier response.",
+    "error": "Only dead letters with this error.",
     "env": "Variables of the environment, by name.",
     "environment": "Where the shell runs; `local` is the client's machine.",
     "execution": "The place of the search: the `client`, or the `server`, which has none.",
@@ -68,6 +69,9 @@ SENTENCES: Mapping[str, str] = {
     "signature": "Accepted without effect.",
     "source": "The source of the text, or the text itself.",
     "status": "The state of the item; accepted without effect.",
+    "state": "Only jobs in this state.",
+    "tenant": "Only those of this tenant.",
+    "model": "Only those of this model.",
     "stderr": "What the command wrote to its standard error.",
     "stdout": "What the command wrote to its standard output.",
     "strict": "True: the schema is enforced completely, or the request is refused.",
@@ -129,6 +133,7 @@ OWN: Mapping[str, str] = {
     "SystemMessage.clear_at": (
         "`next_user_message`: the instructions hold until the next message of the user."
     ),
+    "LiveJobs.id": "Only the job with this id.",
     "OutputConfig.task_budget": "Accepted without effect.",
     "ThinkingEnabled.budget_tokens": "The most tokens of reasoning; less than `max_tokens`.",
     "ThinkingAdaptive.display": "Accepted without effect: all reasoning is sent.",

@@ -13,13 +13,13 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "Prompt": (
         *("messages", "prompt", "input", "tokens", "system", "instructions"),
         *("previous_response_id", "file", "purpose"),
-        *("input_file_id", "endpoint", "completion_window"),
+        *("input_file_id", "endpoint", "completion_window", "ids", "filter"),
     ),
     "Common": (
         *("model", "max_tokens", "max_completion_tokens", "max_output_tokens"),
         *("temperature", "top_p", "stop", "stop_sequences", "stream", "stream_options", "n"),
         *("seed", "metadata", "output_expires_after"),
-        *("expires_after[anchor]", "expires_after[seconds]"),
+        *("expires_after[anchor]", "expires_after[seconds]", "after", "limit", "dry_run"),
     ),
     "Tools": ("tools", "tool_choice", "parallel_tool_calls"),
     "Output format": (
@@ -215,6 +215,11 @@ SENTENCES: Mapping[str, str] = {
         "is deleted a minute after it was read, ten minutes after its end at the latest."
     ),
     "metadata": "Labels that are stored and returned: 16 pairs of strings at most.",
+    "ids": "The ids of the objects; exclusive with `filter`.",
+    "filter": "The objects that match all members; `{}` is all. Exclusive with `ids`.",
+    "after": "`next` of the response before, for the objects after it.",
+    "limit": "The most objects to look at in this request.",
+    "dry_run": "True: counts the objects and changes nothing.",
     "user": "A label that is stored and returned.",
     "safety_identifier": "A label that is stored and returned.",
     "prompt_cache_key": "A label that is returned; the prefix cache needs no key.",

@@ -29,7 +29,11 @@ LEAST: dict[str, dict[str, Any]] = {  # a body without optional parameters
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }
-COUNTED = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}  # nothing is generated
+# Nothing is generated; or parameters exclude each other: tests/integration/api/jobs has them.
+LEFT_OUT = {
+    *("/v1/responses/input_tokens", "/v1/messages/count_tokens"),
+    *("/v1/jobs/cancel", "/v1/dead-letters/requeue"),
+}
 # Parameters that one of these needs beside it.
 BESIDE: dict[str, dict[str, Any]] = {
     "stream_interval": {"stream": True},
@@ -135,7 +139,7 @@ def file_id(http: httpx.Client) -> str:
     return str(sent.json()["id"])
 
 
-@pytest.mark.parametrize("path", sorted(set(json_routes()) - COUNTED))
+@pytest.mark.parametrize("path", sorted(set(json_routes()) - LEFT_OUT))
 def test_bounds_of_the_document_are_those_of_the_service(
     http: httpx.Client, file_id: str, path: str
 ) -> None:
