@@ -143,6 +143,7 @@ def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     expect(job_page.locator("#job-reason")).to_have_text(RESUMED, timeout=PATIENCE_MS)
     names = job_page.locator(".timeline .workers li")
     expect(names).to_have_text([first["worker"], second["worker"]])
+    expect(job_page.locator("#job-badge")).to_have_text("finished", timeout=PATIENCE_MS)
     bar = job_page.locator("svg.way rect.gap")
     gap_s = second["started_at"] - first["ended_at"]
     share = gap_s / (job["ended_at"] - job["created_at"])
