@@ -91,7 +91,7 @@ class ApiSettings(LimitSettings):
         ge=60,
         le=604_800,
         description="Seconds that the record of a job is kept after its end: state, timings, "
-        "counts. 5.6 KB of Redis each. Where Redis is nearly full, the oldest go after ten "
+        "counts. 5.6 KB of Redis each. If Redis is nearly full, the oldest go after ten "
         "minutes.",
         json_schema_extra=symptom(
             "Jobs get 410 `job_expired` while people still look at them, or ended jobs fill Redis."
@@ -103,7 +103,7 @@ class ApiSettings(LimitSettings):
         le=604_800,
         description="Seconds that the text of a job is kept after its end, at most "
         "PENSTOCK_JOB_RETENTION_S, which is the default: its log, 23 KB per 1,000 "
-        "tokens, 4.4 KB at least. Where Redis is nearly full, the oldest go a minute after they "
+        "tokens, 4.4 KB at least. If Redis is nearly full, the oldest go a minute after they "
         "were read.",
         json_schema_extra=symptom(
             "Links to answers get 410 `job_expired`, or texts must not stay in Redis for long."

@@ -36,7 +36,7 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
 
 
 def check_expiry(event: Delta | JobEvent, record: JobRecord) -> None:
-    """Raises ClientError (410) for what a store has in place of a log that has expired."""
+    """Raises ClientError (410) where the log has expired."""
     if isinstance(event, Failed) and event.code == ErrorCode.JOB_EXPIRED != record.reason:
         raise job_expired(event.message)
 

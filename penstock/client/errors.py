@@ -84,7 +84,7 @@ class NotFound(Refused):
 
 class Gone(Refused):
     """The job has ended, and its record or its text is no longer stored; `code` is `job_expired`.
-    The sentence says since when, and which setting keeps it longer."""
+    The message has the time, and which setting keeps it longer."""
 
 
 class Overloaded(Refused):

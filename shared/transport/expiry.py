@@ -1,4 +1,4 @@
-"""Why an ended job, or its text, is no longer stored: as Redis has it, and in words."""
+"""Why an ended job, or its text, is no longer stored: as Redis has it, and in a sentence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text_expiry(fields: Mapping[bytes, bytes], now_ms: int) -> str | None:
 
 def decode_tombstone(text: bytes, now_ms: int) -> tuple[str, str, str] | None:
     """Returns tenant, kind and sentences of a tombstone; None before its time, and for one without
-    words: of a job that was deleted, or of an older release. `now_ms`: as for `text_expiry`."""
+    sentences: of a job that was deleted, or of an older release. `now_ms`: as for `text_expiry`."""
     try:
         _ended, until, why, kind, tenant = text.decode().split("|", 4)
         until_ms = int(until)

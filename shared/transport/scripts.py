@@ -42,7 +42,7 @@ def load_sources(*, is_sharded: bool = False) -> Mapping[str, str]:
 class Scripts:
     """Calls transitions by EVALSHA, and by EVAL where the server forgot them.
 
-    `retain_ms`: how long an ended job is kept that does not say it (of an older release).
+    `retain_ms`: how long an ended job without the field (of an older release) is kept.
     """
 
     def __init__(self, keys: Keys, retain_ms: int, *, is_sharded: bool = False) -> None:

@@ -88,7 +88,7 @@ export class NotFound extends Refused {}
 
 /**
  * The job has ended, and its record or its text is no longer stored; `code` is `job_expired`. The
- * sentence says since when, and which setting keeps it longer.
+ * message has the time, and which setting keeps it longer.
  */
 export class Gone extends Refused {}
 

@@ -13,6 +13,6 @@ delete_text(id)
 delete_record(id, job)
 release_text(job)
 release_record(job)
--- Without words: what was deleted on request has not expired.
+-- Without sentences: a job that was deleted on request has not expired.
 redis.call('SET', P .. 'tombstone:' .. id, '', 'PX', TOMBSTONE_MS)
 return {'OK'}

@@ -74,7 +74,7 @@ local function delete_record(id, job)
   redis.call('ZREM', P .. 'ended:tenant:' .. (job.tenant or ''), id)
 end
 
--- Ended jobs have few fields: what is absent is as of the record. `text_until_ms`, `log_kept_until_ms`: as
+-- Ended jobs have few fields: an absent one is that of the record. `text_until_ms`, `log_kept_until_ms`: as
 -- `until_ms`, `kept_until_ms`; `text_why`: 'setting'.
 local KEPT_FIELDS = {'tenant', 'kind', 'end_ms', 'held', 'kept_until_ms', 'held_log', 'log_kept_until_ms'}
 

@@ -94,8 +94,8 @@ async def end_for_reader(steps: Steps, job_id: str) -> Failed:
 
 
 @pytest.mark.promise(
-    "Streaming: an ended job and its text are kept for as long as settings or its request say, and "
-    "expiry is told with its time: 410 `job_expired`"
+    "Streaming: an ended job and its text are kept as long as the settings or its request ask, and "
+    "expiry is a 410 `job_expired` with its time"
 )
 async def test_record_and_text_are_kept_for_exactly_their_settings(frontend: Opened) -> None:
     steps = await frontend(record_ms=50 * HOUR_MS, text_ms=2 * HOUR_MS)

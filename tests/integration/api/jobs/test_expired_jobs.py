@@ -45,8 +45,8 @@ def expired(answer: httpx.Response) -> str:
 
 
 @pytest.mark.promise(
-    "Streaming: an ended job and its text are kept for as long as settings or its request say, and "
-    "expiry is told with its time: 410 `job_expired`"
+    "Streaming: an ended job and its text are kept as long as the settings or its request ask, and "
+    "expiry is a 410 `job_expired` with its time"
 )
 @pytest.mark.parametrize("path", OF_TEXT)
 def test_a_text_that_has_expired_is_gone_and_its_record_is_not(
