@@ -59,7 +59,7 @@ CHAT_PATHS = (
             "api.jobs.generation_response",
         ),
         max_files=37,
-        max_lines=6500,
+        max_lines=6550,
     ),
     ReadingPath(
         "log -> SSE",
