@@ -16,7 +16,7 @@ const MIN_WAIT_MS = 1000; // between two reads of a running job's answer
 const WAIT_SHARE = 10; // reading takes at most 1/10 of the time
 
 const PROMPT_MISSING = {
-  not_stored: "The prompt is no longer stored: it goes with the job's record, or before when many jobs end.",
+  not_stored: "The prompt is no longer stored. It is kept with the job's record (PENSTOCK_JOB_RETENTION_S), and deleted earlier when many jobs end.",
   model_unknown: "No worker has announced this model lately, so the prompt cannot be shown as text.",
 };
 
