@@ -331,7 +331,7 @@ def job_defaults(settings: ApiSettings) -> JobDefaults:
         settings.request_timeout_s,
         settings.queue_timeout_s,
         settings.accept_durability,
-        min(settings.retention_ms[0], max_retention_ms),
+        settings.retention_ms[0],
         max_retention_ms,
     )
 

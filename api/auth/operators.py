@@ -17,7 +17,17 @@ async def get_operator(caller: CallerDep) -> Caller:
     return caller
 
 
+async def get_deployment_operator(caller: CallerDep) -> Caller:
+    """Raises ApiError (403) also for a key without the mark `operator`: where all keys are of one
+    tenant, each of them may look at everything, and none may stop the service."""
+    operator = await get_operator(caller)
+    if operator.scope is not None:
+        raise operator_required("This changes the whole deployment and requires an operator's key.")
+    return operator
+
+
 OperatorDep = Annotated[Caller, Depends(get_operator)]
+DeploymentOperatorDep = Annotated[Caller, Depends(get_deployment_operator)]
 
 
 def who(operator: Caller) -> dict[str, str]:

@@ -157,11 +157,11 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-class ExpiresAfter(RequestModel):
-    """When something expires: `seconds` after what `anchor` names."""
+class JobExpiry(RequestModel):
+    """When an ended job expires: `seconds` after what `anchor` names."""
 
-    anchor: str
-    seconds: int
+    anchor: Annotated[str, described(enum=["completed_at"])]
+    seconds: Annotated[int, described(minimum=MIN_RETENTION_S, maximum=86_400)]
 
 
 class JobParameters(RequestModel):
@@ -174,7 +174,7 @@ class JobParameters(RequestModel):
         description="true: kept for its time even where Redis is nearly full; false: its text is "
         "deleted a minute after it was read, ten minutes after its end at the latest.",
     )
-    expires_after: ExpiresAfter | None = Field(
+    expires_after: JobExpiry | None = Field(
         None,
         description="How long the ended job is kept: `anchor` is `completed_at`, `seconds` 60 to "
         "`PENSTOCK_MAX_RETENTION_S`.",

@@ -16,13 +16,13 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from api.auth.operators import OperatorDep, who
-from api.errors import ApiError
+from api.errors import ApiError, store_unreachable
 from api.generation.protocol import RequestModel
 from api.generation.response_schemas import ResponseModel
 from api.http.caller import Caller
 from api.http.json_response import json_response
 from api.http.openapi import BODY, errors
-from api.ids import parse_job_id
+from api.ids import parse_job_id, without_prefix
 from api.jobs.protocol import CURSOR, Name, job_filter
 from api.jobs.request_reader import JsonRoute
 from api.jobs.routes import DeadLettersDep, SearchDep, requeue
@@ -31,6 +31,7 @@ from api.request_errors import ClientError
 from shared.messages import InvalidParameter, JobState
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
 from shared.transport.ports.job_search import MAX_LISTED, JobCursor, JobFilter
+from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +187,11 @@ async def requeue_dead_letters(
                 result.requeued += 1
         except ClientError:  # its request is lost, or it was deleted a moment ago
             result.failed += 1
-        except ApiError as error:  # the queue is full, or Redis away: later ones would fail too
+        except ApiError as error:  # the queue is full: later ones would fail too
             result.stopped, result.has_more = error.message, True
+            break
+        except TransportError as error:
+            result.stopped, result.has_more = store_unreachable(error).message, True
             break
         done = place
     if params.filter is not None and result.has_more:
@@ -206,6 +210,8 @@ async def _sees(operator: Caller, jobs: JobService, job_id: str) -> bool:
 
 def _live(operator: Caller, of: LiveJobs) -> JobFilter:
     state = None if of.state is None else JobState(of.state)
+    if of.id is not None and not without_prefix(of.id):
+        raise InvalidParameter("filter.id", "needs a part of the id after its prefix")
     wanted = job_filter(operator, state, of.tenant, of.model, None, of.id)
     return replace(wanted, is_live=True)
 

@@ -50,10 +50,8 @@ def new_job(
     idempotency = caller.idempotency
     assert caller.job_id is not None, "this route makes jobs"
     retain_ms, text_ms = params.retention(defaults.retention_ms, defaults.max_retention_ms)
-    if idempotency is not None and retain_ms is None:
-        retain_ms = KEYED_RETAIN_MS
-        if params.store is None:
-            retain_ms = max(retain_ms, defaults.retention_ms)
+    if idempotency is not None:
+        retain_ms = max(retain_ms or 0, KEYED_RETAIN_MS)
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
         on_disconnect = OnDisconnect.GRACE
     return Job(

@@ -15,7 +15,7 @@ class Recoveries:
     def __init__(self) -> None:
         self._event = b""  # that was not sent yet
         self._lost_attempt: int | None = None  # of the last loss that was found
-        self._lost_s = 0.0  # when its reader had received the last before that
+        self._lost_s: float | None = None  # when its reader had received the last before that
 
     def __bool__(self) -> bool:
         """Returns whether there is an event."""
@@ -39,7 +39,8 @@ class Recoveries:
         """Records that a worker has claimed the job. Without an earlier loss `after_s` is null: it
         was too short to be found."""
         if start.attempt > 1:
-            after_s = None if self._lost_attempt is None else round(now_s - self._lost_s, 1)
+            after_s = None if self._lost_s is None else round(now_s - self._lost_s, 1)
+            self._lost_s = None
             self._tell("resumed", num_tokens, worker=start.worker_id, after_s=after_s)
 
     def _tell(self, state: str, num_tokens: int, **more: Any) -> None:

@@ -210,10 +210,15 @@ async def get_job_answer(
     """
     record = await find_job(jobs, caller, name)
     model = generation.models.known.get(record.model)
-    answer = await read_answer(
-        record, params.limit, jobs.store, prompts, model, generation.pool, jobs.slices
-    )
-    return LongJsonResponse(answer, jobs.slices)
+    charge = jobs.answers.take(await jobs.store.stored_bytes(record.job_id))
+    try:
+        answer = await read_answer(
+            record, params.limit, jobs.store, prompts, model, generation.pool, jobs.slices
+        )
+    except BaseException:
+        charge.give()
+        raise
+    return LongJsonResponse(answer, jobs.slices, charge)
 
 
 @router.post("/v1/jobs/{name}/stream-token", response_model=StreamToken, responses=errors(KEPT))

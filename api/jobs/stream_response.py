@@ -53,7 +53,8 @@ class StreamResponse(Response):
         source, body = self._source, self._body
         with self._jobs.open_requests.enter() as request:
             stream = await source.open(scope)
-            if (b"penstock-events", b"recovery") in scope.get("headers", ()):
+            wants_recoveries = (b"penstock-events", b"recovery") in scope.get("headers", ())
+            if wants_recoveries and body.is_resumable:  # only a stream takes them
                 stream.recoveries = load_part("recoveries").Recoveries()
             ending: Ending | None = None
             try:

@@ -59,7 +59,8 @@ def _describe_operation(route: str, path: str, operation: Schema) -> None:
             for key in routes.PARAMETERS
             if key.rpartition(" ")[2] == name and key.rpartition(" ")[0] in path
         ]
-        _describe(parameter, routes.PARAMETERS.get(max(fitting, key=len, default=name)))
+        if "description" not in parameter:
+            _describe(parameter, routes.PARAMETERS.get(max(fitting, key=len, default=name)))
     for status, response in operation["responses"].items():
         own = routes.RESPONSES.get(f"{route} {status}")
         _describe(response, own or routes.RESPONSES.get(status))

@@ -133,7 +133,7 @@ OWN: Mapping[str, str] = {
     "SystemMessage.clear_at": (
         "`next_user_message`: the instructions hold until the next message of the user."
     ),
-    "LiveJobs.id": "Only the job with this id.",
+    "LiveJobs.id": "Jobs whose id begins or ends so; without its prefix, such as `chatcmpl-`.",
     "OutputConfig.task_budget": "Accepted without effect.",
     "ThinkingEnabled.budget_tokens": "The most tokens of reasoning; less than `max_tokens`.",
     "ThinkingAdaptive.display": "Accepted without effect: all reasoning is sent.",
@@ -142,4 +142,8 @@ OWN: Mapping[str, str] = {
     "ThinkingEnabled.block_binding": "Accepted without effect.",
     "ExpiresAfter.anchor": "The time from which `seconds` count: the creation of the files.",
     "ExpiresAfter.seconds": "Seconds until the files are deleted.",
+    "JobExpiry.anchor": "The time from which `seconds` count: the end of the job.",
+    "JobExpiry.seconds": (
+        "Seconds until the job and its text are deleted, at most `PENSTOCK_MAX_RETENTION_S`."
+    ),
 }

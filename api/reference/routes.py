@@ -8,7 +8,7 @@ from collections.abc import Mapping
 PARAMETERS: Mapping[str, str] = {
     "idempotency-key": (
         "A name that the client chooses: the same request with the same key is the same job, "
-        "running or finished, until ten minutes after its end."
+        "running or finished, for ten minutes after its end or longer, as the job is kept."
     ),
     "last-event-id": "The same as `after`, which it overrides; a browser's EventSource sends it.",
     "anthropic-version": "Any value: the response has Anthropic's shape.",
@@ -61,7 +61,7 @@ RESPONSES: Mapping[str, str] = {
     "404": "The model or object is unknown, or belongs to another tenant.",
     "408": "The body did not arrive in `PENSTOCK_BODY_TIMEOUT_S`.",
     "409": "The request does not fit the state of the object or job; `error.code` is the reason.",
-    "410": "The text has expired.",
+    "410": "The job or its text has expired (`job_expired`).",
     "413": "The body is larger than `PENSTOCK_MAX_BODY_BYTES`.",
     "415": "The `Content-Type` is not JSON, or the body is compressed in an unknown coding.",
     "421": "The `Host` is not one of this server (`host_not_allowed`).",
@@ -130,7 +130,7 @@ RESPONSES: Mapping[str, str] = {
     "GET /v1/jobs/{name}/prompt 200": "A part of the job's prompt.",
     "GET /v1/jobs/{name}/answer 200": "A part of the job's output.",
     "POST /v1/jobs/cancel 200": "The number of jobs that were cancelled.",
-    "POST /v1/dead-letters/requeue 200": "The new jobs.",
+    "POST /v1/dead-letters/requeue 200": "The number of letters that run again.",
     "POST /v1/workers/{worker_id}/drain 200": "The worker takes no more jobs.",
     "POST /v1/workers/{worker_id}/resume 200": "The worker takes jobs again.",
     "POST /v1/models/{model_id}/pause 200": "The model's queue is paused.",

@@ -28,21 +28,22 @@ function sentenceOf(totals, stopped) {
  * each result so far. Resolves with whether it was done.
  */
 export async function actOnMany(path, jobs, { title, verb, noun }, tell) {
+  const totals = {};
   try {
     let number = jobs.ids?.length;
-    let more = "";
+    let hasMore = false;
     if (jobs.filter) {
       const found = await post(path, { filter: jobs.filter, dry_run: true });
       number = found.matched;
-      more = found.has_more ? " or more" : "";
+      hasMore = found.has_more;
     }
-    if (number === 0) {
+    if (number === 0 && !hasMore) {
       tell("Nothing matches.");
       return false;
     }
-    const what = more ? `${count(number)}${more} ${noun}s` : plural(number, noun);
-    if (!(await confirmed(title, `${verb} ${what}?`, verb))) return false;
-    const totals = {};
+    const many = number === 0 ? `all ${noun}s that match` : `${count(number)} or more ${noun}s`;
+    const what = hasMore ? many : plural(number, noun);
+    if (!(await confirmed(title, `${verb} ${what}?`, `${verb} ${what}`))) return false;
     let stopped = null;
     for (const body of requestsFor(jobs)) {
       let after = null;
@@ -59,7 +60,8 @@ export async function actOnMany(path, jobs, { title, verb, noun }, tell) {
     return true;
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;
-    tell(error.message);
-    return false;
+    const isBegun = Object.keys(totals).length > 0;
+    tell(isBegun ? sentenceOf(totals, error.message) : error.message);
+    return isBegun;
   }
 }

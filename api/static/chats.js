@@ -21,6 +21,7 @@ export function titleOf(question) {
   const line = question
     .trim()
     .split("\n", 1)[0]
+    .slice(0, 10 * MAX_TITLE_CHARS) // the patterns below take their time on a long line
     .replace(/^(#{1,6}|>|[-*+]|\d+[.)])\s+/, "")
     .replace(/!?\[([^\]]+)\]\([^)]*\)/g, "$1")
     .replace(/(\*\*|__|`)(.+?)\1/g, "$2")

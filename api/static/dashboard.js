@@ -101,11 +101,14 @@ function follow() {
   const wasJob = !page.job.hidden;
   page.job.hidden = at.job === null;
   if (at.job === null) {
+    if (wasJob) jobPage.close();
+    const wasInside = byId("tab").contains(document.activeElement);
     const query = tabs.open(at);
     const name = tabs.heading.textContent;
     document.title = `${name} · Penstock dashboard`;
     openFeed(query);
-    if (wasJob) tabs.heading.focus();
+    const isLost = wasInside && !byId("tab").contains(document.activeElement);
+    if (wasJob || isLost) tabs.heading.focus();
   } else {
     tabs.close();
     document.title = `Job ${at.job} · Penstock`;

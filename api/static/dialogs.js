@@ -44,7 +44,7 @@ export async function askText(title, text) {
 }
 
 export async function confirmed(title, text, verb) {
-  const buttons = [["yes", verb, "danger"], ["", "Cancel", ""]];
+  const buttons = [["yes", verb, "danger"], ["", "Back", ""]];
   return (await show(title, [element("p", "", text)], buttons)) === "yes";
 }
 

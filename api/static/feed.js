@@ -79,7 +79,7 @@ export class Feed {
         if (query !== this.#query) return;
         this.#onTrouble(error);
         if (error.status === 401) await keyGiven();
-        else if (error.status > 0 && !error.isPassing) return; // there is no such job
+        else if (query.job && [404, 410].includes(error.status)) return; // there is no such job
         else waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
       }
       await pause(waitMs * (0.5 + Math.random() / 2));

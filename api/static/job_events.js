@@ -95,7 +95,11 @@ class Run {
     this.#details.append(this.#summary, this.#note, this.#scroller, buttons);
     this.node.append(this.#details);
     this.#details.addEventListener("toggle", () => this.#follow());
-    this.#next.addEventListener("click", () => this.#turn([...this.#after, this.#page.data.at(-1).id]));
+    this.#next.addEventListener("click", () => {
+      const last = this.#page?.data.at(-1); // none while a page is read
+      if (last) this.#turn([...this.#after, last.id]);
+      else this.#read(this.#run.last);
+    });
     this.#first.addEventListener("click", () => this.#turn(this.#after.slice(0, 1)));
   }
 

@@ -84,6 +84,12 @@ export class JobPage {
     parts.record.addEventListener("toggle", () => void this.#showRecord());
   }
 
+  /** Stops reading: the page is left. */
+  close() {
+    this.#job = null;
+    this.#text.open();
+  }
+
   /** Opens a job before its data has arrived. */
   open(jobId) {
     this.#job = null;

@@ -153,6 +153,7 @@ class Answer {
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       if (timer !== this.#timer) return;
+      if (!error.isPassing) this.#shown = shown; // not again before the job has changed
       setText(this.#note, error.message);
     }
     const tookMs = performance.now() - begunMs;
@@ -173,7 +174,7 @@ class Answer {
     this.#all.hidden = !isCut || this.#limit === MOST_TOKENS;
     const path = "GET /v1/jobs/{id}/stream has all of it.";
     const rest = this.#limit === MOST_TOKENS ? ` ${path}` : "";
-    if (hasExpired) setText(this.#note, `${message} Texts of ended jobs are kept for a limited time.`);
+    if (hasExpired) setText(this.#note, message);
     else if (isCut) setText(this.#note, `The first ${count(numTokens)} tokens.${rest}`);
     else if (numTokens > 0) setText(this.#note, "");
     else setText(this.#note, isLive(this.#job) ? "No tokens yet." : "The job has no output.");

@@ -4,6 +4,7 @@ import { actOnMany } from "./bulk.js";
 import { setText } from "./element.js";
 import { rowsOf } from "./feed.js";
 import { jobTable } from "./job_table.js";
+import { keyGiven } from "./key.js";
 import { ServiceError, cancelJob, listJobs } from "./service.js";
 import { tabLink } from "./tabs.js";
 import { count, plural } from "./units.js";
@@ -23,6 +24,9 @@ export function jobsTab(root) {
   const states = [...find("states").children];
   const cancelSelected = find("cancel-selected");
   const cancelMatching = find("cancel-matching");
+  // The tab may be left while a page is fetched.
+  const [none, searchedNote] = [find("no-jobs"), find("job-searched")];
+  const [older, newest] = [find("older-jobs"), find("newest-jobs")];
   const selected = new Set();
   let filters = {};
   let after = ""; // of the page that is shown; empty: the newest, which the feed keeps current
@@ -67,13 +71,11 @@ export function jobsTab(root) {
     const live = new Set(jobs.filter((job) => LIVE.includes(job.status)).map((job) => job.id));
     for (const id of selected) if (!live.has(id)) selected.delete(id);
     showActions();
-    find("no-jobs").hidden = jobs.length > 0 || next !== null;
+    none.hidden = jobs.length > 0 || next !== null;
     const isCut = next !== null && jobs.length < PAGE;
-    setText(find("job-searched"), isCut ? `Searched the newest ${plural(searched, "job")} only.` : "");
-    const older = find("older-jobs");
+    setText(searchedNote, isCut ? `Searched the newest ${plural(searched, "job")} only.` : "");
     older.hidden = next === null;
     older.href = tabLink("jobs", { ...filters, after: next });
-    const newest = find("newest-jobs");
     newest.hidden = !after;
     newest.href = tabLink("jobs", filters);
   }
@@ -87,6 +89,9 @@ export function jobsTab(root) {
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       setText(status, error.message);
+      if (error.status !== 401) return;
+      await keyGiven();
+      if (asked === after) void showPage();
     }
   }
 
@@ -105,7 +110,9 @@ export function jobsTab(root) {
 
   return {
     open: (query) => {
+      const before = JSON.stringify(filters);
       filters = filtersIn(query);
+      if (JSON.stringify(filters) !== before) table.show([]); // of another filter
       after = query.get("after") ?? "";
       for (const name of FILTERS) form.elements[name].value = filters[name] ?? "";
       for (const link of states) {

@@ -84,6 +84,8 @@ function detailsOf({ workers, queued_tokens: tokens, dead_letters: letters, redi
 /** What an operator should look at, each with the tab that shows it. */
 function concernsOf({ redis }, models, workers) {
   const concerns = [];
+  if (redis?.memory === "full") concerns.push(["Redis is out of memory: requests are refused", tabLink("tenants")]);
+  if (redis?.memory === "nearly_full") concerns.push(["Redis has used 90 % of maxmemory", tabLink("tenants")]);
   for (const { model, is_served: isServed, queued } of models ?? []) {
     if (isServed || !queued) continue;
     concerns.push([`${model}: ${plural(queued, "job")} waiting and no worker`, tabLink("models")]);
@@ -91,8 +93,6 @@ function concernsOf({ redis }, models, workers) {
   for (const { id, status } of workers ?? []) {
     if (status === "stalled") concerns.push([`${id} makes no progress`, tabLink("workers")]);
   }
-  if (redis?.memory === "nearly_full") concerns.push(["Redis has used 90 % of maxmemory", tabLink("tenants")]);
-  if (redis?.memory === "full") concerns.push(["Redis is out of memory: requests are refused", tabLink("tenants")]);
   return concerns.slice(0, 5);
 }
 
@@ -151,10 +151,10 @@ export function overviewTab(root) {
     }
   }
 
-  function showHistory(rows) {
+  function showHistory(rows, isOperator) {
     const isKnown = rows !== null && rows.length > 1 && rows[1].at - rows[0].at === range.slotS;
     history.hidden = asTable.hidden = !isKnown;
-    note.hidden = isKnown || rows !== null;
+    note.hidden = isKnown || isOperator;
     if (!isKnown) return; // it arrives with the next snapshot
     shown = rows.slice(-range.num).map((row) => plotted(row, range.slotS));
     curves.show(shown, range.slotS, range.tickS);
@@ -180,7 +180,7 @@ export function overviewTab(root) {
       showNumbers(numbersOf(service, models));
       showItems(details, detailsOf(service));
       showItems(concerns, concernsOf(service, models, workers));
-      showHistory(rowsOf(state, "history"));
+      showHistory(rowsOf(state, "history"), state.service.is_operator !== false);
     },
   };
 }

@@ -22,6 +22,7 @@ export class Table {
   }
 
   show(items) {
+    const focused = document.activeElement; // a row that moves loses the focus
     const rows = new Map();
     let previous = null;
     for (const item of items) {
@@ -35,6 +36,9 @@ export class Table {
     }
     for (const [key, row] of this.#rows) if (!rows.has(key)) row.remove();
     this.#rows = rows;
+    if (focused !== document.activeElement && this.#body.contains(focused)) {
+      focused.focus({ preventScroll: true });
+    }
   }
 
   #newRow() {

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from api.auth.operators import OperatorDep, who
+from api.auth.operators import DeploymentOperatorDep, who
 from api.dependencies import provided
 from api.errors import MAX_ECHO_CHARS
 from api.generation.response_schemas import ResponseModel
@@ -62,7 +62,7 @@ class ModelQueue(ResponseModel):
 async def drain_worker(
     worker_id: str,
     params: Annotated[DrainQuery, Query()],
-    operator: OperatorDep,
+    operator: DeploymentOperatorDep,
     registry: RegistryDep,
 ) -> Response:
     """Orders a worker to end the jobs that it runs, and to take no other one. It stays until it is
@@ -79,7 +79,9 @@ async def drain_worker(
     responses=errors(NAMED | {409}),
     dependencies=[NO_QUERY],
 )
-async def resume_worker(worker_id: str, operator: OperatorDep, registry: RegistryDep) -> Response:
+async def resume_worker(
+    worker_id: str, operator: DeploymentOperatorDep, registry: RegistryDep
+) -> Response:
     """Orders a worker to take jobs again."""
     await _order(registry, worker_id, Order.SERVE)
     log.info("an operator resumes a worker", extra=_audit(who(operator), worker_id, Order.SERVE))
@@ -93,7 +95,7 @@ async def resume_worker(worker_id: str, operator: OperatorDep, registry: Registr
     dependencies=[NO_QUERY],
 )
 async def pause_model(
-    model_id: str, operator: OperatorDep, registry: RegistryDep, health: HealthDep
+    model_id: str, operator: DeploymentOperatorDep, registry: RegistryDep, health: HealthDep
 ) -> Response:
     """Pauses a model's queue: jobs are accepted and wait, their timeouts pass, and no worker takes
     one. Running jobs continue. The pause holds until it is resumed."""
@@ -116,7 +118,9 @@ async def pause_model(
     responses=errors(NAMED),
     dependencies=[NO_QUERY],
 )
-async def resume_model(model_id: str, operator: OperatorDep, registry: RegistryDep) -> Response:
+async def resume_model(
+    model_id: str, operator: DeploymentOperatorDep, registry: RegistryDep
+) -> Response:
     """Resumes a model's queue."""
     changed = await registry.resume(model_id)
     log.info(

@@ -91,7 +91,7 @@ class ResponseStore:
             raise response_not_found(name)
         try:
             return StoredResponse(name, record, decode_request(text, record.job_id))
-        except ValueError as error:
+        except (KeyError, ValueError) as error:  # of a newer release
             log.error(
                 "failed to read the request of a stored response",
                 extra={"job_id": record.job_id, "reason": str(error)},

@@ -281,7 +281,7 @@ def test_text_that_is_no_longer_stored_is_said_to_be(tab: Tab, service: RunningS
     open_job(page, name)
     expect(page.locator("#job-prompt .none")).to_contain_text("no longer stored")
     expect(page.locator("#job-prompt pre")).to_be_hidden()
-    expect(page.locator("#job-answer .none")).to_contain_text("no longer stored")
+    expect(page.locator("#job-answer .none")).to_contain_text("was lost")
     expect(page.locator("#job-facts")).to_contain_text("generate")  # what is left is shown
 
 
@@ -308,7 +308,7 @@ def test_a_job_that_has_expired_says_when_and_why(tab: Tab, service: RunningServ
     name, page = generated(service)["id"], tab.page
     expire_text(service, name)
     open_job(page, name)
-    note = page.locator("#job-events-note")
+    note = page.locator("#job-answer > .none")
     expect(note).to_contain_text("The text of this job expired at", timeout=PATIENCE_MS)
     expect(note).to_contain_text("PENSTOCK_TEXT_RETENTION_S")
     expire_record(service, name)

@@ -65,7 +65,7 @@ def test_jobs_that_match_a_filter_are_cancelled_together(tab: Tab, service: Runn
 
     row_of(page, names[0]).get_by_role("checkbox").check()
     page.get_by_role("button", name="Cancel 1 selected").click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel").first.click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
     expect(page.locator("#job-status")).to_have_text("1 cancelled.")
     expect(page.locator("#jobs tr")).to_have_count(3)
 
