@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.client import (
@@ -264,3 +265,27 @@ def test_a_lost_worker_and_the_next_one_are_told_to_who_asks_for_it(
         "worker": service.worker.worker_id,
     }
     assert all(delta.event.get("type") != "recovery" for delta in others)
+
+
+def test_who_asks_for_recoveries_of_a_whole_answer_gets_the_answer_alone(
+    service: RunningService,
+) -> None:
+    """A body without a stream takes no such events: nothing may wait for them."""
+    service.park()
+    queue = service.transport.queue
+    service.call(queue.heartbeat(WorkerReport("w-dies", 20_000, (MODEL,), {"step": 1}, ())))
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 20}
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=service.base_url, timeout=20) as http:
+        headers = {"penstock-events": "recovery"}
+        asked = pool.submit(http.post, "/v1/completions", json=body, headers=headers)
+        listed = "/v1/jobs?state=queued"
+        wait_until(lambda: http.get(listed).json()["data"], "the job")
+        (job,) = http.get(listed).json()["data"]
+        service.call(queue.pull("w-dies", 1, 0))
+        service.call(queue.declare_dead("w-dies"))
+        recovering = f"/v1/jobs/{job['id']}"
+        wait_until(lambda: http.get(recovering).json()["recovery"], "the loss")
+        service.call(queue.recover(service.worker.worker_id, 1))
+        wait_until(lambda: http.get(recovering).json()["attempt"] == 2, "the next worker")
+        http.delete(recovering)
+        assert asked.result(20).json()["error"]["code"] == "cancelled"
