@@ -94,15 +94,21 @@ function operationOf(method, path, operation) {
 
 /** Opens the operation that the address names. */
 function openNamed() {
-  const details = byId(decodeURIComponent(location.hash.slice(1)));
+  let name = location.hash.slice(1);
+  try {
+    name = decodeURIComponent(name);
+  } catch {
+    // Not an address of this page's making.
+  }
+  const details = byId(name);
   if (!details?.matches(".operation")) return;
   details.open = true;
   details.scrollIntoView();
   details.querySelector("summary").focus({ preventScroll: true });
 }
 
-function search(event) {
-  const parts = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+function search() {
+  const parts = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const { details, link, text } of operations) {
     const isHidden = !parts.every((part) => text.includes(part));
     details.hidden = isHidden;
@@ -143,6 +149,7 @@ async function show() {
   setText(byId("openai-base"), `${BASE}v1`);
   setText(byId("anthropic-base"), BASE.replace(/\/$/, ""));
   byId("search").addEventListener("input", search);
+  search(); // what was typed before the document came
   addEventListener("hashchange", openNamed);
   openNamed();
 }

@@ -101,7 +101,9 @@ async def pause_model(
     one. Running jobs continue. The pause holds until it is resumed."""
     changed = await registry.pause(model_id, operator.key_id)
     if changed is None:
-        raise _not_found(model_id, "model", "No worker has announced the model in the last day.")
+        raise _not_found(
+            model_id, "No worker has announced the model in the last day.", code="model_not_found"
+        )
     ignored_by = [w.worker_id for w in health.workers if model_id in w.models and w.order is None]
     log.info(
         "an operator pauses the queue of a model",
@@ -136,7 +138,7 @@ async def _order(registry: WorkerRegistry, worker_id: str, order: Order) -> None
     """Raises ClientError for a worker that is not there, or cannot be ordered."""
     match await registry.order(worker_id, order):
         case Ordered.GONE:
-            raise _not_found(worker_id, "worker", "No such worker is alive.")
+            raise _not_found(worker_id, "No such worker is alive.", code="worker_not_found")
         case Ordered.OLD:
             raise ClientError(
                 f"The worker '{worker_id[:MAX_ECHO_CHARS]}' is of an earlier release, which reads "
@@ -152,10 +154,10 @@ def _audit(operator: Mapping[str, str], worker_id: str, order: Order) -> dict[st
     return {**operator, "worker_id": worker_id, "order": order.value}
 
 
-def _not_found(name: str, kind: str, why: str) -> ClientError:
+def _not_found(name: str, why: str, *, code: str) -> ClientError:
     return ClientError(
-        f"The {kind} '{name[:MAX_ECHO_CHARS]}' does not exist. {why}",
+        f"The {code.partition('_')[0]} '{name[:MAX_ECHO_CHARS]}' does not exist. {why}",
         status=404,
-        code=f"{kind}_not_found",
+        code=code,
         param="id",
     )

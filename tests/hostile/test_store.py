@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -62,11 +63,17 @@ def failed_batches(client: OpenAI) -> Callable[[], Any]:
 
 def stored_responses(client: OpenAI) -> Callable[[], Any]:
     """Each keeps its instructions and unused tools for an hour."""
-    description = "d" * 800_000
-    tools: Any = [{"type": "function", "name": "f", "description": description, "parameters": {}}]
-    return lambda: client.responses.create(
-        model=MODEL, input="a", tools=tools, tool_choice="none", max_output_tokens=1
-    )
+    count = itertools.count()
+
+    def send() -> Any:
+        # Another text each time: equal ones are stored once.
+        described = f"{next(count)} " * 130_000
+        tools: Any = [{"type": "function", "name": "f", "description": described, "parameters": {}}]
+        return client.responses.create(
+            model=MODEL, input="a", tools=tools, tool_choice="none", max_output_tokens=1
+        )
+
+    return send
 
 
 @pytest.mark.parametrize("attack", [failed_batches, stored_responses])

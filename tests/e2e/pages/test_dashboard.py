@@ -139,11 +139,16 @@ def test_a_link_to_jobs_of_one_state_can_be_shared(tab: Tab) -> None:
     expect(states.locator("[aria-current]")).to_contain_text("failed")
     states.get_by_role("link", name="expired").click()
     expect(tab.page).to_have_url(re.compile(r"#tab=jobs&state=expired$"))
-    asked = [address for address in tab.addresses if "/stream" in address]
-    assert [address.partition("?")[2] for address in asked] == [
-        "history=none&state=failed",
-        "history=none&state=expired",
-    ]
+
+    def asked() -> list[str]:
+        return [each.partition("?")[2] for each in tab.addresses if "/stream" in each]
+
+    queries = ["history=none&state=failed", "history=none&state=expired"]
+    for _ in range(200):  # it is asked for after the address has changed
+        if asked() == queries:
+            break
+        tab.page.wait_for_timeout(50)
+    assert asked() == queries
 
 
 def test_a_model_is_shown_with_its_workers_and_its_queue(tab: Tab, service: Launched) -> None:

@@ -111,7 +111,7 @@ BAD_CHATS = [
     Bad({"functions": [{"name": "a"}]}, "functions", UNSUPPORTED, TOOLS_ONLY),
     Bad({"function_call": {"name": "a"}}, "function_call", UNSUPPORTED, TOOLS_ONLY),
     Bad({"audio": {}}, "audio", UNSUPPORTED),
-    Bad({"store": "yes"}, "store", UNSUPPORTED),
+    Bad({"store": "yes"}, "store"),
     Bad({"reasoning_effort": 5}, "reasoning_effort"),
     Bad({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     Bad({"service_tier": "flex", "priority": 1}, "priority"),

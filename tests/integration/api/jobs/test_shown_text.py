@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.transport.wire import LOST_OUTPUT
 from tests.support.running_service import MODEL, RunningService, wait_until
 
 TEXT = "a gate 😀 and a wheel; "
@@ -105,7 +106,7 @@ def test_an_answer_that_is_no_longer_stored_is_said_to_be(
     service.call(redis.delete(service.transport.keys.log(name.removeprefix("gen-"))))
     shown = client.get(f"/v1/jobs/{name}/answer").json()
     assert (shown["choices"], shown["has_expired"]) == ([], True)
-    assert "stored" in shown["message"]
+    assert shown["message"] == LOST_OUTPUT
 
 
 @pytest.mark.parametrize(
