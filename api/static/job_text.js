@@ -50,6 +50,7 @@ class Prompt {
   #text = element("pre", "prompt-text log-text");
   #more = element("button", "", "Show more of the prompt");
   #jobId = null;
+  #opened = 0; // how many jobs were, so that a read of an earlier one is known
   #next = 0;
 
   constructor(parent) {
@@ -63,6 +64,7 @@ class Prompt {
 
   open(jobId) {
     this.#jobId = jobId;
+    this.#opened += 1;
     this.#next = 0;
     this.#text.textContent = "";
     this.#text.hidden = this.#more.hidden = true;
@@ -71,11 +73,11 @@ class Prompt {
   }
 
   async #read() {
-    const jobId = this.#jobId;
+    const opened = this.#opened;
     this.#more.disabled = true;
     try {
-      const { text, missing, num_tokens: numTokens, next } = await getPrompt(jobId, this.#next);
-      if (jobId !== this.#jobId) return; // another job was opened
+      const { text, missing, num_tokens: numTokens, next } = await getPrompt(this.#jobId, this.#next);
+      if (opened !== this.#opened) return; // another job was opened
       this.#next = next;
       this.#text.hidden = text === null;
       if (text !== null) this.#text.append(text);
@@ -85,7 +87,9 @@ class Prompt {
       setText(this.#note, missing === null ? all : PROMPT_MISSING[missing]);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
-      if (jobId === this.#jobId) setText(this.#note, error.message);
+      if (opened !== this.#opened) return;
+      setText(this.#note, error.message);
+      this.#more.hidden = !error.isPassing; // to ask again
     } finally {
       this.#more.disabled = false;
     }

@@ -35,9 +35,10 @@ export const listTab = (tables) => (root) => {
     show: (state) => {
       for (const { name, table, none } of lists) {
         const rows = rowsOf(state, name);
-        if (rows === null) continue; // Redis has been unreachable since the page was opened
-        table.show(rows);
-        none.hidden = rows.length > 0;
+        const isHidden = rows === null && state.lists.workers !== undefined; // from this caller
+        if (rows !== null) table.show(rows);
+        else if (!isHidden) continue; // Redis has been unreachable since the page was opened
+        none.hidden = rows !== null && rows.length > 0;
       }
     },
   };
