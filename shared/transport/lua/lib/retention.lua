@@ -42,7 +42,8 @@ local function list_retained(kind, id, tenant, ms, life_ms)
   for _, key in ipairs({kind .. ':' .. tenant, kind}) do expire_at_least(P .. key, life_ms) end
 end
 
--- After the first of a tenant's has gone.
+-- A tenant's time is that of its first: it is written again after one has gone, and where it is not true any
+-- more, because a tenant's set has expired meanwhile.
 local function relist_tenant(kind, tenant)
   local first = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, 0, 'WITHSCORES')
   if first[1] then
@@ -123,11 +124,10 @@ end
 -- Evicts the first of a tenant's texts or records, if it may go. Returns bytes, or nil: none may go yet.
 local function evict_first(kind, tenant)
   local first = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, 0, 'WITHSCORES')
-  if not first[1] then
-    redis.call('ZREM', P .. kind, tenant)
+  if not first[1] or tonumber(first[2]) > server_ms() then
+    relist_tenant(kind, tenant)
     return nil
   end
-  if tonumber(first[2]) > server_ms() then return nil end
   local id, bytes = first[1], 0
   redis.call('ZREM', P .. kind .. ':' .. tenant, id)
   relist_tenant(kind, tenant)
@@ -169,10 +169,9 @@ local function evict(bytes, most)
   local freed = 0
   for _, kind in ipairs({'texts', 'records'}) do
     while freed < bytes and most > 0 do
-      local tenant = redis.call('ZRANGE', P .. kind, 0, 0)[1]
-      local gone = tenant and evict_first(kind, tenant)
-      if not gone then break end
-      freed, most = freed + gone, most - 1
+      local tenant = redis.call('ZRANGEBYSCORE', P .. kind, '-inf', whole(server_ms()), 'LIMIT', 0, 1)[1]
+      if not tenant then break end
+      freed, most = freed + (evict_first(kind, tenant) or 0), most - 1
     end
   end
   return freed
@@ -188,19 +187,26 @@ local function evict_for(tenant, bytes, why)
   return freed > 0
 end
 
--- Those whose text or record has expired are listed no longer: a few, each time that one is added.
+-- Those whose text or record has expired are listed no longer: a few, each time that one is added. Also of the
+-- tenant whose first one is the oldest: else the names of tenants that send nothing more would stay.
 local PRUNED = 3
+
+local function prune_of(kind, name, tenant)
+  local ids = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, PRUNED - 1)
+  local gone = 0
+  for _, id in ipairs(ids) do
+    if redis.call('EXISTS', P .. name .. id) == 1 then break end
+    redis.call('ZREM', P .. kind .. ':' .. tenant, id)
+    if kind == 'texts' then after_text(id, tenant) end
+    gone = gone + 1
+  end
+  if gone > 0 or #ids == 0 then relist_tenant(kind, tenant) end
+end
 
 local function prune(tenant)
   for kind, name in pairs({texts = 'log:', records = 'job:'}) do
-    local ids = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, PRUNED - 1)
-    local gone = 0
-    for _, id in ipairs(ids) do
-      if redis.call('EXISTS', P .. name .. id) == 1 then break end
-      redis.call('ZREM', P .. kind .. ':' .. tenant, id)
-      if kind == 'texts' then after_text(id, tenant) end
-      gone = gone + 1
-    end
-    if gone > 0 then relist_tenant(kind, tenant) end
+    prune_of(kind, name, tenant)
+    local oldest = redis.call('ZRANGE', P .. kind, 0, 0)[1]
+    if oldest and oldest ~= tenant then prune_of(kind, name, oldest) end
   end
 end
