@@ -67,7 +67,15 @@ local function delete_text(id)
   redis.call('ZREM', P .. 'prompts', id)
 end
 
+-- An ended job is listed no longer as one whose text or record may go.
+local function unlist_retained(id, tenant)
+  for _, kind in ipairs({'texts', 'records'}) do
+    if redis.call('ZREM', P .. kind .. ':' .. tenant, id) == 1 then relist_tenant(kind, tenant) end
+  end
+end
+
 local function delete_record(id, job)
+  unlist_retained(id, job.tenant or '')
   local index = index_of(id)
   if index then release_parts(job.tenant or '', index) end
   redis.call('DEL', P .. 'job:' .. id, P .. 'facts:' .. id)
@@ -89,9 +97,10 @@ local function keep_bytes_for(id, job, record_ms, text_ms)
   redis.call('HSET', P .. 'job:' .. id, 'kept_until_ms', until_ms, 'log_kept_until_ms', log_until_ms)
 end
 
--- Keeps an ended job for `ms` from now, its text too.
+-- Keeps an ended job for `ms` from now, its text too. It is not evicted before.
 local function keep_for(id, job, ms, why)
-  for _, kind in ipairs({'job:', 'log:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, whole(ms)) end
+  if why == 'batch' then unlist_retained(id, job.tenant or '') end
+  for _, kind in ipairs({'job:', 'log:', 'prompt:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, whole(ms)) end
   local index = index_of(id)
   if index then keep_parts(job.tenant, index, ms) end
   keep_bytes_for(id, job, ms, ms)
@@ -102,6 +111,7 @@ end
 
 -- The reader of an ended job has all of it. The text of one that shall not be stored is kept no longer.
 local function text_delivered(id, tenant)
+  redis.call('ZREM', P .. 'live', id)  -- never refused above maxmemory, and then the rest may be written too
   local from_ms = whole(server_ms() + DELIVERED_MS)
   if redis.call('ZADD', P .. 'texts:' .. tenant, 'XX', 'LT', 'CH', from_ms, id) == 1 then
     redis.call('ZADD', P .. 'texts', 'LT', from_ms, tenant)

@@ -332,6 +332,28 @@ async def test_tenants_whose_lists_have_expired_keep_no_text_from_going(steps: S
     assert await steps.redis.zrange(f"{prefix}texts", 0, -1, withscores=True) == [(b"back", later)]
 
 
+async def test_a_refused_submit_evicts_nothing_of_others(steps: Steps) -> None:
+    old = await ended(steps, "a" * 200_000, tenant="a")
+    limits = AdmissionLimits(requests_per_minute=1)
+    await steps.submit(limits=limits, tenant="b")
+    await grow_old(steps)
+    await set_memory(steps, limit=10 * MEGABYTE, used=9 * MEGABYTE + 100_000)
+    with pytest.raises(QueueFull, match="requests_per_minute"):
+        await steps.submit(limits=limits, tenant="b", retain_ms=HOUR_MS)
+    assert await texts(steps, old) == [True]
+
+
+async def test_a_job_that_was_deleted_is_listed_no_longer(steps: Steps) -> None:
+    gone, kept = await ended(steps), await ended(steps)
+    await steps.redis.delete(steps.keys.log(kept))
+    await ended(steps)  # which lists the record of the one without a text
+    for job_id in (gone, kept):
+        assert await steps.store.forget(job_id)
+    for kind in ("texts", "records"):
+        listed = await steps.redis.zrange(f"{steps.keys.prefix}{kind}:default", 0, -1)
+        assert not {gone.encode(), kept.encode()} & set(listed)
+
+
 async def test_the_names_of_tenants_that_send_nothing_more_are_dropped(steps: Steps) -> None:
     for index in range(5):
         await ended(steps, tenant=f"gone{index}")
