@@ -200,8 +200,8 @@ redis.call('SET', P .. 'req:' .. id, params.request, 'PX', whole(life_ms))
 if params.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, params.facts, 'PX', whole(life_ms)) end
 local retain_ms = tonumber(params.retain_ms ~= '' and params.retain_ms or RETAIN_MS)
 if index then refer_to_parts(tenant, index, timeout_ms + retain_ms, params) end
+redis.call('DEL', P .. 'tombstone:' .. id)  -- of a job whose id is determined, and which ran long ago
 if params.idem ~= '' then
-  redis.call('DEL', P .. 'tombstone:' .. id)  -- the same request again, long after the first
   redis.call('HSET', P .. 'idem:' .. params.idem, 'id', id, 'body', params.idem_body)
   redis.call('PEXPIRE', P .. 'idem:' .. params.idem, whole(life_ms))
 end
