@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.messages import JobState
@@ -140,6 +142,23 @@ async def test_another_model_of_the_same_worker_is_served_while_one_is_paused(
     await steps.submit()
     job = await steps.submit(model="other")
     (taken,) = await steps.pull("w1")
+    assert taken.job.job_id == job.job_id
+
+
+async def test_a_new_job_of_an_open_queue_is_taken_at_once_while_another_queue_is_paused(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.transport.job_queue.HELD_S", 60.0)
+    await steps.worker("w1", (MODEL, "other"))
+    await steps.queue.announce(MODEL, b"{}", {})
+    await steps.registry.pause(MODEL, WHO)
+    async with asyncio.timeout(30):
+        pulling = asyncio.create_task(steps.queue.pull("w1", 4, 60_000))
+        lease = steps.keys.worker("w1")
+        while not await steps.redis.hexists(lease, "pull_ms"):  # it waits
+            await asyncio.sleep(0)
+        job = await steps.submit(model="other")
+        (taken,) = await pulling
     assert taken.job.job_id == job.job_id
 
 
