@@ -9,7 +9,7 @@ import pytest
 from shared.messages import JobState
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import WorkerReport
-from shared.transport.ports.registry import Order, Ordered
+from shared.transport.ports.registry import Order, Ordered, TooManyPaused
 from tests.support.jobs import MODEL
 from tests.support.transport_steps import Steps
 
@@ -165,6 +165,16 @@ async def test_a_new_job_of_an_open_queue_is_taken_at_once_while_another_queue_i
 async def test_only_a_known_model_can_be_paused(steps: Steps, transport: RedisTransport) -> None:
     assert await steps.registry.pause("never announced", WHO) is None
     assert not await transport.connections.commands.exists(transport.keys.paused)
+
+
+async def test_a_thousand_queues_may_be_paused(steps: Steps) -> None:
+    await served(steps)
+    others = {f"m{index}": f"1|{WHO}" for index in range(1000)}
+    await steps.redis.hset(steps.keys.paused, mapping=others)
+    with pytest.raises(TooManyPaused):
+        await steps.registry.pause(MODEL, WHO)
+    await steps.registry.resume("m0")
+    assert await steps.registry.pause(MODEL, WHO) is True
 
 
 async def test_the_state_names_who_paused_a_queue_and_waiting_work_is_no_sign_of_slow_workers(
