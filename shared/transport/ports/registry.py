@@ -141,7 +141,10 @@ class WorkerRegistry(Protocol):
 
     async def pause(self, model: str, by: str) -> bool | None:
         """Closes the model's queue: jobs are accepted, and no worker takes one. Returns False if it
-        was closed before; None for a model that no worker announced lately. Raises TooManyPaused."""
+        was closed before; None for a model that no worker announced lately.
+
+        Raises TooManyPaused.
+        """
         ...
 
     async def resume(self, model: str) -> bool:

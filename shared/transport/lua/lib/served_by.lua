@@ -23,8 +23,9 @@ local function fits(wid, need)
   return same(prompt, has[1]) and same(weights, has[2])
 end
 
--- Whether a live worker that takes jobs may run it: one that an operator drains may be told to serve again. Only a lease that names digests counts: a worker without
--- them may be of any model. After an outage ended leases mean nothing: there may be one.
+-- Whether a live worker that takes jobs may run it, or one that an operator drains: the drain may be taken back.
+-- Only a lease that names digests counts: a worker without them may be of any model. After an outage ended
+-- leases mean nothing: there may be one.
 local function is_served(need)
   if leases_mean_nothing() then return true end
   for _, wid in ipairs(redis.call('HKEYS', P .. 'workers')) do
