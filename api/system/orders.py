@@ -22,7 +22,7 @@ from api.http.openapi import NAMED, errors
 from api.http.pagination import NO_QUERY, Flag, QueryModel
 from api.request_errors import ClientError
 from api.system.health import HealthDep
-from shared.transport.ports.registry import Order, Ordered, WorkerRegistry
+from shared.transport.ports.registry import Order, Ordered, TooManyPaused, WorkerRegistry
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ async def resume_worker(
 @router.post(
     "/v1/models/{model_id:path}/pause",
     response_model=ModelQueue,
-    responses=errors(NAMED),
+    responses=errors(NAMED | {409}),
     dependencies=[NO_QUERY],
 )
 async def pause_model(
@@ -99,7 +99,16 @@ async def pause_model(
 ) -> Response:
     """Pauses a model's queue: jobs are accepted and wait, their timeouts pass, and no worker takes
     one. Running jobs continue. The pause holds until it is resumed."""
-    changed = await registry.pause(model_id, operator.key_id)
+    try:
+        changed = await registry.pause(model_id, operator.key_id)
+    except TooManyPaused as error:
+        raise ClientError(
+            "A thousand queues are paused, and no more may be. Resume one first.",
+            status=409,
+            code="too_many_paused_queues",
+            param="id",
+            should_retry=False,
+        ) from error
     if changed is None:
         raise _not_found(
             model_id, "No worker has announced the model in the last day.", code="model_not_found"

@@ -12,6 +12,7 @@ from shared.keys import Keys
 from shared.messages import Job
 from shared.transport.failures import translated
 from shared.transport.ports.dead_letters import DeadLetter, Requeued
+from shared.transport.record_parts import INDEX_MARK
 from shared.transport.scripts import Scripts
 from shared.transport.wire import decode_job
 
@@ -63,7 +64,10 @@ class RedisDeadLetters:
         request, record = kept
         if not request:
             return None
-        return replace(decode_job(request), request_record=(record or b"").decode())
+        text = (record or b"").decode()
+        if text.startswith(INDEX_MARK):  # a worker of an older release kept the index alone
+            text = ""
+        return replace(decode_job(request), request_record=text)
 
     async def drop(self, job_id: str) -> bool:
         with translated("dead letter"):

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -51,6 +52,14 @@ DEFER_MS = 50
 ASKING_MS = BLOCK_MS + 500
 
 
+class Held(IntEnum):
+    """Which queues an operator has closed to a worker."""
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
 class _Pulled(NamedTuple):
     """The reply to one `pull`."""
 
@@ -59,7 +68,7 @@ class _Pulled(NamedTuple):
     # The newest entry of each queue, if the worker should wait for later entries.
     last: Sequence[bytes] = ()
     deferred_ms: int = 0  # until jobs left to other workers may be taken; 0 without any
-    is_held: bool = False  # an operator has closed queues to this worker
+    held: Held = Held.NONE
 
 
 class RedisJobQueue:
@@ -151,13 +160,15 @@ class RedisJobQueue:
                 if pulled.claims or pulled.more:
                     pulled = await self._pull_once(worker_id, count)
                     continue
-                if pulled.is_held:  # no entry comes when they are opened again
-                    await asyncio.sleep(min(HELD_S, left_s))
-                    pulled = await self._pull_once(worker_id, count)
-                elif pulled.deferred_ms:
+                if pulled.held is not Held.NONE:  # no entry comes when they are opened again
+                    left_s = min(HELD_S, left_s)
+                if pulled.deferred_ms:
                     # Not a wait in the server: an idle one checks its blocked clients only ten
                     # times a second.
                     await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
+                    pulled = await self._pull_once(worker_id, count)
+                elif pulled.held is Held.ALL:
+                    await asyncio.sleep(left_s)
                     pulled = await self._pull_once(worker_id, count)
                 else:
                     pulled = await self._wait_and_pull(worker_id, count, pulled.last, left_s)
@@ -341,9 +352,9 @@ class RedisJobQueue:
             raise reply
         if reply[0] == b"NOLEASE":
             return _Pulled()
-        _, claims, more, last, deferred_ms, is_held = reply
-        self._delivered = () if deferred_ms or is_held else last
-        return _Pulled(claims, bool(more), last, deferred_ms, bool(is_held))
+        _, claims, more, last, deferred_ms, held = reply
+        self._delivered = () if deferred_ms or held else last
+        return _Pulled(claims, bool(more), last, deferred_ms, Held(held))
 
     async def _pending(
         self, queue: str, worker_id: str, after: str

@@ -20,6 +20,7 @@ from shared.transport.ports.registry import (
     Ordered,
     Pause,
     QueueStats,
+    TooManyPaused,
     WorkerStatus,
 )
 from shared.transport.scripts import Scripts
@@ -170,6 +171,8 @@ class RedisWorkerRegistry:
     async def pause(self, model: str, by: str) -> bool | None:
         with translated("pause"):
             word, *changed = await self._call("pause", model, "1", by)
+        if word == b"FULL":
+            raise TooManyPaused
         return bool(changed[0]) if word == b"OK" else None
 
     async def resume(self, model: str) -> bool:

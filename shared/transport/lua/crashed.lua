@@ -42,8 +42,12 @@ for i = 6, #ARGV, 2 do
   elseif job[1] ~= 'running' or job[2] ~= wid or job[3] ~= ARGV[i + 1] then
     word = 'fenced'
   else
-    note_claim_end(id, job[3], ENDS[cause])
-    if is_over(id) then word = 'ended' else release(id, job[4], job[5], wid) end
+    if is_over(id) then
+      word = 'ended'
+    else
+      note_claim_end(id, job[3], ENDS[cause])
+      release(id, job[4], job[5], wid)
+    end
   end
   words[#words + 1] = word
 end

@@ -12,7 +12,8 @@ for i = 3, #ARGV do
   if job[1] then
     reply = job[1] .. ' ' .. (job[2] or '0') .. '-' .. (job[3] or '0')
     if is_between(job[1], job[4], job[5]) then
-      local noted = job[1] == 'queued' and string.match(job[6] or '', '([^|\n]+)$')
+      -- An older release notes no end of a claim that was given back.
+      local noted = job[1] == 'queued' and (string.match(job[6] or '', '([^|\n]+)$') or 'released')
       reply = table.concat({reply, job[5], noted or 'worker_lost'}, ' ')
     end
   end

@@ -7,8 +7,8 @@
 -- Returns {'OK', claims, more, last, deferred}: `claims` as lib/claim.lua gives them, `more` = 1 when the
 --   sweep stopped at its own bound, `last` the newest entry of each queue when slots are left and all
 --   entries have been delivered or deferred (the worker then waits for later entries),
---   `deferred` the ms after which the deferred ones may be taken, 0 without any; then 1 when queues were
---   left out by an operator's order (lib/orders.lua), else 0; {'NOLEASE'} without a lease (a thawed worker
+--   `deferred` the ms after which the deferred ones may be taken, 0 without any; then 1 when some queues were
+--   left out by an operator's order (lib/orders.lua), 2 when all were, else 0; {'NOLEASE'} without a lease (a thawed worker
 --   must send a heartbeat first).
 -- Lanes are taken in order, but every 8th job that a worker takes is the oldest that waits in any of
 -- them: no lane starves another.
@@ -123,4 +123,4 @@ if is_done and left > 0 then
   end
 end
 return {'OK', claims, is_done and 0 or 1, last, may <= 0 and math.ceil(deferred_ms) or 0,
-  is_held and 1 or 0}
+  not is_held and 0 or #queues > 0 and 1 or 2}

@@ -87,9 +87,19 @@ local function put_back()
   return own()
 end
 
+-- A tombstone of a time before this job was accepted is of an earlier job with its id: submit deleted it, and
+-- that was lost too.
+local function has_ended()
+  local tombstone = redis.call('GET', P .. 'tombstone:' .. id)
+  if not tombstone then return false end
+  local ended_ms, accepted_ms = tonumber(string.match(tombstone, '^%d+')), nil
+  for i = 10, #ARGV, 2 do
+    if ARGV[i] == 'sub_ms' then accepted_ms = tonumber(ARGV[i + 1]) end
+  end
+  return not (ended_ms and accepted_ms and ended_ms < accepted_ms)
+end
+
 local job = read_job(id, 'state', 'owner', 'attempt', 'q', 'qid')
 if job.state then return take_back(job) end
-if tonumber(ARGV[6]) >= TOMBSTONE_MS or redis.call('EXISTS', P .. 'tombstone:' .. id) == 1 then
-  return 'over'
-end
+if tonumber(ARGV[6]) >= TOMBSTONE_MS or has_ended() then return 'over' end
 return put_back()

@@ -159,7 +159,13 @@ end
 local fixed_bytes = JOB_BYTES + #params.request + #params.facts
 local index = string.sub(params.facts, 1, 1) == '#' and params.facts or nil
 local log_bytes = math.min(tonumber(params.max_output), expected * num_choices) * tonumber(params.token_bytes)
+for _, rate in ipairs(rates) do
+  local ms = allowed_in_ms(tenant, rate[1], rate[2], rate[3])
+  if ms > 0 then return full(rate[1] .. '_per_minute', ms) end
+end
 local is_in_reserve = false
+-- The last check: it may evict, for this job alone. A job that is refused all the same is nearer to its room
+-- with each try.
 if not is_again then
   local why
   local needed, is_brief = fixed_bytes + log_bytes, params.retain_ms == ''
@@ -169,10 +175,6 @@ if not is_again then
     why, is_in_reserve = refused_by_store(tenant, needed, params.max_store_share, is_brief)
   end
   if why then return full(why) end
-end
-for _, rate in ipairs(rates) do
-  local ms = allowed_in_ms(tenant, rate[1], rate[2], rate[3])
-  if ms > 0 then return full(rate[1] .. '_per_minute', ms) end
 end
 
 local now = now_ms()
@@ -198,8 +200,8 @@ redis.call('SET', P .. 'req:' .. id, params.request, 'PX', whole(life_ms))
 if params.facts ~= '' then redis.call('SET', P .. 'facts:' .. id, params.facts, 'PX', whole(life_ms)) end
 local retain_ms = tonumber(params.retain_ms ~= '' and params.retain_ms or RETAIN_MS)
 if index then refer_to_parts(tenant, index, timeout_ms + retain_ms, params) end
+redis.call('DEL', P .. 'tombstone:' .. id)  -- of a job whose id is determined, and which ran long ago
 if params.idem ~= '' then
-  redis.call('DEL', P .. 'tombstone:' .. id)  -- the same request again, long after the first
   redis.call('HSET', P .. 'idem:' .. params.idem, 'id', id, 'body', params.idem_body)
   redis.call('PEXPIRE', P .. 'idem:' .. params.idem, whole(life_ms))
 end

@@ -41,6 +41,10 @@ class Ordered(StrEnum):
     OLD = "OLD"  # the worker's release does not read orders
 
 
+class TooManyPaused(Exception):
+    """As many queues are closed as may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A model's queue that no worker takes jobs from."""
@@ -137,8 +141,10 @@ class WorkerRegistry(Protocol):
 
     async def pause(self, model: str, by: str) -> bool | None:
         """Closes the model's queue: jobs are accepted, and no worker takes one. Returns False if it
-        was closed before; None for a model that no worker announced lately, and if MAX_PAUSED
-        queues are closed."""
+        was closed before; None for a model that no worker announced lately.
+
+        Raises TooManyPaused.
+        """
         ...
 
     async def resume(self, model: str) -> bool:

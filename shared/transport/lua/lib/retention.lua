@@ -42,7 +42,8 @@ local function list_retained(kind, id, tenant, ms, life_ms)
   for _, key in ipairs({kind .. ':' .. tenant, kind}) do expire_at_least(P .. key, life_ms) end
 end
 
--- After the first of a tenant's has gone.
+-- A tenant's time is that of its first: it is written again after one has gone, and where it is not true any
+-- more, because a tenant's set has expired meanwhile.
 local function relist_tenant(kind, tenant)
   local first = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, 0, 'WITHSCORES')
   if first[1] then
@@ -66,7 +67,15 @@ local function delete_text(id)
   redis.call('ZREM', P .. 'prompts', id)
 end
 
+-- An ended job is listed no longer as one whose text or record may go.
+local function unlist_retained(id, tenant)
+  for _, kind in ipairs({'texts', 'records'}) do
+    if redis.call('ZREM', P .. kind .. ':' .. tenant, id) == 1 then relist_tenant(kind, tenant) end
+  end
+end
+
 local function delete_record(id, job)
+  unlist_retained(id, job.tenant or '')
   local index = index_of(id)
   if index then release_parts(job.tenant or '', index) end
   redis.call('DEL', P .. 'job:' .. id, P .. 'facts:' .. id)
@@ -88,9 +97,10 @@ local function keep_bytes_for(id, job, record_ms, text_ms)
   redis.call('HSET', P .. 'job:' .. id, 'kept_until_ms', until_ms, 'log_kept_until_ms', log_until_ms)
 end
 
--- Keeps an ended job for `ms` from now, its text too.
+-- Keeps an ended job for `ms` from now, its text too. It is not evicted before.
 local function keep_for(id, job, ms, why)
-  for _, kind in ipairs({'job:', 'log:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, whole(ms)) end
+  if why == 'batch' then unlist_retained(id, job.tenant or '') end
+  for _, kind in ipairs({'job:', 'log:', 'prompt:', 'facts:'}) do redis.call('PEXPIRE', P .. kind .. id, whole(ms)) end
   local index = index_of(id)
   if index then keep_parts(job.tenant, index, ms) end
   keep_bytes_for(id, job, ms, ms)
@@ -101,6 +111,7 @@ end
 
 -- The reader of an ended job has all of it. The text of one that shall not be stored is kept no longer.
 local function text_delivered(id, tenant)
+  redis.call('ZREM', P .. 'live', id)  -- never refused above maxmemory, and then the rest may be written too
   local from_ms = whole(server_ms() + DELIVERED_MS)
   if redis.call('ZADD', P .. 'texts:' .. tenant, 'XX', 'LT', 'CH', from_ms, id) == 1 then
     redis.call('ZADD', P .. 'texts', 'LT', from_ms, tenant)
@@ -123,11 +134,10 @@ end
 -- Evicts the first of a tenant's texts or records, if it may go. Returns bytes, or nil: none may go yet.
 local function evict_first(kind, tenant)
   local first = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, 0, 'WITHSCORES')
-  if not first[1] then
-    redis.call('ZREM', P .. kind, tenant)
+  if not first[1] or tonumber(first[2]) > server_ms() then
+    relist_tenant(kind, tenant)
     return nil
   end
-  if tonumber(first[2]) > server_ms() then return nil end
   local id, bytes = first[1], 0
   redis.call('ZREM', P .. kind .. ':' .. tenant, id)
   relist_tenant(kind, tenant)
@@ -169,10 +179,9 @@ local function evict(bytes, most)
   local freed = 0
   for _, kind in ipairs({'texts', 'records'}) do
     while freed < bytes and most > 0 do
-      local tenant = redis.call('ZRANGE', P .. kind, 0, 0)[1]
-      local gone = tenant and evict_first(kind, tenant)
-      if not gone then break end
-      freed, most = freed + gone, most - 1
+      local tenant = redis.call('ZRANGEBYSCORE', P .. kind, '-inf', whole(server_ms()), 'LIMIT', 0, 1)[1]
+      if not tenant then break end
+      freed, most = freed + (evict_first(kind, tenant) or 0), most - 1
     end
   end
   return freed
@@ -188,19 +197,26 @@ local function evict_for(tenant, bytes, why)
   return freed > 0
 end
 
--- Those whose text or record has expired are listed no longer: a few, each time that one is added.
+-- Those whose text or record has expired are listed no longer: a few, each time that one is added. Also of the
+-- tenant whose first one is the oldest: else the names of tenants that send nothing more would stay.
 local PRUNED = 3
+
+local function prune_of(kind, name, tenant)
+  local ids = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, PRUNED - 1)
+  local gone = 0
+  for _, id in ipairs(ids) do
+    if redis.call('EXISTS', P .. name .. id) == 1 then break end
+    redis.call('ZREM', P .. kind .. ':' .. tenant, id)
+    if kind == 'texts' then after_text(id, tenant) end
+    gone = gone + 1
+  end
+  if gone > 0 or #ids == 0 then relist_tenant(kind, tenant) end
+end
 
 local function prune(tenant)
   for kind, name in pairs({texts = 'log:', records = 'job:'}) do
-    local ids = redis.call('ZRANGE', P .. kind .. ':' .. tenant, 0, PRUNED - 1)
-    local gone = 0
-    for _, id in ipairs(ids) do
-      if redis.call('EXISTS', P .. name .. id) == 1 then break end
-      redis.call('ZREM', P .. kind .. ':' .. tenant, id)
-      if kind == 'texts' then after_text(id, tenant) end
-      gone = gone + 1
-    end
-    if gone > 0 then relist_tenant(kind, tenant) end
+    prune_of(kind, name, tenant)
+    local oldest = redis.call('ZRANGE', P .. kind, 0, 0)[1]
+    if oldest and oldest ~= tenant then prune_of(kind, name, oldest) end
   end
 end

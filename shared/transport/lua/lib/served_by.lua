@@ -23,13 +23,15 @@ local function fits(wid, need)
   return same(prompt, has[1]) and same(weights, has[2])
 end
 
--- Whether a live worker that takes jobs may run it. Only a lease that names digests counts: a worker without
--- them may be of any model. After an outage ended leases mean nothing: there may be one.
+-- Whether a live worker that takes jobs may run it, or one that an operator drains: the drain may be taken back.
+-- Only a lease that names digests counts: a worker without them may be of any model. After an outage ended
+-- leases mean nothing: there may be one.
 local function is_served(need)
   if leases_mean_nothing() then return true end
   for _, wid in ipairs(redis.call('HKEYS', P .. 'workers')) do
-    local lease = redis.call('HMGET', P .. 'w:' .. wid, 'beat_ms', 'draining', 'prompt_digest')
-    if lease[1] and lease[2] ~= '1' and (lease[3] or '') ~= '' and fits(wid, need) then return true end
+    local lease = redis.call('HMGET', P .. 'w:' .. wid, 'beat_ms', 'draining', 'prompt_digest', 'order')
+    local takes_jobs = lease[2] ~= '1' or lease[4] == 'drain'
+    if lease[1] and takes_jobs and (lease[3] or '') ~= '' and fits(wid, need) then return true end
   end
   return false
 end

@@ -311,8 +311,9 @@ async def test_the_records_of_saved_rows_expire_soon(steps: Steps) -> None:
     job_id = stream.job_id
     assert await steps.redis.pttl(steps.keys.job(job_id)) > 60_000
     await steps.transport.batches.save(lease, LEASE_MS, PROGRESS, job_ids=[job_id, "0-never-was"])
-    for key in (steps.keys.job(job_id), steps.keys.log(job_id)):
+    for key in (steps.keys.job(job_id), steps.keys.log(job_id), steps.keys.prompt(job_id)):
         assert 0 < await steps.redis.pttl(key) <= 60_000
+    assert await steps.redis.zscore(f"{steps.keys.prefix}texts:default", job_id) is None
     assert (await steps.hash(job_id))["state"] == JobState.FINISHED
 
 

@@ -72,6 +72,26 @@ async def test_a_record_says_what_ended_an_engine(
     assert (claim.cause, claim.last_ms) == (end, record.last_ms)
 
 
+async def test_a_claim_that_ended_the_job_is_not_among_those_that_did_not(steps: Steps) -> None:
+    delivery = await steps.running("w1")
+    job_id = delivery.job.job_id
+    await steps.redis.hset(steps.keys.job(job_id), "crashes", 3)
+    await steps.queue.crashed("w1", [(job_id, delivery.attempt)])
+    record = await steps.record(job_id)
+    assert record.state is JobState.FAILED
+    assert "ends" not in await steps.hash(job_id)
+
+
+async def test_a_job_that_an_older_release_gave_back_was_released(steps: Steps) -> None:
+    delivery = await steps.running("w1")
+    job_id = delivery.job.job_id
+    await steps.queue.release("w1", job_id, delivery.attempt)
+    await steps.redis.hdel(steps.keys.job(job_id), "ends")
+    (look,) = await steps.store.look([job_id])
+    assert look is not None
+    assert (look.lost_attempt, look.cause) == (1, "released")
+
+
 async def test_a_job_is_between_workers_from_the_end_of_a_lease_to_the_next_claim(
     steps: Steps,
 ) -> None:

@@ -45,6 +45,19 @@ async def test_a_letter_says_what_happened_and_keeps_the_request(transport: Redi
     await assert_every_key_expires(steps.redis, steps.keys.namespace)
 
 
+async def test_a_letter_with_the_index_of_its_record_alone_is_run_without_a_record(
+    transport: RedisTransport,
+) -> None:
+    """A worker of an older release writes the index of parts as if it were the record."""
+    steps, letters = Steps(transport), transport.dead_letters
+    job = await poison(steps)
+    await steps.redis.hset(steps.keys.dead_letter(job.job_id), "facts", "#9000\n {}\n-abc")
+    kept = await letters.request(job.job_id)
+    assert kept is not None
+    assert kept.request_record == ""
+    assert await steps.store.requeue(job.job_id, again(kept), LIMITS)
+
+
 async def test_a_letter_is_run_again_as_a_job_without_a_history(transport: RedisTransport) -> None:
     steps, letters = Steps(transport), transport.dead_letters
     job = await poison(steps)

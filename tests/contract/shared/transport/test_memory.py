@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.launcher.redis_server import PrivateServer
-from shared.messages import JobState
+from shared.messages import JobState, OnDisconnect
 from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.ports.admission import QueueFull
 from shared.transport.ports.jobs import Restored
@@ -74,6 +74,18 @@ async def test_above_maxmemory_only_admission_and_claims_are_refused(full: Redis
 
     await steps.redis.config_set("maxmemory", 0)
     assert len(await steps.pull("w1")) == 1
+
+
+async def test_the_reader_of_an_ended_job_may_leave_above_maxmemory(full: RedisTransport) -> None:
+    steps = Steps(full)
+    await steps.redis.flushall()  # of the test before
+    delivery = await steps.running(frontend="fe1#1", on_disconnect=OnDisconnect.GRACE)
+    await steps.say("w1", Stream(delivery), [5], "a", end=FINISHED)
+    job_id, texts = delivery.job.job_id, f"{steps.keys.prefix}texts:default"
+    before = await steps.redis.zscore(texts, job_id)
+    await fill(steps)
+    await steps.store.detach(job_id, "fe1#1")
+    assert before - await steps.redis.zscore(texts, job_id) > 500_000
 
 
 async def test_a_lost_job_is_refused_above_maxmemory_and_may_be_put_back_later(

@@ -8,6 +8,7 @@ import pytest
 
 from shared.messages import JobState
 from shared.transport.ports.queue import AppendStatus, ModelFiles
+from shared.transport.ports.registry import Order
 from tests.support.jobs import Stream
 from tests.support.transport_steps import Steps, other_process
 
@@ -79,6 +80,27 @@ async def test_jobs_set_aside_end_when_the_last_worker_of_their_files_is_gone(
         assert await end_of(steps, job.job_id) == ("failed", "model_replaced")
     assert not await steps.redis.exists(steps.keys.prefix + "aside")
     await steps.assert_counters_true()
+
+
+@pytest.mark.parametrize("order", [Order.DRAIN, Order.EXIT])
+async def test_jobs_wait_for_a_worker_that_an_operator_drains_and_not_for_one_that_exits(
+    steps: Steps, order: Order
+) -> None:
+    await steps.worker("old", files=OLD)
+    await steps.worker("new", files=NEW)
+    await steps.registry.order("old", order)
+    await steps.heartbeat("old", files=OLD, draining=True, order=order)
+    job = await steps.submit(prompt_digest=OLD.prompt_digest)
+    assert await steps.pull("new") == []
+    assert await steps.queue.recover("new", 8) == []
+    if order is Order.EXIT:
+        assert await end_of(steps, job.job_id) == ("failed", "model_replaced")
+        return
+    assert (await steps.record(job.job_id)).state is JobState.QUEUED
+    await steps.registry.order("old", Order.SERVE)
+    await steps.heartbeat("old", files=OLD, order=Order.SERVE)
+    (taken,) = await steps.queue.recover("old", 8)
+    assert taken.job.job_id == job.job_id
 
 
 async def test_a_job_resumes_only_with_the_weights_it_started_with(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from shared.messages import JobState
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import WorkerReport
-from shared.transport.ports.registry import Order, Ordered
+from shared.transport.ports.registry import Order, Ordered, TooManyPaused
 from tests.support.jobs import MODEL
 from tests.support.transport_steps import Steps
 
@@ -143,9 +145,36 @@ async def test_another_model_of_the_same_worker_is_served_while_one_is_paused(
     assert taken.job.job_id == job.job_id
 
 
+async def test_a_new_job_of_an_open_queue_is_taken_at_once_while_another_queue_is_paused(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.transport.job_queue.HELD_S", 60.0)
+    await steps.worker("w1", (MODEL, "other"))
+    await steps.queue.announce(MODEL, b"{}", {})
+    await steps.registry.pause(MODEL, WHO)
+    async with asyncio.timeout(30):
+        pulling = asyncio.create_task(steps.queue.pull("w1", 4, 60_000))
+        lease = steps.keys.worker("w1")
+        while not await steps.redis.hexists(lease, "pull_ms"):  # it waits
+            await asyncio.sleep(0)
+        job = await steps.submit(model="other")
+        (taken,) = await pulling
+    assert taken.job.job_id == job.job_id
+
+
 async def test_only_a_known_model_can_be_paused(steps: Steps, transport: RedisTransport) -> None:
     assert await steps.registry.pause("never announced", WHO) is None
     assert not await transport.connections.commands.exists(transport.keys.paused)
+
+
+async def test_a_thousand_queues_may_be_paused(steps: Steps) -> None:
+    await served(steps)
+    others = {f"m{index}": f"1|{WHO}" for index in range(1000)}
+    await steps.redis.hset(steps.keys.paused, mapping=others)
+    with pytest.raises(TooManyPaused):
+        await steps.registry.pause(MODEL, WHO)
+    await steps.registry.resume("m0")
+    assert await steps.registry.pause(MODEL, WHO) is True
 
 
 async def test_the_state_names_who_paused_a_queue_and_waiting_work_is_no_sign_of_slow_workers(

@@ -330,3 +330,24 @@ async def test_a_request_sent_again_under_its_key_runs_though_a_tombstone_is_the
     assert delivery.job.model == MODEL
     await steps.redis.delete(steps.keys.job(job.job_id))
     assert await restore(steps, delivery) is Restored.RESTORED
+
+
+async def test_a_tombstone_of_an_earlier_job_with_its_id_keeps_no_job_lost(steps: Steps) -> None:
+    """Ids of the later prompts of a request are determined by its key, which they do not have."""
+    await steps.worker("w1")
+    job = await steps.submit()
+    await steps.store.cancel(job.job_id, "cancelled")
+    tombstone = steps.keys.tombstone(job.job_id)
+    earlier = await steps.redis.get(tombstone)
+    assert earlier
+    now = int((await steps.hash(job.job_id))["end_ms"])
+    await steps.redis.delete(steps.keys.job(job.job_id))
+    await steps.store.submit(job, LIMITS, "")
+    assert not await steps.redis.exists(tombstone)
+    (delivery,) = await steps.pull("w1")
+    # The last part of the server's file is lost: the job, and that its tombstone was deleted.
+    await steps.redis.delete(steps.keys.job(job.job_id))
+    for end_ms, wanted in ((now + 60_000, Restored.OVER), (now - 1, Restored.RESTORED)):
+        words = earlier.replace(str(now).encode(), str(end_ms).encode(), 1)
+        await steps.redis.set(tombstone, words, px=60_000)
+        assert await restore(steps, delivery) is wanted

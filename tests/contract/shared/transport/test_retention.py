@@ -312,6 +312,58 @@ async def test_a_new_job_is_not_refused_for_old_texts(steps: Steps) -> None:
     assert await texts(steps, other) == [False]
 
 
+async def test_tenants_whose_lists_have_expired_keep_no_text_from_going(steps: Steps) -> None:
+    """Their names stay with an old time: first in the order, and nothing of them may go."""
+    prefix = steps.keys.prefix
+    due = await ended(steps, "a" * 10_000, tenant="due")
+    back = await ended(steps, "a" * 10_000, tenant="back")
+    await grow_old(steps)
+    for tenant in ("idle0", "idle1", "idle2"):
+        await steps.redis.zadd(f"{prefix}texts", {tenant: 1})
+    await steps.redis.zadd(f"{prefix}texts", {"back": 2})
+    (later,) = [
+        score + 4 * HOUR_MS
+        for _, score in await steps.redis.zrange(f"{prefix}texts:back", 0, -1, withscores=True)
+    ]
+    await steps.redis.zadd(f"{prefix}texts:back", {back: later})
+    await set_memory(steps, limit=10 * MEGABYTE, used=9 * MEGABYTE)
+    await evict(steps)
+    assert await texts(steps, due, back) == [False, True]
+    assert await steps.redis.zrange(f"{prefix}texts", 0, -1, withscores=True) == [(b"back", later)]
+
+
+async def test_a_refused_submit_evicts_nothing_of_others(steps: Steps) -> None:
+    old = await ended(steps, "a" * 200_000, tenant="a")
+    limits = AdmissionLimits(requests_per_minute=1)
+    await steps.submit(limits=limits, tenant="b")
+    await grow_old(steps)
+    await set_memory(steps, limit=10 * MEGABYTE, used=9 * MEGABYTE + 100_000)
+    with pytest.raises(QueueFull, match="requests_per_minute"):
+        await steps.submit(limits=limits, tenant="b", retain_ms=HOUR_MS)
+    assert await texts(steps, old) == [True]
+
+
+async def test_a_job_that_was_deleted_is_listed_no_longer(steps: Steps) -> None:
+    gone, kept = await ended(steps), await ended(steps)
+    await steps.redis.delete(steps.keys.log(kept))
+    await ended(steps)  # which lists the record of the one without a text
+    for job_id in (gone, kept):
+        assert await steps.store.forget(job_id)
+    for kind in ("texts", "records"):
+        listed = await steps.redis.zrange(f"{steps.keys.prefix}{kind}:default", 0, -1)
+        assert not {gone.encode(), kept.encode()} & set(listed)
+
+
+async def test_the_names_of_tenants_that_send_nothing_more_are_dropped(steps: Steps) -> None:
+    for index in range(5):
+        await ended(steps, tenant=f"gone{index}")
+        await steps.redis.delete(f"{steps.keys.prefix}texts:gone{index}")
+    await grow_old(steps)
+    for _ in range(5):
+        await ended(steps, tenant="busy")
+    assert await steps.redis.zrange(f"{steps.keys.prefix}texts", 0, -1) == [b"busy"]
+
+
 async def test_what_has_expired_is_listed_no_longer(frontend: Opened) -> None:
     steps = await frontend(text_ms=GONE_MS)
     gone = [await ended(steps) for _ in range(5)]

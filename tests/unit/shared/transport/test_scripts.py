@@ -39,6 +39,16 @@ def test_a_loaded_transition_has_its_includes_and_sets_no_global(name: str) -> N
 
 
 @table("name", TRANSITIONS)
+def test_a_loaded_transition_has_fewer_locals_than_lua_allows(name: str) -> None:
+    """Lua refuses a script with more than 200 locals of a block, when it is loaded."""
+    declared = re.findall(
+        r"^local (?:function (\w+)|([\w, ]+?) *(?:=|--|$))", load_sources()[name], re.MULTILINE
+    )
+    num_locals = sum(len((function or names).split(",")) for function, names in declared)
+    assert 0 < num_locals <= 190
+
+
+@table("name", TRANSITIONS)
 def test_in_a_cluster_frames_go_to_sharded_channels(name: str) -> None:
     plain, sharded = load_sources()[name], load_sources(is_sharded=True)[name]
     assert plain.count("local PUBLISH = 'PUBLISH'\n") == 1
