@@ -149,7 +149,7 @@ async function show() {
   setText(byId("openai-base"), `${BASE}v1`);
   setText(byId("anthropic-base"), BASE.replace(/\/$/, ""));
   byId("search").addEventListener("input", search);
-  search(); // what was typed before the document came
+  search(); // the user may have typed before the document came
   addEventListener("hashchange", openNamed);
   openNamed();
 }
