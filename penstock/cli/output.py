@@ -89,10 +89,12 @@ def _fitting(columns: Sequence[str], rows: Sequence[Sequence[object]], width: in
     used = 0
     for index, column in enumerate(columns):
         cells = (cell_len(_cell(row[index]).plain) for row in rows)
-        used += max(cell_len(column), *cells) + (GAP if index else 0)
+        last = max(cell_len(column), *cells)
+        used += last + (GAP if index else 0)
         # The last one may be folded, to MIN_FOLDED at least.
         over = used - width
-        if over > 0 and not (index == len(columns) - 1 and over <= MIN_FOLDED):
+        is_foldable = index == len(columns) - 1 and last - over >= min(MIN_FOLDED, last)
+        if over > 0 and not is_foldable:
             return max(1, index)
     return len(columns)
 
