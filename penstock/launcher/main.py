@@ -163,7 +163,10 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
         "FILES_DIR": str((settings.data_dir / "files").resolve()),
         "LOG_FORMAT": "text",
     }
-    if settings.ready_format == "text":  # a terminal: the addresses come last
+    # At a terminal the addresses come last. With keys only the log shows how far a model is: the
+    # launcher has none to ask with.
+    has_keys = any(value_of(name, os.environ) for name in ("API_KEYS", "API_KEYS_FILE"))
+    if settings.ready_format == "text" and sys.stderr.isatty() and not has_keys:
         defaults["LOG_LEVEL"] = "WARNING"
     return {
         variable_of(name): value

@@ -62,12 +62,12 @@ class ReadyLine:
         is_printed = False
         while True:
             served = self._served_everywhere()
-            if not served:
-                self._tell_loading()
             for name in [name for name in missing if name in served]:
                 missing.remove(name)
                 if len(self._names) > 1:
                     self._say(f"{name} is served ({self._engines(name)})")
+            if missing or not served:
+                self._tell_loading()
             pending = [name for name in missing if not self._is_refused(name)]
             is_late = time.monotonic() > deadline_s
             if not is_printed and served and (is_late or not pending):
