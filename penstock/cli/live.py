@@ -28,13 +28,13 @@ _ITEM = re.compile(r"[ \t*+-]|\d")  # a line that may belong to a list
 class Counted:
     """Progress of `total` requests on stderr: a bar at a terminal, else a line each few seconds."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, has_bar: bool = True) -> None:
         self._total = total
         self._done = 0
         self._tokens = 0
         self._noted_s = time.monotonic()
         self._bar: Progress | None = None
-        if sys.stderr.isatty():
+        if has_bar and sys.stderr.isatty():
             self._bar = Progress(
                 BarColumn(),
                 MofNCompleteColumn(),

@@ -41,6 +41,7 @@ class ReadyLine:
         say: Callable[[str], None],
     ) -> None:
         self._redis_url = redis_url
+        self._password_file = settings.data_dir.absolute() / "redis" / "password"
         self._is_json = settings.ready_format == "json"
         self._timeout_s = settings.ready_timeout_s
         self._urls = [base_url(settings, index) for index in range(settings.frontends)]
@@ -137,7 +138,7 @@ class ReadyLine:
             f"{''.join(lines)}\n"
             f"  curl -N {url}{path}{key} -H 'content-type: application/json' \\\n"
             f"    -d {shlex.quote(json.dumps(body))}\n\n"
-            f"Look inside: {inspect_command(self._redis_url)}\n"
+            f"Look inside: {inspect_command(self._redis_url, self._password_file)}\n"
             "Stop: Ctrl-C\n",
             flush=True,
         )

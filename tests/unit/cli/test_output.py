@@ -11,6 +11,7 @@ from rich.console import Console
 from penstock.cli import output
 from penstock.cli.bench import PLOT_ROWS, _plot
 from penstock.cli.live import Counted, StreamedMarkdown, _markdown
+from penstock.cli.top import _view
 from tests.support.table import table
 
 ID = "resp_0-01a21a2f-a3e9-74ea-b988-c4f2d473a1b2"
@@ -27,7 +28,7 @@ class Terminal(io.StringIO):
 def test_a_table_never_cuts_a_cell(width: int) -> None:
     shown = output._fitting(COLUMNS, [ROW], width)
     console = Console(width=max(width, len(ID)), file=io.StringIO())
-    console.print(output.table_of(COLUMNS[:shown], [ROW[:shown]]))
+    console.print(output._table_of(COLUMNS[:shown], [ROW[:shown]]))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "…" not in text
@@ -57,6 +58,21 @@ def test_the_last_column_is_folded_where_a_dozen_cells_are_left(
     output.print_table(("", "check", "seen"), [("warning", "redis", sentence)], "none")
     assert " ".join(screen.getvalue().split()).endswith("install one of them.")
     assert capsys.readouterr().err == ""
+
+
+def test_top_cuts_no_id_and_says_that_nothing_answers() -> None:
+    usage = {"prompt_tokens": 1, "completion_tokens": 2}
+    job = {"id": ID, "model": "a/model-of-a-long-name", "usage": usage, "attempt": 1}
+    health = {"status": "ok", "running": 1, "waiting": 0, "workers": []}
+    seen = {"at": 0.0, "url": "http://x", "health": health, "running": [job]}
+    screen = Console(width=60, file=io.StringIO())
+    screen.print(_view(seen, seen, 60, "nothing answers at http://x"))
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    assert ID in shown
+    assert "…" not in shown
+    assert "model-of" not in shown, "it does not fit whole"
+    assert shown.startswith("nothing answers at http://x\nLast seen ")
 
 
 TEXT = """# Dams
