@@ -151,7 +151,7 @@ class StreamedMarkdown:
 
     def _end_of_blocks(self) -> int:
         """Returns where the last finished block ends: at a blank line that is in no fence, and
-        before a line that is no part of a list. It reads what was added, and the line before it."""
+        before a line that is no part of a list. It reads only new lines."""
         end = 0
         *lines, partial = self._block[self._scanned :].split("\n")
         for line in lines:

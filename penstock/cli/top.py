@@ -50,7 +50,7 @@ def top(
             time.sleep(interval)
             try:
                 seen, trouble = _look(client), ""
-            except Unreachable as error:  # what was seen last stays
+            except Unreachable as error:  # the last look stays
                 seen, trouble = before, str(error)
             live.update(_view(seen, before, live.console.width, trouble), refresh=True)
             before = seen

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from penstock.cli import output
 from penstock.cli.bench import PLOT_ROWS, _plot
+from penstock.cli.chat import Conversation
 from penstock.cli.live import Counted, StreamedMarkdown, _markdown
 from penstock.cli.top import _view
+from penstock.client import Delta
 from tests.support.table import table
 
 ID = "resp_0-01a21a2f-a3e9-74ea-b988-c4f2d473a1b2"
@@ -162,6 +167,39 @@ def test_a_long_block_shows_its_last_screenful() -> None:
     assert "line_499 = 499" in screen.file.getvalue()
     assert "```" not in screen.file.getvalue()
     shown.close()
+
+
+@table(
+    "deltas",
+    [
+        [Delta(reasoning="why"), Delta(reasoning=" not")],
+        [Delta(reasoning="why"), Delta(text="an *answer*")],
+        [Delta(text="an *answer*"), Delta(reasoning="why"), Delta(text="the rest")],
+    ],
+)
+def test_reasoning_stands_on_lines_of_its_own(
+    deltas: list[Delta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+
+    class Answering:
+        answer = Delta()
+
+        def follow(self, _: str) -> Any:
+            return self
+
+        def __iter__(self) -> Iterator[Delta]:
+            last = deltas[-1]
+            return iter([*deltas[:-1], replace(last, event={"response": {}})])
+
+    client: Any = Answering()
+    Conversation(client, {}, as_json=False, shows_reasoning=True, renders=True)._follow("id")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert shown.endswith("\n")
+    kinds = {"why": "reasoning", "answer": "text", "rest": "text"}
+    for line in shown.splitlines():
+        assert len({kind for word, kind in kinds.items() if word in line}) <= 1, shown
 
 
 def test_progress_of_a_pipe_is_a_line_each_few_seconds(
