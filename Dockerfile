@@ -1,11 +1,11 @@
 # All of Penstock on one machine: `penstock up` with its private Redis. Build from the repository's root:
 #   docker build -t penstock .
-#   docker run -p 127.0.0.1:8000:8000 -v penstock:/data penstock
-#   docker run -p 127.0.0.1:8000:8000 -v penstock:/data penstock up Qwen/Qwen3-0.6B
+#   docker run -p 127.0.0.1:8000:8000 -e PENSTOCK_PUBLISHED_HOST=127.0.0.1 -v penstock:/data penstock
+#   docker run -p 127.0.0.1:8000:8000 -e PENSTOCK_PUBLISHED_HOST=127.0.0.1 -v penstock:/data penstock up Qwen/Qwen3-0.6B
 #   docker run --read-only --tmpfs /tmp:exec --cap-drop ALL ...
 # /data keeps the queue, files, models of the hub and compiled kernels.
-# The port belongs on this machine's loopback address, as above: without keys anybody who reaches it is
-# served. To publish it elsewhere set PENSTOCK_PUBLISHED_HOST to that address: the frontend then asks for keys.
+# PENSTOCK_PUBLISHED_HOST says where -p publishes the port, which the process cannot see. Without it, or with
+# an address that others reach, the frontend starts only with keys (PENSTOCK_API_KEYS).
 # The first layers are those of worker/Dockerfile, which also explains TORCH_PIP_ARGS.
 ARG BASE=python:3.11-slim
 
@@ -47,7 +47,7 @@ RUN pip install --no-cache-dir -c /srv/constraints.txt -r /srv/requirements.txt
 COPY --from=code /code /srv/penstock
 USER 10001:10001
 WORKDIR /data
-ENV PATH=/srv/penstock/bin:${PATH} PYTHONPATH=/srv/penstock/penstock/packages:/srv/penstock HOME=/data TRITON_CACHE_DIR=/data/.cache/triton PENSTOCK_DATA_DIR=/data PENSTOCK_HOST=0.0.0.0 PENSTOCK_PORT=8000 PENSTOCK_PUBLISHED_HOST=127.0.0.1 PENSTOCK_LOG_LEVEL=INFO
+ENV PATH=/srv/penstock/bin:${PATH} PYTHONPATH=/srv/penstock/penstock/packages:/srv/penstock HOME=/data TRITON_CACHE_DIR=/data/.cache/triton PENSTOCK_DATA_DIR=/data PENSTOCK_HOST=0.0.0.0 PENSTOCK_PORT=8000 PENSTOCK_LOG_LEVEL=INFO
 VOLUME /data
 EXPOSE 8000
 # Loading a model, which may have to be fetched, takes its time.

@@ -100,28 +100,38 @@ def _settings(settings: type[BaseSettings]) -> dict[str, Any]:
     schema = settings.model_json_schema()
     return _object(
         {
-            variable_of(name): _setting(field, schema.get("$defs", {}))
+            variable_of(name): _setting(name, field, schema.get("$defs", {}))
             for name, field in schema["properties"].items()
         }
     )
 
 
-def _setting(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a variable: numbers may stand as numbers or as text."""
+def _setting(name: str, field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a variable: numbers may stand as numbers or as text, and what the
+    process takes in any case may here too."""
     if "anyOf" in field:
         field = next(each for each in field["anyOf"] if each.get("type") != "null")
     if "$ref" in field:
         field = definitions[field["$ref"].rpartition("/")[2]]
     if "enum" in field:
+        if name == "log_level":
+            return {"type": "string", "pattern": _in_any_case(field["enum"])}
         return {"enum": field["enum"]}
     kind = field.get("type")
     if kind == "boolean":
-        return {"enum": [True, False, "true", "false"]}
+        pattern = _in_any_case(["true", "false", "1", "0", "yes", "no", "on", "off"])
+        kinds = ["boolean", "integer", "string"]
+        return {"type": kinds, "pattern": pattern, "minimum": 0, "maximum": 1}
     if kind in ("integer", "number"):
         pattern = "^-?[0-9]+$" if kind == "integer" else "^-?[0-9.]+$"
         bounds = {n: v for n, v in field.items() if n.lower().endswith("imum")}
         return {"type": [kind, "string"], "pattern": pattern, **bounds}
     return {"type": ["string", "number", "boolean"]}
+
+
+def _in_any_case(words: list[str]) -> str:
+    each = ("".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in w) for w in words)
+    return f"^({'|'.join(each)})$"
 
 
 def _dump(value: Any, indent: str = "") -> str:

@@ -99,7 +99,8 @@ class RateLimitedOutageLog:
         num_failed = self._outage.num_failures
         if (outage_s := self._outage.succeeded()) is not None:
             extra = {"outage_s": round(outage_s, 1), **self._mark(num_failed)}
-            self._log.info(self._recovered, extra=extra)
+            # As loud as its beginning: who reads warnings alone would wait for the end.
+            self._log.warning(self._recovered, extra=extra)
 
     def _mark(self, num_failed: int | None = None) -> dict[str, object]:
         return {OUTAGE: OutageMark(self._of, num_failed)} if self._of else {}

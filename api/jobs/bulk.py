@@ -151,7 +151,7 @@ async def cancel_jobs(
             else:
                 result.already_ended += 1
     finally:  # also of a slice that Redis interrupts
-        log.info("an operator cancels jobs", extra=_audit(operator, params, result))
+        log.warning("an operator cancels jobs", extra=_audit(operator, params, result))
     return json_response(result)
 
 
@@ -196,7 +196,7 @@ async def requeue_dead_letters(
         done = place
     if params.filter is not None and result.has_more:
         result.next = done
-    log.info("an operator requeues dead letters", extra=_audit(operator, params, result))
+    log.warning("an operator requeues dead letters", extra=_audit(operator, params, result))
     return json_response(result)
 
 

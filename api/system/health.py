@@ -46,7 +46,7 @@ MAX_AGE_S = 5.0  # a frontend with an older state is not ready
 MAX_LOADING = 100  # workers
 MAX_WORD_CHARS = 200
 _STORE_SENTENCES = {
-    "ok": (logging.INFO, "Redis has enough memory again: all requests are accepted."),
+    "ok": (logging.WARNING, "Redis has enough memory again: all requests are accepted."),
     "nearly_full": (
         logging.WARNING,
         "Redis has used 90 % of its memory (maxmemory): only small requests that store nothing are "

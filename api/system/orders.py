@@ -1,6 +1,6 @@
 """An operator's orders: a worker drains and serves again, a model's queue is paused and resumed.
 
-Redis keeps an order, so it outlives the frontend that took it. Each one is an INFO line of the log.
+Redis keeps an order, so it outlives the frontend that took it. Each one is a WARNING in the log.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def drain_worker(
     resumed, or exits with `exit`. Another frontend, or this one after a restart, may resume it."""
     order = Order.EXIT if params.exit else Order.DRAIN
     await _order(registry, worker_id, order)
-    log.info("an operator drains a worker", extra=_audit(who(operator), worker_id, order))
+    log.warning("an operator drains a worker", extra=_audit(who(operator), worker_id, order))
     return json_response(WorkerOrder(id=worker_id, order=order))
 
 
@@ -84,7 +84,7 @@ async def resume_worker(
 ) -> Response:
     """Orders a worker to take jobs again."""
     await _order(registry, worker_id, Order.SERVE)
-    log.info("an operator resumes a worker", extra=_audit(who(operator), worker_id, Order.SERVE))
+    log.warning("an operator resumes a worker", extra=_audit(who(operator), worker_id, Order.SERVE))
     return json_response(WorkerOrder(id=worker_id, order=Order.SERVE))
 
 
@@ -114,7 +114,7 @@ async def pause_model(
             model_id, "No worker has announced the model in the last day.", code="model_not_found"
         )
     ignored_by = [w.worker_id for w in health.workers if model_id in w.models and w.order is None]
-    log.info(
+    log.warning(
         "an operator pauses the queue of a model",
         extra={**who(operator), "model": model_id, "changed": changed},
     )
@@ -134,7 +134,7 @@ async def resume_model(
 ) -> Response:
     """Resumes a model's queue."""
     changed = await registry.resume(model_id)
-    log.info(
+    log.warning(
         "an operator resumes the queue of a model",
         extra={**who(operator), "model": model_id, "changed": changed},
     )

@@ -162,6 +162,8 @@ class Conversation:
         finally:
             if self._markdown is not None:
                 self._markdown.close()
+                if self._reasons:  # and no text after it
+                    print_text("\n")
             elif not self._as_json:
                 print_text("\n")
         details = last.event["response"].get("incomplete_details") or {}
@@ -174,6 +176,8 @@ class Conversation:
             print_json(delta.event)
             return
         if delta.reasoning and self._shows_reasoning:
+            if self._markdown is not None and not self._reasons:
+                self._markdown.close()  # the text before it
             print_dimmed(delta.reasoning)
             self._reasons = True
         if delta.text:

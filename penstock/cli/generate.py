@@ -108,7 +108,9 @@ class _Run:
         pool = ThreadPoolExecutor(self._at_once)
         futures: list[Future[dict[str, Any]]] = [pool.submit(self._result, row) for row in rows]
         try:
-            with Counted(len(rows)) as progress:
+            # Between lines of results a bar would be in their way.
+            has_bar = file is not sys.stdout or not sys.stdout.isatty()
+            with Counted(len(rows), has_bar=has_bar) as progress:
                 for future in futures:
                     future.add_done_callback(lambda ended: progress.add(_num_tokens(ended)))
                 for future in futures:

@@ -69,11 +69,16 @@ def list_jobs(
 ) -> None:
     """Lists jobs, newest first; with `--dead` those that crashed their workers."""
     client = client_of(url, key)
-    if dead:
-        _list_dead(client, limit, as_json=json)
-        return
     given = {"state": state, "tenant": tenant, "model": model, "error": error, "id": id}
     query = {name: value for name, value in given.items() if value is not None}
+    if dead:
+        if query:
+            names = ", ".join(f"--{name}" for name in query)
+            raise CommandError(
+                f"--dead lists all dead letters, without {names}.", ExitCode.UNUSABLE
+            )
+        _list_dead(client, limit, as_json=json)
+        return
     page = client.call("GET", "/v1/jobs", query={**query, "limit": limit})
     found = page["data"]
     if page["has_more"] and len(found) < limit:
@@ -86,6 +91,7 @@ def list_jobs(
         (
             job["id"],
             "resuming" if job.get("recovery") else job["status"],
+            (job.get("error") or {}).get("code"),
             job["model"],
             job["usage"]["prompt_tokens"],
             job["usage"]["completion_tokens"],
@@ -95,8 +101,8 @@ def list_jobs(
         )
         for job in found
     ]
-    columns = ("id", "status", "model", "prompt", "output", "attempt", "first token", "created")
-    print_table(columns, rows, "no jobs.")
+    columns = ("id", "status", "error", "model", "prompt", "output", "attempt")
+    print_table((*columns, "first token", "created"), rows, "no jobs.")
 
 
 def _list_dead(client: Client, limit: int, *, as_json: bool) -> None:

@@ -43,6 +43,13 @@ def workers_or_one(
     """Lists the live workers with what they serve and hold, and those that load their model."""
     if context.invoked_subcommand is None:
         list_workers(url, key, json=json)
+        return
+    for name in ("url", "key", "json"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise CommandError(
+                f"give --{name} after `{context.invoked_subcommand}`.", ExitCode.UNUSABLE
+            )
 
 
 @workers.command()
@@ -52,7 +59,12 @@ def drain(
     key: Key = None,
     json: Json = False,
     exit: Annotated[
-        bool, typer.Option("--exit", help="End the worker's process after its last job.")
+        bool,
+        typer.Option(
+            "--exit",
+            help="End the worker's process after its last job. A unit or container that restarts "
+            "it starts it again at once: stop that one instead.",
+        ),
     ] = False,
 ) -> None:
     """Orders a worker to end its jobs and to take no other one, until it is resumed."""

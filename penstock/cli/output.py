@@ -68,13 +68,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty:
         note(empty)
         return
     console = _console()
-    shown = _fitting(columns, rows, console.width)
-    console.print(table_of(columns[:shown], [row[:shown] for row in rows]))
-    if shown < len(columns):
-        note(f"not shown, for lack of space: {', '.join(columns[shown:])}. --json has everything.")
+    table, left_out = fitted_table(columns, rows, console.width)
+    console.print(table)
+    if left_out:
+        note(f"not shown, for lack of space: {', '.join(left_out)}. --json has everything.")
 
 
-def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+def fitted_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], width: int
+) -> tuple[Table, Sequence[str]]:
+    """Returns a table of the columns that fit whole, and those that do not."""
+    shown = _fitting(columns, rows, width)
+    return _table_of(columns[:shown], [row[:shown] for row in rows]), columns[shown:]
+
+
+def _table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """Returns rows under their columns. The last column is folded where it is too wide."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(columns, 1):
@@ -89,10 +97,12 @@ def _fitting(columns: Sequence[str], rows: Sequence[Sequence[object]], width: in
     used = 0
     for index, column in enumerate(columns):
         cells = (cell_len(_cell(row[index]).plain) for row in rows)
-        used += max(cell_len(column), *cells) + (GAP if index else 0)
+        last = max([cell_len(column), *cells])
+        used += last + (GAP if index else 0)
         # The last one may be folded, to MIN_FOLDED at least.
         over = used - width
-        if over > 0 and not (index == len(columns) - 1 and over <= MIN_FOLDED):
+        is_foldable = index == len(columns) - 1 and last - over >= min(MIN_FOLDED, last)
+        if over > 0 and not is_foldable:
             return max(1, index)
     return len(columns)
 

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from penstock.cli.exits import CommandError, ExitCode
 from penstock.cli.options import DEFAULT_URL, Json, Key, Url
-from penstock.cli.output import milliseconds, print_json, table_of
+from penstock.cli.output import clock_time, fitted_table, milliseconds, print_json
 from penstock.cli.service import client_of
-from penstock.client import Client
+from penstock.client import Client, Unreachable
+from shared.printable import printable
 
 MOST_JOBS = 20
 
@@ -43,11 +44,15 @@ def top(
                 return
             time.sleep(interval)
             before = _look(client)
-    with Live(_view(before, None), screen=True, auto_refresh=False) as live:
+    with Live(screen=True, auto_refresh=False) as live:
+        live.update(_view(before, None, live.console.width), refresh=True)
         while True:
             time.sleep(interval)
-            seen = _look(client)
-            live.update(_view(seen, before), refresh=True)
+            try:
+                seen, trouble = _look(client), ""
+            except Unreachable as error:  # the last look stays
+                seen, trouble = before, str(error)
+            live.update(_view(seen, before, live.console.width, trouble), refresh=True)
             before = seen
 
 
@@ -67,10 +72,14 @@ def _plain(seen: dict[str, Any]) -> str:
     )
 
 
-def _view(seen: dict[str, Any], before: dict[str, Any] | None) -> Group:
+def _view(
+    seen: dict[str, Any], before: dict[str, Any] | None, width: int, trouble: str = ""
+) -> Group:
     health = seen["health"]
     redis = milliseconds((health.get("redis") or {}).get("latency_ms"))
     head = f"{seen['url']}  {_plain(seen)}  Redis {redis or 'unreachable'}\n"
+    if trouble:
+        head = f"{printable(trouble)}\nLast seen {clock_time(seen['at'])}: {head}"
     steps = {} if before is None else {w["id"]: w["step"] for w in before["health"]["workers"]}
     span_s = 1.0 if before is None else max(seen["at"] - before["at"], 0.001)
     workers = [
@@ -100,7 +109,7 @@ def _view(seen: dict[str, Any], before: dict[str, Any] | None) -> Group:
     columns = ("worker", "status", "models", "running", "waiting", "steps/s", "last heartbeat")
     return Group(
         Text(head),
-        table_of(columns, workers),
+        fitted_table(columns, workers, width)[0],
         Text(),
-        table_of(("job", "model", "prompt", "output", "attempt"), jobs),
+        fitted_table(("job", "model", "prompt", "output", "attempt"), jobs, width)[0],
     )

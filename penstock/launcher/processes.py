@@ -54,6 +54,7 @@ class Child:
         self._must_report = reports_ready
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+        self.was_dismissed = False  # ended by an order
 
     @property
     def pid(self) -> int | None:
@@ -82,6 +83,7 @@ class Child:
                 raise GaveUp(self.name, refusal or "refused to start", EXIT_BAD_SETTINGS)
             if code == 0 and refusal:  # an order, no death
                 self._say(f"{self.name} ended: {refusal}; it is not started again")
+                self.was_dismissed = True
                 return
             if self._on_death is not None:
                 await self._on_death(self._process.pid)

@@ -41,6 +41,7 @@ class ReadyLine:
         say: Callable[[str], None],
     ) -> None:
         self._redis_url = redis_url
+        self._password_file = settings.data_dir.absolute() / "redis" / "password"
         self._is_json = settings.ready_format == "json"
         self._timeout_s = settings.ready_timeout_s
         self._urls = [base_url(settings, index) for index in range(settings.frontends)]
@@ -62,12 +63,12 @@ class ReadyLine:
         is_printed = False
         while True:
             served = self._served_everywhere()
-            if not served:
-                self._tell_loading()
             for name in [name for name in missing if name in served]:
                 missing.remove(name)
                 if len(self._names) > 1:
                     self._say(f"{name} is served ({self._engines(name)})")
+            if missing or not served:
+                self._tell_loading()
             pending = [name for name in missing if not self._is_refused(name)]
             is_late = time.monotonic() > deadline_s
             if not is_printed and served and (is_late or not pending):
@@ -137,7 +138,7 @@ class ReadyLine:
             f"{''.join(lines)}\n"
             f"  curl -N {url}{path}{key} -H 'content-type: application/json' \\\n"
             f"    -d {shlex.quote(json.dumps(body))}\n\n"
-            f"Look inside: {inspect_command(self._redis_url)}\n"
+            f"Look inside: {inspect_command(self._redis_url, self._password_file)}\n"
             "Stop: Ctrl-C\n",
             flush=True,
         )

@@ -283,15 +283,23 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
             time.sleep(POLL_S)
 
 
-def inspect_command(redis_url: str) -> str:
+def inspect_command(redis_url: str, password_file: Path | None = None) -> str:
     """Returns a command line that connects to the server, with redis-cli where it is installed.
 
-    A URL with a password is not repeated: the line takes it from the environment.
+    A URL with a password is not repeated: the line takes it from the environment, that of a private
+    server from its `password_file`.
     """
     cli = shutil.which("redis-cli") or shutil.which("valkey-cli")
     scheme = scheme_of(redis_url)
     has_secret = redacted(redis_url) != redis_url
     url = '"$PENSTOCK_REDIS_URL"' if has_secret else shlex.quote(redis_url)
+    if scheme == "unix" and has_secret and password_file is not None:
+        password = f'"$(cat {shlex.quote(str(password_file))})"'
+        if cli is None:
+            url = f"{shlex.quote(f'unix://{USER}@{quote(socket_path(redis_url))}?password=')}{password}"
+        else:
+            words = ["--user", USER, "-s", socket_path(redis_url)]
+            return f"REDISCLI_AUTH={password} {Path(cli).name} {shlex.join(words)}"
     if cli is None or kind_of(redis_url) is not ServerKind.SINGLE:
         return f"{shlex.join([sys.executable, '-m', 'shared.redis.cli'])} {url}"
     if scheme == "unix" and not has_secret:

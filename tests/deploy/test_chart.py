@@ -201,6 +201,8 @@ def test_a_first_install_says_what_it_needs() -> None:
         {"workers": {"settings": {"PENSTOCK_LEASE_MS": "ten"}}},
         {"workers": {"settings": {"PENSTOCK_LEASE_MS": 1}}},
         {"models": [{"name": "x", "served": "x", "settings": {"PENSTOCK_DTYPE": "int4"}}]},
+        {"frontend": {"settings": {"PENSTOCK_LOG_LEVEL": "loud"}}},
+        {"frontend": {"settings": {"PENSTOCK_REFUSE_UNUSED_PARAMETERS": 2}}},
         {"redis": {"maxMemory": "2gb"}},
         {"workers": {"engine": "other"}},
         {"tracing": {"endpoint": "collector:4317"}},
@@ -208,6 +210,18 @@ def test_a_first_install_says_what_it_needs() -> None:
         {"networkPolicy": {"prometheusFrom": []}},
     ):
         assert "schema" in Installed({"allowWithoutKeys": True, **values}).error, values
+    for value in (True, "true", "TRUE", 1, "0"):
+        settings = {"PENSTOCK_LOG_LEVEL": "info", "PENSTOCK_REFUSE_UNUSED_PARAMETERS": value}
+        made = Installed({"allowWithoutKeys": True, "frontend": {"settings": settings}})
+        assert made.error == "", value
+
+
+def test_a_new_chart_alone_restarts_no_pod(everything: Installed) -> None:
+    """What names the version is no part of a pod's template."""
+    assert len(everything.pods()) > 2
+    for pod in everything.pods().values():
+        labels = pod["metadata"]["labels"]
+        assert {"helm.sh/chart", "app.kubernetes.io/version"} & set(labels) == set()
 
 
 def test_every_pod_has_no_rights_and_a_read_only_root(everything: Installed) -> None:

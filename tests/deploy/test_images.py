@@ -35,13 +35,17 @@ USER = "10001"
 SHELL = {"TORCH_PIP_ARGS": "", "PENSTOCK_KV_CACHE_MEMORY_GB": "0.1", "PENSTOCK_NUM_THREADS": "1"}
 READY_TIMEOUT_S = 240
 # What the healthcheck of the gateway calls, of which its image has the one of busybox.
-# `docker run --read-only --tmpfs /tmp:exec --cap-drop ALL -v penstock:/data penstock`.
+# `docker run --read-only --tmpfs /tmp:exec --cap-drop ALL -e PENSTOCK_PUBLISHED_HOST=127.0.0.1
+# -v penstock:/data penstock`.
 ALL_IN_ONE = """
 services:
   penstock:
     image: penstock
     build: {context: ., dockerfile: Dockerfile, args: {TORCH_PIP_ARGS: }}
-    environment: {PENSTOCK_KV_CACHE_MEMORY_GB: , PENSTOCK_NUM_THREADS: }
+    environment:
+      PENSTOCK_PUBLISHED_HOST: 127.0.0.1
+      PENSTOCK_KV_CACHE_MEMORY_GB:
+      PENSTOCK_NUM_THREADS:
     read_only: true
     cap_drop: [ALL]
     security_opt: ["no-new-privileges:true"]

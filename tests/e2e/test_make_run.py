@@ -59,7 +59,10 @@ def test_the_printed_curl_line_streams_text_and_ctrl_c_leaves_nothing(tmp_path: 
 
 @pytest.mark.promise("Command: a start shows a page: how far a slow model is, and the ready line")
 def test_a_start_shows_no_log_but_what_is_wrong_and_where_the_service_is(tmp_path: Path) -> None:
-    with Launched(tmp_path, {"LOG_LEVEL": ""}) as penstock, ServiceClient(penstock) as service:
+    with (
+        Launched(tmp_path, {"LOG_LEVEL": ""}, at_terminal=True) as penstock,
+        ServiceClient(penstock) as service,
+    ):
         service.http.post("/generate", json={"prompt": "A weir", "max_tokens": 3})
         assert penstock.stop(signal.SIGINT) == 0
     before = penstock.output.partition("\nPenstock is ready")[0].splitlines()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import random
 import re
 import signal
@@ -14,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from shared.environment import variable_of
 from shared.process import dying_with_this_process
@@ -59,10 +62,13 @@ class Launched:
         ready_timeout_s: float = READY_TIMEOUT_S,
         *,
         is_forked: bool = True,
+        at_terminal: bool = False,
     ) -> None:
+        """`at_terminal`: its output is a terminal's, not a pipe's."""
         self._directory = directory
         self._popen = ForkedPopen if is_forked else subprocess.Popen
         self._ready_timeout_s = ready_timeout_s
+        self._at_terminal = at_terminal
         given = with_prefix(env or {})
         inherited = dict(os.environ)
         inherited.pop(variable_of("redis_url"), None)
@@ -91,17 +97,22 @@ class Launched:
 
     def spawn(self) -> None:
         """Starts it; does not wait for the ready line."""
+        screen, output = pty.openpty() if self._at_terminal else (None, subprocess.PIPE)
         self._process = self._popen(
             [sys.executable, "-m", "penstock.launcher"],
             cwd=self._directory,
             env=self._env,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
             preexec_fn=dying_with_this_process(),
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        lines = self._process.stdout
+        if screen is not None:
+            os.close(output)
+            lines = os.fdopen(screen, encoding="utf-8")
+        self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
 
     def start(self) -> Launched:
@@ -118,10 +129,8 @@ class Launched:
             time.sleep(0.02)
         return self
 
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+    def _read(self, lines: IO[str]) -> None:
+        with lines, contextlib.suppress(OSError):  # a terminal whose last process has ended: EIO
             for line in lines:
                 self._lines.append(line)
 

@@ -155,7 +155,7 @@ class EngineSupervisor:
             await has_capacity.wait()
         finally:
             self._paused = False
-        log.info("the engine continues")
+        log.warning("the engine continues")
 
     def send(self, message: ToEngine) -> None:
         """Sends to the current engine. Lost when that is dead; `on_death` repairs this."""
@@ -254,7 +254,7 @@ class EngineSupervisor:
                 await self.close()
                 continue
             self.up.set()
-            log.info("the engine was restarted", extra={"num_restarts": self.num_restarts})
+            log.warning("the engine was restarted", extra={"num_restarts": self.num_restarts})
             return
 
     async def _open_link(self) -> EngineLink:

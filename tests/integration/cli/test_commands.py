@@ -235,6 +235,9 @@ def test_a_dead_letter_is_listed_and_requeued(
     service.script.pulls = True
     assert name in penstock("jobs", "list", "--dead").out
     assert penstock("jobs", "list", "--dead", "--json").objects[0]["code"] == "poison"
+    ignored = penstock("jobs", "list", "--dead", "--tenant", "acme", "--state", "failed")
+    assert (ignored.code, ignored.out) == (ExitCode.UNUSABLE, "")
+    assert "without --state, --tenant" in ignored.err
     requeued = penstock("jobs", "requeue", name, "--json").objects[0]
     assert requeued["id"] != name
     assert penstock("jobs", "follow", requeued["id"]).code == ExitCode.OK
@@ -490,6 +493,9 @@ def test_jobs_that_match_are_cancelled_after_their_number_is_confirmed(
     assert "nothing matches" in penstock("jobs", "cancel", "--all", "--yes").err
     listed = penstock("jobs", "list", "--error", "cancelled", "--json", "--limit", "3").objects
     assert {job["id"] for job in listed} == set(ids)
+    shown = penstock("jobs", "list", "--error", "cancelled", "--limit", "3").out
+    assert re.search(r"^id +status +error +model", shown)
+    assert len(re.findall(r" cancelled +cancelled ", shown)) == 3
     for words in (("jobs", "cancel"), ("jobs", "cancel", ids[0], "--all")):
         assert penstock(*words).code == ExitCode.UNUSABLE
 

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.launcher import main as launching
 from penstock.launcher import processes
+from penstock.launcher.main import Launcher
 from penstock.launcher.processes import MAX_QUICK_DEATHS, Child, GaveUp
+from penstock.launcher.settings import LauncherSettings
+from penstock.launcher.worker_specs import WorkerSpec
+from shared.process import EarlySignals
+from shared.settings import EXIT_BAD_SETTINGS
+from tests.support.launched import free_port
 
 STARTS = """
 import pathlib, sys
@@ -95,12 +102,33 @@ async def test_a_stop_does_not_wait_for_the_next_start(
     assert num_starts(log) == 1
 
 
+def test_a_worker_that_was_ordered_to_exit_is_none_to_go_on_with(tmp_path: Path) -> None:
+    settings = LauncherSettings(data_dir=tmp_path)
+    specs = [WorkerSpec("worker 0", "a"), WorkerSpec("worker 1", "b")]
+    launcher = Launcher(settings, specs, "redis://x")
+    refused = GaveUp("worker 1", "no memory", 1)
+    assert launcher._can_go_on(refused)
+    launcher._workers[0].was_dismissed = True
+    assert not launcher._can_go_on(refused)
+
+
+def test_a_server_for_other_machines_needs_its_binary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launching, "find_server_binary", lambda: None)
+    settings = LauncherSettings(listen_redis="127.0.0.1:6399", port=free_port(), data_dir=tmp_path)
+    assert launching._launch(settings, [], EarlySignals()) == EXIT_BAD_SETTINGS
+    assert "none was found: install one" in capsys.readouterr().err
+
+
 async def test_one_that_was_ordered_to_exit_is_not_started_again(tmp_path: Path) -> None:
     code = STARTS + "report_ready(); report_refusal('an operator ordered it to exit')"
     log, output = tmp_path / "starts", list[str]()
     async with asyncio.timeout(60):
-        await child(code, log, output).supervise()
+        worker = child(code, log, output)
+        await worker.supervise()
     assert output == [
         "worker 1 ended: an operator ordered it to exit; it is not started again",
     ]
+    assert worker.was_dismissed
     assert num_starts(log) == 1

@@ -17,7 +17,9 @@ import httpx
 import pytest
 import yaml
 
+from api.metrics import Metrics
 from penstock.launcher.redis_server import PrivateServer
+from shared.metrics import MetricsNames
 from shared.process import dying_with_this_process
 from tests.support.launched import free_port
 from tests.support.redis_server import new_namespace
@@ -198,6 +200,26 @@ def test_alerts_that_need_time_or_a_broken_device_fire_as_written() -> None:
         if case.get("exp_alerts")
     }
     assert fired == set(ALERTS)
+
+
+def test_every_bound_of_the_alerts_is_a_bucket_of_the_exposition() -> None:
+    metrics = Metrics(MetricsNames.PENSTOCK)
+    for num_prompt_tokens in (100, 5_000, 50_000):
+        metrics.first_token("chat", "m", num_prompt_tokens, 0.1)
+    exposed = metrics.exposition.text().decode()
+    asked = re.findall(
+        r'(\w+:\w+_bucket)\{prompt="(\w+)",le=(~?)"([^"]+)"', "".join(ALERTS.values())
+    )
+    assert {prompt for _, prompt, _, _ in asked} == {"short", "medium", "long"}
+    for name, prompt, is_pattern, bound in asked:
+        pattern = bound.replace("\\\\", "\\") if is_pattern else re.escape(bound)
+        series = re.escape(name) + r"\{[^}]*"
+        found = [
+            line
+            for line in exposed.splitlines()
+            if f'prompt="{prompt}"' in line and re.match(f'{series}le="{pattern}"', line)
+        ]
+        assert found, (name, prompt, bound)
 
 
 def test_every_alert_names_its_row_of_the_troubleshooting_page() -> None:

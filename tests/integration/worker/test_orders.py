@@ -75,7 +75,7 @@ def test_a_drained_worker_ends_its_jobs_and_waits_for_the_order_to_serve_again(
     running = submit(client, LONG)
     wait_until(has_tokens(client, running))
     worker_id = worker_of(client)["id"]
-    with caplog.at_level(logging.INFO, logger="api.system.orders"):
+    with caplog.at_level(logging.WARNING, logger="api.system.orders"):
         drained = client.post(f"/v1/workers/{worker_id}/drain")
     assert drained.json() == {"object": "worker.order", "id": worker_id, "order": "drain"}
     (line,) = [record for record in caplog.records if record.name == "api.system.orders"]

@@ -102,6 +102,17 @@ def test_every_command_has_json() -> None:
         assert command.help, words
 
 
+@table("option", [("--url", "http://127.0.0.1:2"), ("--key", "x"), ("--json",)])
+def test_an_option_of_the_group_before_a_subcommand_is_refused(
+    option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(Client, "call", lambda *given, **_: called.append(given))
+    assert main(["workers", *option, "drain", "w"]) == ExitCode.UNUSABLE
+    assert called == []
+    assert f"give {option[0]} after `drain`" in capsys.readouterr().err
+
+
 def test_ctrl_c_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

@@ -136,6 +136,26 @@ def test_a_model_without_a_chat_template_is_shown_with_a_completion(
     assert json.loads(words[words.index("-d") + 1])["prompt"]
 
 
+def test_a_second_model_that_loads_is_told_of_beside_one_that_is_served(
+    frontend: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading = [{"id": "w1", "model": "big", "stage": "loading weights", "percent": 40}]
+    monkeypatch.setitem(Frontend.answers, "/health", {"loading": loading})
+    monkeypatch.setattr(ready_line, "TELL_S", 0.0)
+    said: list[str] = []
+    settings = LauncherSettings(port=frontend, ready_timeout_s=0.5)
+    specs = [WorkerSpec("worker 0", "m"), WorkerSpec("worker 1", "big")]
+    over = threading.Event()
+
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        if "big" in sentence:
+            over.set()
+
+    ReadyLine(settings, "redis://x", specs, {}, say).announce(over)
+    assert "big: loading weights, 40 %" in said
+
+
 def test_what_a_start_still_waits_for_is_named(frontend: int) -> None:
     assert line(frontend, "other").unserved() == "other (its worker is still starting)"
 

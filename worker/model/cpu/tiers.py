@@ -58,7 +58,7 @@ def choose_tier(wanted: CpuTier, request: TierRequest) -> Tier:
         try:
             return make(request)
         except TierUnavailable as error:
-            logger.info("CPU tier %s is unavailable: %s", name, error)
+            logger.warning("CPU tier %s is unavailable: %s", name, error)
     return reference_tier(request)
 
 
@@ -159,7 +159,7 @@ def choose_products(wanted: CpuTier, request: TierRequest) -> Products:
         except TierUnavailable as error:
             if wanted != "auto":
                 raise ModelError(f"cpu_tier {wanted!r} is unavailable: {error}") from error
-            logger.info("CPU tier %s is unavailable: %s", name, error)
+            logger.warning("CPU tier %s is unavailable: %s", name, error)
     return Products("reference", REFERENCE_OPS[request.quantization]())
 
 

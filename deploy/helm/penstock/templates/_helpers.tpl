@@ -9,6 +9,7 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{/* Not of pods: a new version in their template would restart Redis and all frontends. */}}
 {{- define "penstock.labels" -}}
 {{ include "penstock.selector" . }}
 app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}

@@ -24,7 +24,7 @@ from penstock.launcher.redis_server import (
     inspect_command,
 )
 from shared.redis.cli import main as inspect
-from tests.support.launched import free_port
+from tests.support.launched import REPOSITORY, free_port
 
 
 def client_of(url: str) -> redis.Redis:
@@ -45,7 +45,9 @@ def test_it_serves_on_a_socket_that_only_its_owner_can_open(tmp_path: Path) -> N
         assert server.version.split()[0] in ("valkey-server", "redis-server")
 
 
-def test_other_machines_reach_it_with_its_password_alone(tmp_path: Path) -> None:
+def test_other_machines_reach_it_with_its_password_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listen = ("127.0.0.1", free_port())
     address = "{}:{}".format(*listen)
     with PrivateServer(tmp_path / "data", listen) as server:
@@ -62,7 +64,16 @@ def test_other_machines_reach_it_with_its_password_alone(tmp_path: Path) -> None
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.config_set("dir", "/")
             client.close()
-        assert password not in inspect_command(server.url)
+        for has_cli in (True, False):
+            if not has_cli:
+                monkeypatch.setattr("shutil.which", lambda _: None)
+            line = f"{inspect_command(server.url, server.password_file)} GET a"
+            assert password not in line
+            looking = subprocess.run(
+                ["sh", "-c", line], capture_output=True, text=True, timeout=60, cwd=REPOSITORY
+            )
+            assert looking.stdout.strip().strip("'\"") == "b", looking.stderr
+    monkeypatch.undo()
     with PrivateServer(tmp_path / "data", listen) as server:
         assert server.password_file.read_text() == password
 

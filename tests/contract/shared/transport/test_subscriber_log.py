@@ -34,7 +34,7 @@ async def test_an_absent_server_is_one_line_and_its_coming_another(
         server.start()
         await until(is_heard)
         _, back = caplog.records
-        assert (back.levelname, back.getMessage()) == ("INFO", "reconnected to pub/sub")
+        assert (back.levelname, back.getMessage()) == ("WARNING", "reconnected to pub/sub")
         assert back.outage_s > 0  # type: ignore[attr-defined]
     finally:
         await subscriber.aclose()

@@ -77,7 +77,7 @@ def test_all_jobs_that_match_are_cancelled_in_slices(
     assert (counted["matched"], counted["cancelled"], counted["has_more"]) == (5, 0, False)
     assert {client.get(f"/v1/jobs/{name}").json()["status"] for name in ids} == {"queued"}
     caplog.clear()
-    with caplog.at_level(logging.INFO, logger="api.jobs.bulk"):
+    with caplog.at_level(logging.WARNING, logger="api.jobs.bulk"):
         found = slices(client, "/v1/jobs/cancel", filter=wanted, limit=2)
     assert [one["cancelled"] for one in found] == [2, 2, 1]
     lines = [record for record in caplog.records if record.name == "api.jobs.bulk"]
