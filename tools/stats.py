@@ -59,7 +59,7 @@ CHAT_PATHS = (
             "api.jobs.generation_response",
         ),
         max_files=37,
-        max_lines=6550,
+        max_lines=6560,
     ),
     ReadingPath(
         "log -> SSE",
