@@ -41,7 +41,15 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "Queue, delivery and storage": (
         *("priority", "service_tier", "queue_timeout", "on_disconnect", "stream_interval"),
-        *("durability", "background", "store", "user", "safety_identifier", "prompt_cache_key"),
+        *(
+            "durability",
+            "background",
+            "store",
+            "expires_after",
+            "user",
+            "safety_identifier",
+            "prompt_cache_key",
+        ),
         "cache_control",
     ),
 }

@@ -38,7 +38,6 @@ PARAMETERS: Mapping[str, str] = {
     ),
     "live": "`long-poll` waits up to 20 s for text, `sse` streams it as events.",
     "cursor": "`Stream-Cursor` of the last response.",
-    "job": "The id of a job to follow instead of the lists.",
     "model": "The name of a model; optional if only one is served.",
     "stream": "True: returns the events of the response instead of the response.",
     "starting_after": "With `stream`: the number of the last event that was read. Default: all.",
