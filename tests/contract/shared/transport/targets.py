@@ -228,10 +228,10 @@ class Target:
                 "models_kept",
                 "prompts",
                 "kept",
-                "texts",
-                "records",
             ):
                 found[key] = sorted(await self.redis.zrange(key, 0, -1))
+            elif kind in ("texts", "records"):
+                found[key] = await self._listed(kind, key)
             elif kind in ("q", "dlq"):
                 found[key] = [fields for _, fields in await self.redis.xrange(key)]
             else:
@@ -239,6 +239,14 @@ class Target:
                 found[key] = _timeless_log(await self.redis.xrange(key))
         pending = {queue: await self._pending(queue) for queue in self._streams}
         return found, pending
+
+    async def _listed(self, kind: str, key: str) -> list[bytes]:
+        """What is listed and still there: which others are left depends on equal times."""
+        is_all = key == f"{self.keys.prefix}{kind}"
+        place = f"{kind}:" if is_all else {"texts": "log:", "records": "job:"}[kind]
+        names = await self.redis.zrange(key, 0, -1)
+        there = [await self.redis.exists(f"{self.keys.prefix}{place}{n.decode()}") for n in names]
+        return sorted(name for name, is_there in zip(names, there, strict=True) if is_there)
 
     async def heard(self) -> list[tuple[bytes, bytes]]:
         """Everything that was published since the last call, in order."""
