@@ -187,6 +187,7 @@ def _look_at_the_job(
     plain = job.partition("_")[2]
     with walk.step("the job in the dashboard, with both its attempts"):
         page.get_by_role("link", name="Dashboard").click()
+        page.get_by_role("link", name="Jobs", exact=True).click()
         row = page.locator("#jobs tr", has_text=plain[-8:])
         row.get_by_role("link").click()
         expect(page.locator("#job-badge")).to_have_text("finished", timeout=PATIENCE_MS)
