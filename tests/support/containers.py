@@ -29,6 +29,7 @@ from tests.support.image_store import ImageConfig, ImageStore
 NODES = ("null", "zero", "full", "random", "urandom", "tty")
 POLL_S = 0.1
 DEVICES = Path("/sys/class/net")
+_OWN = set[str]()  # bridges of this process
 
 
 class Network:
@@ -37,6 +38,8 @@ class Network:
     def __init__(self, lock: Path) -> None:
         """`lock`: a file that this process holds, and that is the bridge's other name."""
         for device in DEVICES.glob("pstk*"):
+            if device.name in _OWN:  # of another project of this process
+                continue
             other = Path((device / "ifalias").read_text().strip())
             if other == lock or (other.name == lock.name and not _is_held(other)):
                 # Of a run that was killed: the namespaces are gone, their names are not.
@@ -45,6 +48,7 @@ class Network:
                 _ip("link", "delete", device.name)
         number = next(n for n in range(64, 255) if not (DEVICES / f"pstk{n}").exists())
         self._bridge = f"pstk{number}"
+        _OWN.add(self._bridge)
         self._prefix = f"10.213.{number}"
         self._names: dict[str, list[str]] = {}
         self._num_given = 1
@@ -89,6 +93,7 @@ class Network:
         for space in self._spaces:
             _ip("netns", "delete", space)
         _ip("link", "delete", self._bridge)
+        _OWN.discard(self._bridge)
 
     def _answer(self) -> None:
         while True:
