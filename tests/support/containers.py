@@ -8,6 +8,7 @@ seccomp, ports published on the host. Needs root.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shlex
@@ -59,7 +60,8 @@ class Network:
         _ip("link", "set", self._bridge, "up")
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((self.server, 53))
-        threading.Thread(target=self._answer, name="names", daemon=True).start()
+        self._answering = threading.Thread(target=self._answer, name="names", daemon=True)
+        self._answering.start()
 
     @property
     def server(self) -> str:
@@ -89,6 +91,9 @@ class Network:
         self._names[name].remove(address)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # it is not connected, and wakes up all the same
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._answering.join()  # while it reads, the address stays in use
         self._socket.close()
         for space in self._spaces:
             _ip("netns", "delete", space)
@@ -99,6 +104,8 @@ class Network:
         while True:
             try:
                 query, caller = self._socket.recvfrom(512)
+                if not query:  # it was closed
+                    return
                 self._socket.sendto(self._reply(query), caller)
             except OSError:
                 return
