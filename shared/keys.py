@@ -163,6 +163,7 @@ class Keys:
 # Job ids: "0-<uuid>", see WIRE.md. Any process derives every key of a job from its id alone.
 
 _JOB_ID = re.compile(r"0-[0-9A-Za-z_-]{1,64}")
+_ID_PART = re.compile(r"[0-9A-Za-z_-]{1,66}")
 
 
 def new_job_id() -> str:
@@ -177,6 +178,11 @@ def new_job_id() -> str:
 def is_job_id(text: str) -> bool:
     """Returns whether `text` can be a job id."""
     return _JOB_ID.fullmatch(text) is not None
+
+
+def is_id_part(text: str) -> bool:
+    """Returns whether a job id can begin or end with `text`."""
+    return _ID_PART.fullmatch(text) is not None
 
 
 def is_id(text: str, prefix: str) -> bool:

@@ -12,23 +12,21 @@ from api.errors import MAX_ECHO_CHARS
 from api.files.service import MAX_LIFE_S, MIN_LIFE_S
 from api.generation.protocol import DurabilityLevel, RequestModel
 from api.generation.response_schemas import CachedTokens, ReasoningTokens, ResponseModel
-from api.generation.schemas import described
+from api.generation.schemas import (
+    LABELS,
+    MAX_LABEL_CHARS,
+    MAX_LABEL_KEY_CHARS,
+    MAX_LABELS,
+    described,
+)
 from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
 
 ENDPOINT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-MAX_PAIRS = 16
-MAX_KEY_CHARS = 64
-MAX_VALUE_CHARS = 512
 MAX_WINDOW_S = 7 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
-_METADATA: dict[str, Any] = {
-    "maxProperties": MAX_PAIRS,
-    "propertyNames": {"maxLength": MAX_KEY_CHARS},
-    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE_CHARS},
-}
 
 
 class BatchesQuery(PageQuery):
@@ -50,7 +48,7 @@ class BatchRequest(RequestModel):
     input_file_id: str
     endpoint: Annotated[str, described(enum=list(ENDPOINT_PATHS))]
     completion_window: Annotated[str, described(pattern=f"^{_WINDOW.pattern}$")]
-    metadata: Annotated[dict[str, Any], described(**_METADATA)] | None = None
+    metadata: Annotated[dict[str, Any], described(**LABELS)] | None = None
     output_expires_after: ExpiresAfter | None = None
     durability: DurabilityLevel | None = None
 
@@ -71,15 +69,17 @@ def checked_metadata(metadata: dict[str, Any] | None) -> dict[str, str] | None:
     """Returns the metadata, whose values are strings. Raises InvalidParameter."""
     if metadata is None:
         return None
-    if len(metadata) > MAX_PAIRS:
-        raise InvalidParameter("metadata", f"at most {MAX_PAIRS} pairs")
+    if len(metadata) > MAX_LABELS:
+        raise InvalidParameter("metadata", f"at most {MAX_LABELS} pairs")
     for key, value in metadata.items():
-        if len(key) > MAX_KEY_CHARS:
-            raise InvalidParameter("metadata", f"keys have at most {MAX_KEY_CHARS} characters")
-        if not isinstance(value, str) or len(value) > MAX_VALUE_CHARS:
+        if len(key) > MAX_LABEL_KEY_CHARS:
+            raise InvalidParameter(
+                "metadata", f"keys have at most {MAX_LABEL_KEY_CHARS} characters"
+            )
+        if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS:
             raise InvalidParameter(
                 f"metadata.{key[:MAX_ECHO_CHARS]}",
-                f"must be a string of at most {MAX_VALUE_CHARS} characters",
+                f"must be a string of at most {MAX_LABEL_CHARS} characters",
             )
     return metadata
 

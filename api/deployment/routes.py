@@ -12,7 +12,7 @@ from api.deployment.feed import FeedDep, FeedResponse
 from api.deployment.view import HistoryRange, ViewKey
 from api.http.caller import MAX_PUBLIC_ID_CHARS, CallerDep
 from api.http.openapi import KEPT, Absent, streamed
-from api.jobs.protocol import JobsQuery
+from api.jobs.protocol import JobFilters
 from api.jobs.routes import find_job
 from api.jobs.service import JobsDep
 from shared.transport.ports.job_search import JobFilter
@@ -20,7 +20,7 @@ from shared.transport.ports.job_search import JobFilter
 router = APIRouter(tags=["Service"])
 
 
-class FeedQuery(JobsQuery):
+class FeedQuery(JobFilters):
     """The query of GET /v1/deployment/stream. The filters are those of GET /v1/jobs."""
 
     history: HistoryRange = Field(

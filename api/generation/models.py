@@ -46,7 +46,7 @@ class ServedModel:
     card: ModelCard
     text: TextModel
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
-    is_paused: bool = False  # an operator has closed its queue: its jobs wait
+    is_paused: bool = False  # an operator has paused its queue: its jobs wait
     defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
 
     def __post_init__(self) -> None:
@@ -314,8 +314,8 @@ class JobDefaults:
     timeout_s: float
     queue_timeout_s: float
     durability: Durability
-    retention_ms: int = 600_000  # of an ended job, and the most that a request may ask for
-    max_retention_ms: int = 86_400_000
+    retention_ms: int  # of an ended job whose request has `store: true`
+    max_retention_ms: int  # the most that `expires_after` may ask for
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,16 +169,8 @@ class JobParameters(RequestModel):
 
     queue_timeout: QueueTimeout | None = None
     durability: DurabilityLevel | None = None
-    store: bool | None = Field(
-        None,
-        description="true: kept for its time even where Redis is nearly full; false: its text is "
-        "deleted a minute after it was read, ten minutes after its end at the latest.",
-    )
-    expires_after: JobExpiry | None = Field(
-        None,
-        description="How long the ended job is kept: `anchor` is `completed_at`, `seconds` 60 to "
-        "`PENSTOCK_MAX_RETENTION_S`.",
-    )
+    store: bool | None = None
+    expires_after: JobExpiry | None = None
 
     def retention(self, default_ms: int, max_ms: int) -> tuple[int | None, int | None]:
         """Returns `retain_ms` and `text_ms` of the job. `default_ms`: where only `store` is set.

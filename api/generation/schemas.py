@@ -21,6 +21,12 @@ def described(**schema: Any) -> Any:
     return Field(json_schema_extra=schema)
 
 
+MAX_LABELS, MAX_LABEL_KEY_CHARS, MAX_LABEL_CHARS = 16, 64, 512  # of `metadata`
+LABELS: dict[str, Any] = {
+    "maxProperties": MAX_LABELS,
+    "propertyNames": {"maxLength": MAX_LABEL_KEY_CHARS},
+    "additionalProperties": {"type": "string", "maxLength": MAX_LABEL_CHARS},
+}
 Share = Annotated[float, described(minimum=0, maximum=1)]
 Penalty = Annotated[float, described(minimum=-2, maximum=2)]
 Temperature = Annotated[float, described(minimum=0, maximum=2)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from api.jobs.event_stream import FIRST_PAGE_EVENTS, next_page
 from api.jobs.protocol import LogEvent, LogPage
 from api.request_errors import job_expired
@@ -25,7 +23,7 @@ async def read_log_page(store: JobStore, record: JobRecord, after: Cursor, limit
         events = await store.read_log(record.job_id, after, count)
         for event in events:
             check_expiry(event, record)
-        if _is_lost(events, record):
+        if any(is_missing_text(event, record) for event in events):
             return LogPage(data=found, has_more=False, has_expired=True)
         # After the end there is the end again.
         found += (shown for shown in map(LogEvent.of, events) if shown.id != str(after))
@@ -41,7 +39,7 @@ def check_expiry(event: Delta | JobEvent, record: JobRecord) -> None:
         raise job_expired(event.message)
 
 
-def _is_lost(events: Sequence[Delta | JobEvent], record: JobRecord) -> bool:
-    """Returns whether the log of a job with a record was lost before its time."""
-    lost = [event for event in events if isinstance(event, Failed)]
-    return any(end.code == ErrorCode.JOB_LOST != record.reason for end in lost)
+def is_missing_text(event: Delta | JobEvent, record: JobRecord) -> bool:
+    """Returns whether the event replaces a text that has expired or was lost."""
+    codes = (ErrorCode.JOB_EXPIRED, ErrorCode.JOB_LOST)
+    return isinstance(event, Failed) and event.code in codes and event.code != record.reason

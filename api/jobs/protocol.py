@@ -54,7 +54,7 @@ class DeadLetterQuery(ListQuery):
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
-class JobsQuery(QueryModel):
+class JobFilters(QueryModel):
     """Filters of jobs. A state's word is the same here as in the store."""
 
     state: Annotated[JobState, BeforeValidator(from_earlier)] | Absent = None
@@ -87,7 +87,7 @@ def job_filter(
     return JobFilter(state, caller.scope or tenant, model, error, id_part)
 
 
-class JobQuery(ListQuery, JobsQuery):
+class JobListQuery(ListQuery, JobFilters):
     """The query of GET /v1/jobs."""
 
     limit: int = Field(DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
@@ -96,7 +96,7 @@ class JobQuery(ListQuery, JobsQuery):
     )
 
 
-class OneJobQuery(QueryModel):
+class JobQuery(QueryModel):
     """The query of GET /v1/jobs/{id}."""
 
     prefix: Flag = False

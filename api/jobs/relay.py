@@ -140,7 +140,8 @@ class _Watch:
 
 class QuietStreams:
     """Looks at the jobs of streams that received nothing for `silence_s`, then after intervals that
-    double up to MAX_SILENCES times `silence_s` (not while a job runs), until they have something.
+    double up to MAX_SILENCES times `silence_s` until they have something. A reader that asked for
+    recoveries is not made to wait longer while its job runs.
 
     What the bus loses shows in no other way: a stream that receives nothing cannot know whether
     there was anything. One call of the store looks at many jobs, so that streams that wait cost
@@ -219,7 +220,9 @@ class QuietStreams:
         self._away_since_s = None
         now = asyncio.get_running_loop().time()
         for watch, found in zip(page, looks, strict=True):
-            silences = 1 if found and found.state is JobState.RUNNING else MAX_SILENCES
+            is_running = found is not None and found.state is JobState.RUNNING
+            asks = is_running and watch.stream.recoveries is not None
+            silences = 1 if asks else MAX_SILENCES
             watch.interval_s = min(2 * watch.interval_s, silences * self._silence_s)
             self._push(watch, now + watch.interval_s * random.uniform(1 - EARLY, 1))
             if watch.stream.last_news_s == watch.news_s and not watch.stream.is_closed:

@@ -26,11 +26,11 @@ from api.jobs.protocol import (
     DeadLetterQuery,
     JobEventsQuery,
     JobList,
+    JobListQuery,
     JobObject,
     JobQuery,
     ListedJobs,
     LogPage,
-    OneJobQuery,
     StreamToken,
 )
 from api.jobs.reader_position import ResumePoint
@@ -63,7 +63,7 @@ _CURSOR = {"type": "string", "pattern": "^[0-9]{1,19}-[0-9]{1,19}$"}
 
 @router.get("/v1/jobs", response_model=JobList, responses=errors(STORE))
 async def list_jobs(
-    params: Annotated[JobQuery, Query()],
+    params: Annotated[JobListQuery, Query()],
     caller: CallerDep,
     search: SearchDep,
     slices: SlicesDep,
@@ -85,7 +85,7 @@ async def list_jobs(
 @router.get("/v1/jobs/{name}", response_model=JobObject, responses=errors(KEPT))
 async def get_job(
     name: str,
-    params: Annotated[OneJobQuery, Query()],
+    params: Annotated[JobQuery, Query()],
     caller: CallerDep,
     jobs: JobsDep,
     prompts: KeptPromptsDep,
@@ -311,8 +311,8 @@ async def find_job(jobs: JobService, caller: Caller, name: str) -> JobRecord:
     record = None if job_id is None else await jobs.store.get(job_id)
     if record is None and job_id is not None:
         expired = await jobs.store.expired(job_id)
-        if expired is not None and caller.sees(expired[0]):
-            raise job_expired(expired[-1])
+        if expired is not None and caller.sees(expired.tenant):
+            raise job_expired(expired.message)
     if record is None or not caller.sees(record.tenant):
         raise job_not_found(name)
     return record

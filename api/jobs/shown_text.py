@@ -21,6 +21,7 @@ from api.generation.thread_pool import TextPool
 from api.http.pagination import ListQuery
 from api.http.time_slices import TimeSlices
 from api.jobs.event_stream import FIRST_PAGE_EVENTS, next_page
+from api.jobs.log_page import is_missing_text
 from api.jobs.sent_events import split_long
 from api.on_demand import load_part
 from api.output_parsers.events import OutputParser, PlainParser, Reasoning, Text, ToolCall
@@ -35,7 +36,6 @@ MAX_PROMPT_TOKENS = 65_536  # of a page
 MAX_ANSWER_TOKENS = 262_144
 JOINED_TOKENS = 8  # before a page and after it, with which its characters are whole
 TAIL_TOKENS = 64  # of a prompt, which show whether it has opened the reasoning
-EXPIRED = ("job_lost", "job_expired")  # codes of the end that replaces an expired log
 PARSED_KINDS = frozenset({"chat", "message", "response"})  # whose answers have parts
 
 
@@ -141,7 +141,7 @@ async def read_answer(
     while True:
         events = await store.read_log(record.job_id, after, num_events)
         for event in events:
-            if isinstance(event, Failed) and event.code in EXPIRED and event.code != record.reason:
+            if isinstance(event, Failed) and is_missing_text(event, record):
                 return JobAnswer(
                     choices=[], num_tokens=0, is_cut=False, has_expired=True, message=event.message
                 )

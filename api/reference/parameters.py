@@ -222,6 +222,10 @@ SENTENCES: Mapping[str, str] = {
         "True: the ended job is kept for its time even where Redis is nearly full. False: its text "
         "is deleted a minute after it was read, ten minutes after its end at the latest."
     ),
+    "expires_after": (
+        "How long the ended job is kept: `anchor` is `completed_at`, `seconds` 60 to "
+        "`PENSTOCK_MAX_RETENTION_S`."
+    ),
     "metadata": "Labels that are stored and returned: 16 pairs of strings at most.",
     "ids": "The ids of the objects; exclusive with `filter`.",
     "filter": "The objects that match all members; `{}` is all. Exclusive with `ids`.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# By name; where routes differ, `METHOD path` before it, or a part of the path.
+# By name; where routes differ, a part of the path before it.
 PARAMETERS: Mapping[str, str] = {
     "idempotency-key": (
         "A name that the client chooses: the same request with the same key is the same job, "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from shared.transport.ports.jobs import Expired
+
 DELIVERED_MS = 60_000  # how long an older release kept a log that was read to its end
 
 # What keeps it longer, by the word in Redis (lua/lib/retention.lua).
@@ -40,8 +42,8 @@ def text_expiry(fields: Mapping[bytes, bytes], now_ms: int) -> str | None:
     return f"The text of this job expired at {_time(int(until))}. {_TEXT.get(why, '')}".rstrip()
 
 
-def decode_tombstone(text: bytes, now_ms: int) -> tuple[str, str, str] | None:
-    """Returns tenant, kind and sentences of a tombstone; None before its time, and for one without
+def decode_tombstone(text: bytes, now_ms: int) -> Expired | None:
+    """Returns the notice of a tombstone; None before its time, and for one without
     sentences: of a job that was deleted, or of an older release. `now_ms`: as for `text_expiry`."""
     try:
         _ended, until, why, kind, tenant = text.decode().split("|", 4)
@@ -49,7 +51,7 @@ def decode_tombstone(text: bytes, now_ms: int) -> tuple[str, str, str] | None:
     except ValueError:
         return None
     message = f"This job has ended, and expired at {_time(until_ms)}. {_RECORD.get(why, '')}"
-    return (tenant, kind, message.rstrip()) if until_ms <= now_ms else None
+    return Expired(tenant, kind, message.rstrip()) if until_ms <= now_ms else None
 
 
 def _time(milliseconds: int) -> str:

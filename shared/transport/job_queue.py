@@ -43,7 +43,7 @@ MAX_CRASHES = 4  # the last two of them while it ran alone
 PENDING_PAGE = 100
 POLL_S = 0.02
 RETRY_S = 0.05
-HELD_S = 0.25  # between looks at queues that an operator has closed
+HELD_S = 0.25  # between looks at queues that an operator's order leaves out
 MAX_HINTS = 1024
 
 # For how long `pull` defers jobs beyond its worker's portion to workers that pulled within the
@@ -53,7 +53,7 @@ ASKING_MS = BLOCK_MS + 500
 
 
 class Held(IntEnum):
-    """Which queues an operator has closed to a worker."""
+    """Which queues an operator's order leaves out for a worker."""
 
     NONE = 0
     SOME = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shared.keys import Keys, is_job_id
+from shared.keys import Keys, is_id_part, is_job_id
 from shared.messages import TERMINAL_STATES, JobState
 from shared.redis.connections import Connections
 from shared.transport.failures import translated
@@ -42,9 +42,9 @@ class RedisJobSearch:
         max_searched: int = MAX_SEARCHED,
     ) -> JobPage:
         limit = max(0, min(limit, MAX_LISTED))
-        if limit == 0:
-            return JobPage([], None, 0)
         part = wanted.id_part
+        if limit == 0 or (part is not None and not is_id_part(part)):
+            return JobPage([], None, 0)
         if part is not None and len(part) == WHOLE_ID_CHARS and is_job_id(part):
             return JobPage(
                 await self._matching(

@@ -40,6 +40,7 @@ from shared.transport.ports.admission import (
 )
 from shared.transport.ports.jobs import (
     CancelResult,
+    Expired,
     JobLook,
     JobRecord,
     Restored,
@@ -199,7 +200,7 @@ class RedisJobStore:
             return events[:count]
         if not fields:
             expired = await self.expired(job_id)
-            return [] if expired is None else [expired_output(after, expired[-1])]
+            return [] if expired is None else [expired_output(after, expired.message)]
         last = await _events(job_id, newest)
         if last and isinstance(last[0], Finished | Failed):
             return last
@@ -218,7 +219,7 @@ class RedisJobStore:
         seconds, microseconds = await self._redis.time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    async def expired(self, job_id: str) -> tuple[str, str, str] | None:
+    async def expired(self, job_id: str) -> Expired | None:
         if not is_job_id(job_id):
             return None
         with translated("expired"):

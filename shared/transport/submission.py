@@ -10,6 +10,7 @@ from shared.messages import Job, SamplingParams
 from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.jobs import Allowance
+from shared.transport.record_parts import INDEX_MARK, split_record
 from shared.transport.scripts import Argument
 from shared.transport.wire import encode_job
 
@@ -27,7 +28,7 @@ def check_job(job: Job) -> None:
     """Raises ValueError for a job id, lane, timeout or record that cannot be queued."""
     if not is_job_id(job.job_id):
         raise ValueError(f"not a job id: {job.job_id[:80]!r}")
-    if job.request_record.startswith("#"):
+    if job.request_record.startswith(INDEX_MARK):
         raise ValueError("a request record does not start with '#'")
     if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:
         raise ValueError(f"timeout_ms is between 1 and {MAX_TIMEOUT_MS}: {job.timeout_ms}")
@@ -57,8 +58,6 @@ def submit_arguments(
     record = job.request_record
     parts: dict[str, bytes] = {}
     if "\n" in record:
-        from shared.transport.record_parts import split_record  # few jobs have parts
-
         record, parts = split_record(job.tenant, record)
     params: dict[str, Argument] = {
         "id": job.job_id,

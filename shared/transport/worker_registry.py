@@ -81,12 +81,12 @@ class RedisWorkerRegistry:
             of_tenants = (self._keys.held, self._keys.cpu, self._keys.refused)
             for key in of_tenants:
                 pipe.hgetall(key)
-            fields, closed, *replies, dead_letters, held, cpu, refused = await pipe.execute()
+            fields, pauses, *replies, dead_letters, held, cpu, refused = await pipe.execute()
             lanes, of_queues = replies[: len(models)], replies[len(models) :]
             due = {name: ids[0] for name, ids in zip(names, of_queues[1::2], strict=True) if ids}
             ages_s = await self._ages_s(due)
         queued = dict(zip(names, of_queues[::2], strict=True))
-        paused = {name.decode(): _pause(value) for name, value in closed.items()}
+        paused = {name.decode(): _pause(value) for name, value in pauses.items()}
         waiting = {
             model
             for model, work in zip(models, lanes, strict=True)
@@ -127,10 +127,10 @@ class RedisWorkerRegistry:
             pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
             pipe.zrange(self._keys.models_kept, 0, -1, withscores=True)
             pipe.hkeys(self._keys.paused)
-            time, cards, seen, kept, closed = await pipe.execute()
+            time, cards, seen, kept, pauses = await pipe.execute()
         now_ms, seen_ms, kept_until_ms = _milliseconds(time), dict(seen), dict(kept)
 
-        paused = set(closed)
+        paused = set(pauses)
 
         def is_stored(name: bytes) -> bool:
             """Returns whether the card's blobs exist: the card itself is dropped by the next

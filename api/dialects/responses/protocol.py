@@ -28,7 +28,15 @@ from api.generation.protocol import (
     TierFields,
 )
 from api.generation.response_schemas import ReasoningTokens, ResponseModel
-from api.generation.schemas import MaxTokens, TopLogprobs, described
+from api.generation.schemas import (
+    LABELS,
+    MAX_LABEL_CHARS,
+    MAX_LABEL_KEY_CHARS,
+    MAX_LABELS,
+    MaxTokens,
+    TopLogprobs,
+    described,
+)
 from api.http.openapi import Absent
 from api.http.pagination import DIGITS, Flag, ListPage, PageQuery, QueryModel
 from api.request_errors import missing_parameter, unsupported
@@ -38,14 +46,6 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_SEQUENCE_NUMBER = 2**53
 _INCLUDED: dict[str, Any] = {"items": {"type": "string", "enum": [LOGPROBS]}}
 
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_VALUE_CHARS = 512
-_METADATA: dict[str, Any] = {
-    "maxProperties": MAX_METADATA,
-    "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
-    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
-}
 # values of `include` that are accepted without effect
 _IGNORED = [
     name for row in rows_of("response").get("include", ()) for name in row.values.schema["enum"]
@@ -117,7 +117,7 @@ class ResponseRequest(SamplingFields, TierFields, JobParameters):
     max_output_tokens: MaxTokens | None = None
     top_logprobs: TopLogprobs | None = None
     include: Annotated[Texts, described(items={"enum": [LOGPROBS, *_IGNORED]})] = []
-    metadata: Annotated[Labels, described(**_METADATA)] = {}
+    metadata: Annotated[Labels, described(**LABELS)] = {}
     store: bool = True
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
@@ -206,14 +206,14 @@ def check_includes(include: list[str]) -> None:
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > MAX_METADATA:
-        raise InvalidParameter("metadata", f"at most {MAX_METADATA} pairs")
+    if len(metadata) > MAX_LABELS:
+        raise InvalidParameter("metadata", f"at most {MAX_LABELS} pairs")
     for key, value in metadata.items():
-        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_VALUE_CHARS:
+        if len(key) > MAX_LABEL_KEY_CHARS or len(value) > MAX_LABEL_CHARS:
             raise InvalidParameter(
                 "metadata",
-                f"keys have at most {MAX_METADATA_KEY_CHARS} characters, values at most "
-                f"{MAX_METADATA_VALUE_CHARS}",
+                f"keys have at most {MAX_LABEL_KEY_CHARS} characters, values at most "
+                f"{MAX_LABEL_CHARS}",
             )
 
 

@@ -102,7 +102,7 @@ class ResponseStore:
         """Raises ClientError (410) for a response that has expired."""
         expired = await self._jobs.expired(job_id)
         if expired is not None and expired[:2] == (tenant, ResponseFormatter.kind):
-            raise job_expired(expired[-1], "response_id")
+            raise job_expired(expired.message, "response_id")
 
     async def open(
         self, stored: StoredResponse, starting_after: int | None = None

@@ -29,7 +29,7 @@ for i = first, jobs - 1, 2 do redis.call('HSET', lease, ARGV[i], ARGV[i + 1]) en
 redis.call('HSET', lease, 'beat_ms', whole(server_ms()), 'lease_ms', lease_ms, 'models', ARGV[5])
 local order = order_of(wid)
 if order ~= '' then redis.call('HSET', lease, 'order', order) end
-if order == 'drain' or order == 'exit' then redis.call('HSET', lease, 'draining', 1) end
+if takes_nothing(order) then redis.call('HSET', lease, 'draining', 1) end
 redis.call('PEXPIRE', lease, lease_ms)
 redis.call('HSET', P .. 'workers', wid, ARGV[5])
 local drop, lost, taken = {}, {}, {}

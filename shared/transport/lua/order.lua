@@ -12,5 +12,5 @@ redis.call('DEL', P .. 'order:' .. wid)  -- never refused above maxmemory, and t
 redis.call('SET', P .. 'order:' .. wid, order, 'PX', ORDER_MS)
 redis.call('HSET', lease, 'order', order)
 -- Its next heartbeat reports whether it drains for another reason.
-if order ~= 'serve' then redis.call('HSET', lease, 'draining', 1) end
+if takes_nothing(order) then redis.call('HSET', lease, 'draining', 1) end
 return 'OK'

@@ -1,8 +1,8 @@
--- pause: closes the queue of a model, or opens it again. Jobs are accepted all the same, and their timeouts
+-- pause: pauses the queue of a model, or resumes it. Jobs are accepted all the same, and their timeouts
 -- pass; running jobs continue.
--- ARGV: 3 model, 4 '1' to close, '0' to open, 5 who orders it
+-- ARGV: 3 model, 4 '1' to pause, '0' to resume, 5 who orders it
 -- Returns {'OK', whether that changed anything}, {'UNKNOWN'} (no worker announced the model lately) or
--- {'FULL'} (MAX_PAUSED queues are closed).
+-- {'FULL'} (MAX_PAUSED queues are paused).
 --@include lib/common.lua
 --@include lib/orders.lua
 local model, paused = ARGV[3], P .. 'paused'

@@ -2,7 +2,7 @@
 -- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6 whether suspects are taken (0 or 1),
 --   7.. queues this worker serves
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
--- Queues that an operator has closed to it are left out (lib/orders.lua).
+-- Queues that an operator's order closes to it are left out (lib/orders.lua).
 -- After an outage of Redis itself only released jobs are taken: see lib/pulse.lua.
 -- A lost reply leaves the claims in this worker's own pending list: reconcile claims them again.
 --

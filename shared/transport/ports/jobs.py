@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shared.messages import (
     Cursor,
@@ -129,6 +129,14 @@ class JobLook:
     cause: str = ""  # of that end
 
 
+class Expired(NamedTuple):
+    """An ended job whose record is gone. `message`: when it expired, and why."""
+
+    tenant: str
+    kind: str
+    message: str
+
+
 class JobStore(Protocol):
     """The frontend's view of jobs. Every call may raise TransportError."""
 
@@ -152,8 +160,8 @@ class JobStore(Protocol):
         """Returns the job's record; None: no such job."""
         ...
 
-    async def expired(self, job_id: str) -> tuple[str, str, str] | None:
-        """Returns tenant, kind, and when and why it expired, of an ended job without a record."""
+    async def expired(self, job_id: str) -> Expired | None:
+        """Returns the notice of an ended job without a record; None: there is none."""
         ...
 
     async def request_record(self, job_id: str) -> str | None:

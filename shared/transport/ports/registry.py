@@ -42,7 +42,7 @@ class Ordered(StrEnum):
 
 
 class TooManyPaused(Exception):
-    """As many queues are closed as may be."""
+    """As many queues are paused as may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class AnnouncedModel:
     structured_output: bool = True
     max_model_len: int | None = None  # the least of them; None: none has reported it
     kv_capacity_tokens: int | None = None
-    is_paused: bool = False  # an operator has closed its queue
+    is_paused: bool = False  # an operator has paused its queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +140,13 @@ class WorkerRegistry(Protocol):
         ...
 
     async def pause(self, model: str, by: str) -> bool | None:
-        """Closes the model's queue: jobs are accepted, and no worker takes one. Returns False if it
-        was closed before; None for a model that no worker announced lately.
+        """Pauses the model's queue: jobs are accepted, and no worker takes one. Returns False if it
+        was paused before; None for a model that no worker announced lately.
 
         Raises TooManyPaused.
         """
         ...
 
     async def resume(self, model: str) -> bool:
-        """Opens the model's queue again. Returns False if it was open."""
+        """Resumes the model's queue. Returns False if it was not paused."""
         ...

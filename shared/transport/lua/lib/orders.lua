@@ -8,11 +8,13 @@ local function order_of(wid)
   return redis.call('GET', P .. 'order:' .. wid) or ''
 end
 
+-- Any other word, also a newer release's, is an order to take nothing.
+local function takes_nothing(order) return order ~= '' and order ~= 'serve' end
+
 -- The `queues` that this worker may take jobs from now, and whether others were left out. A worker
 -- that has not read its order yet takes nothing either.
 local function open_queues(wid, queues)
-  local order = order_of(wid)
-  if order == 'drain' or order == 'exit' then return {}, true end
+  if takes_nothing(order_of(wid)) then return {}, true end
   if redis.call('EXISTS', P .. 'paused') == 0 then return queues, false end
   local open = {}
   for _, queue in ipairs(queues) do

@@ -161,27 +161,16 @@ local function evict_first(kind, tenant)
   return bytes
 end
 
--- Evicts a tenant's oldest texts, then its oldest records, for `bytes`. Returns the bytes that went.
-local function evict_of(tenant, bytes, most)
+-- Evicts the oldest texts, then the oldest records, for `bytes`; `of`: of this tenant alone. Returns the bytes
+-- that went.
+local function evict(bytes, most, of)
   local freed = 0
   for _, kind in ipairs({'texts', 'records'}) do
     while freed < bytes and most > 0 do
-      local gone = evict_first(kind, tenant)
-      if not gone then break end
-      freed, most = freed + gone, most - 1
-    end
-  end
-  return freed
-end
-
--- Evicts the oldest texts of all tenants, then the oldest records, for `bytes`. Returns the bytes that went.
-local function evict(bytes, most)
-  local freed = 0
-  for _, kind in ipairs({'texts', 'records'}) do
-    while freed < bytes and most > 0 do
-      local tenant = redis.call('ZRANGEBYSCORE', P .. kind, '-inf', whole(server_ms()), 'LIMIT', 0, 1)[1]
-      if not tenant then break end
-      freed, most = freed + (evict_first(kind, tenant) or 0), most - 1
+      local tenant = of or redis.call('ZRANGEBYSCORE', P .. kind, '-inf', whole(server_ms()), 'LIMIT', 0, 1)[1]
+      local gone = tenant and evict_first(kind, tenant)
+      if not gone and (of or not tenant) then break end  -- else that tenant's time was no longer true
+      freed, most = freed + (gone or 0), most - 1
     end
   end
   return freed
@@ -192,9 +181,7 @@ end
 local function evict_for(tenant, bytes, why)
   local store = redis.call('HMGET', P .. 'stat', 'store_limit', 'store_used', 'store_grown')
   if tonumber(store[2] or '0') + tonumber(store[3] or '0') >= tonumber(store[1] or '0') then return false end
-  local freed = why == 'tenant_store' and evict_of(tenant, ROOM * bytes, EVICTED_PER_SUBMIT)
-    or evict(ROOM * bytes, EVICTED_PER_SUBMIT)
-  return freed > 0
+  return evict(ROOM * bytes, EVICTED_PER_SUBMIT, why == 'tenant_store' and tenant or nil) > 0
 end
 
 -- Those whose text or record has expired are listed no longer: a few, each time that one is added. Also of the

@@ -34,6 +34,15 @@ async def test_a_drained_worker_takes_nothing_before_it_has_read_the_order(steps
     assert (await steps.store.get(running.job.job_id)).state is JobState.RUNNING
 
 
+async def test_an_order_of_a_newer_release_is_one_to_take_nothing(steps: Steps) -> None:
+    await served(steps)
+    await steps.submit()
+    await steps.redis.set(steps.keys.order("w1"), "newer")
+    assert await steps.pull("w1") == []
+    await steps.registry.order("w1", Order.SERVE)
+    assert len(await steps.pull("w1")) == 1
+
+
 async def test_a_drained_worker_recovers_no_job(steps: Steps) -> None:
     await served(steps, "w1", "w2")
     delivery = await steps.running("w2")

@@ -45,6 +45,7 @@ def test_jobs_are_listed_by_filters_in_pages(client: httpx.Client, service: Runn
     assert listed(client, tenant="another") == []
     assert listed(client, id=ids[2]) == [ids[2]]
     assert listed(client, id=ids[2][-12:]) == [ids[2]]
+    assert listed(client, id="gen-") == [], "a prefix is no part of an id"
     found: list[str] = []
     query: dict[str, Any] = {"state": "queued", "limit": 2}
     while True:

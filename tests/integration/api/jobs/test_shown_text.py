@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from shared.transport.wire import LOST_OUTPUT
+from tests.support.expired_jobs import expire_text
 from tests.support.running_service import MODEL, RunningService, wait_until
 
 TEXT = "a gate 😀 and a wheel; "
@@ -107,6 +108,14 @@ def test_an_answer_that_is_no_longer_stored_is_said_to_be(
     shown = client.get(f"/v1/jobs/{name}/answer").json()
     assert (shown["choices"], shown["has_expired"]) == ([], True)
     assert shown["message"] == LOST_OUTPUT
+
+
+def test_an_answer_that_has_expired_says_so(client: httpx.Client, service: RunningService) -> None:
+    name = generated(client)["id"]
+    expire_text(service, name)
+    shown = client.get(f"/v1/jobs/{name}/answer").json()
+    assert (shown["choices"], shown["has_expired"]) == ([], True)
+    assert "PENSTOCK_TEXT_RETENTION_S" in shown["message"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from api.ids import parse_job_id, public_id
-from api.jobs.protocol import JobObject, JobQuery
+from api.jobs.protocol import JobListQuery, JobObject
 from shared.keys import new_job_id
 from shared.messages import JobState
 from tests.unit.api.jobs.relay_fakes import record_of
@@ -29,7 +29,7 @@ def test_status_words_are_those_of_http() -> None:
         "queued", "running", "finished", "failed", "cancelled", "expired",
     }  # fmt: skip
     assert all(
-        JobQuery.model_validate({"state": word}).state is state for state, word in words.items()
+        JobListQuery.model_validate({"state": word}).state is state for state, word in words.items()
     )
     with pytest.raises(ValidationError):
-        JobQuery.model_validate({"state": "done"})
+        JobListQuery.model_validate({"state": "done"})

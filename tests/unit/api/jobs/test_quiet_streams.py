@@ -58,6 +58,7 @@ class FakeStream:
         self.is_closed = False
         self.is_reading = False
         self.is_interrupted = False
+        self.recoveries: object | None = None
         self.last_news_s = now()
         self.looks_s: list[float] = []
 
@@ -71,13 +72,14 @@ class FakeStream:
 class FakeStore:
     def __init__(self) -> None:
         self.is_away = False
+        self.state = JobState.QUEUED
         self.calls: list[tuple[float, int]] = []  # when, and of how many jobs
 
     async def look(self, job_ids: Sequence[str]) -> Sequence[JobLook | None]:
         self.calls.append((now(), len(job_ids)))
         if self.is_away:
             raise TransportError("away")
-        return [JobLook(JobState.QUEUED, START)] * len(job_ids)
+        return [JobLook(self.state, START)] * len(job_ids)
 
 
 def quiet_over(store: FakeStore) -> QuietStreams:
@@ -234,5 +236,24 @@ def test_nothing_is_left_of_streams_that_were_closed(is_reading: bool) -> None:
         assert store.calls[-1][1] == 1
         await quiet.aclose()
         await quiet.aclose()
+
+    leap(main)
+
+
+def test_a_reader_that_asked_for_recoveries_is_looked_at_often_while_its_job_runs() -> None:
+    async def main() -> None:
+        store = FakeStore()
+        quiet, asks, other = quiet_over(store), FakeStream("0-a"), FakeStream("0-b")
+        asks.recoveries = object()
+        quiet.add(asks)
+        quiet.add(other)
+        await asyncio.sleep(60)
+        assert max(gaps(asks.looks_s)) > 2 * SILENCE_S, "while it is queued"
+        store.state = JobState.RUNNING
+        await asyncio.sleep(60)
+        before = len(asks.looks_s)
+        await asyncio.sleep(60)
+        assert max(gaps(asks.looks_s[before:])) <= SILENCE_S + TURN_S + A_LITTLE_S
+        assert max(gaps(other.looks_s)) > 2 * SILENCE_S
 
     leap(main)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from api.jobs.protocol import JobObject, JobQuery
+from api.jobs.protocol import JobListQuery, JobObject
 from shared.messages import TERMINAL_STATES, JobState
 from tests.support.api_document import api_document, operations
 from tests.support.launched import REPOSITORY
@@ -26,13 +26,13 @@ def words_in(path: str, pattern: str, word: str) -> set[str]:
 @pytest.mark.parametrize("state", JobState)
 def test_the_api_says_a_state_as_the_store_does(state: JobState) -> None:
     assert JobObject.of(record_of(state), {}).model_dump(mode="json")["status"] == state.value
-    assert JobQuery.model_validate({"state": state.value}).state is state
+    assert JobListQuery.model_validate({"state": state.value}).state is state
 
 
 def test_the_word_of_earlier_releases_still_finds_its_jobs() -> None:
-    assert JobQuery.model_validate({"state": "completed"}).state is JobState.FINISHED
+    assert JobListQuery.model_validate({"state": "completed"}).state is JobState.FINISHED
     with pytest.raises(ValidationError, match="finished"):
-        JobQuery.model_validate({"state": "done"})
+        JobListQuery.model_validate({"state": "done"})
 
 
 def test_the_document_has_these_words() -> None:
