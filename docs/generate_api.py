@@ -133,7 +133,7 @@ def _between(least: object, most: object) -> str:
 
 def _default(schema: Schema) -> str:
     value = schema.get("default")
-    return "" if value in (None, "", [], {}) and value is not False else f"`{json.dumps(value)}`"
+    return "" if value in (None, "", [], {}) else f"`{json.dumps(value)}`"
 
 
 def _cell(text: str) -> str:

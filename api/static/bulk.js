@@ -4,16 +4,6 @@ import { confirmed } from "./dialogs.js";
 import { ServiceError, post } from "./service.js";
 import { count, plural } from "./units.js";
 
-const SLICE = 100; // jobs of one request
-
-/** The requests that name `jobs`: {ids} or {filter}. */
-function requestsFor({ ids, filter }) {
-  if (filter) return [{ filter, limit: SLICE }];
-  const slices = [];
-  for (let at = 0; at < ids.length; at += SLICE) slices.push({ ids: ids.slice(at, at + SLICE) });
-  return slices;
-}
-
 /** What became of them, e.g. "12 cancelled, 1 already ended." */
 function sentenceOf(totals, stopped) {
   const parts = Object.entries(totals)
@@ -24,16 +14,16 @@ function sentenceOf(totals, stopped) {
 }
 
 /**
- * Asks, then does it. `jobs`: {ids} or {filter}. `words`: {title, verb, noun}. `tell(sentence)` gets
- * each result so far. Resolves with whether it was done.
+ * Asks, then does it. `jobs`: {ids}, of one page, or {filter}. `tell(sentence)` gets each result so
+ * far. Resolves with whether it was done.
  */
-export async function actOnMany(path, jobs, { title, verb, noun }, tell) {
+export async function actOnMany(path, jobs, { title, verb }, tell) {
   const totals = {};
   try {
     let number = jobs.ids?.length;
     let hasMore = false;
     if (jobs.filter) {
-      const found = await post(path, { filter: jobs.filter, dry_run: true });
+      const found = await post(path, { ...jobs, dry_run: true });
       number = found.matched;
       hasMore = found.has_more;
     }
@@ -41,22 +31,18 @@ export async function actOnMany(path, jobs, { title, verb, noun }, tell) {
       tell("Nothing matches.");
       return false;
     }
-    const many = number === 0 ? `all ${noun}s that match` : `${count(number)} or more ${noun}s`;
-    const what = hasMore ? many : plural(number, noun);
+    const many = number === 0 ? "all jobs that match" : `${count(number)} or more jobs`;
+    const what = hasMore ? many : plural(number, "job");
     if (!(await confirmed(title, `${verb} ${what}?`, `${verb} ${what}`))) return false;
-    let stopped = null;
-    for (const body of requestsFor(jobs)) {
-      let after = null;
-      do {
-        const found = await post(path, after === null ? body : { ...body, after });
-        for (const [name, value] of Object.entries(found)) {
-          if (typeof value === "number") totals[name] = (totals[name] ?? 0) + value;
-        }
-        ({ stopped, next: after } = found);
-        tell(sentenceOf(totals, stopped));
-      } while (after !== null && stopped === null);
-      if (stopped !== null) break;
-    }
+    let [after, stopped] = [null, null];
+    do {
+      const found = await post(path, after === null ? jobs : { ...jobs, after });
+      for (const [name, value] of Object.entries(found)) {
+        if (typeof value === "number") totals[name] = (totals[name] ?? 0) + value;
+      }
+      ({ stopped, next: after } = found);
+      tell(sentenceOf(totals, stopped));
+    } while (after !== null && stopped === null);
     return true;
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;

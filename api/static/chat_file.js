@@ -32,7 +32,7 @@ function answerText(answer) {
 }
 
 /** The chat as Markdown; reasoning is left out. */
-export function markdownOf(chat) {
+function markdownOf(chat) {
   const parts = chat.turns.map(({ role, text, answer }) =>
     role === "user" ? `**You**\n\n${text}` : `**${answer.model ?? "Model"}**\n\n${answerText(answer)}`,
   );

@@ -25,13 +25,10 @@ export function copyButton(label, text) {
   const button = element("button", "quiet", "Copy");
   button.type = "button";
   button.setAttribute("aria-label", label);
-  button.addEventListener("click", () => void copyText(button, text()));
+  button.addEventListener("click", async () => {
+    const isCopied = await copy(text()).catch(() => false);
+    button.textContent = isCopied ? "Copied" : "Not copied";
+    setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
+  });
   return button;
-}
-
-/** Copies `text`, and confirms it on the button that was pressed. */
-export async function copyText(button, text) {
-  const isCopied = await copy(text).catch(() => false);
-  button.textContent = isCopied ? "Copied" : "Not copied";
-  setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
 }

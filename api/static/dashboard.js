@@ -89,10 +89,12 @@ function showTrouble(error) {
 function openFeed(query) {
   const whole = query.job === undefined ? { history: "none", ...query } : query;
   const text = JSON.stringify(whole);
-  if (text !== opened) feed.open(whole);
-  else if (state !== null) show(state);
-  if (state !== null && query.job === undefined) tabs.show(state);
+  const isNew = text !== opened;
   opened = text;
+  if (isNew) feed.open(whole);
+  if (state === null) return;
+  if (!isNew) show(state);
+  else if (query.job === undefined) tabs.show(state);
 }
 
 /** Shows the tab, or the job that the address names. */

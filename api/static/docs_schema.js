@@ -50,7 +50,7 @@ function bound(least, most, unit) {
 }
 
 /** Returns a text for the bounds of a schema; "" if it has none. */
-export function boundsOf(schema) {
+function boundsOf(schema) {
   const found = branchesOf(schema).flatMap((branch) => [
     ...BOUNDS.flatMap(([least, most, unit]) => bound(branch[least], branch[most], unit)),
     ...(branch.pattern ? [`matches ${branch.pattern}`] : []),

@@ -11,11 +11,11 @@ import { duration, plural, rate } from "./units.js";
 export async function timingOf(answer, meter) {
   try {
     const job = await getJob(answer.id);
-    const heard = [...(answer.rescues ?? [])]; // which have their place in the text
-    answer.rescues = rescuesOf(job)
-      .reverse()
-      .map((rescue) => ({ ...rescue, at: heard.pop()?.at ?? null }))
-      .reverse();
+    const heard = answer.rescues ?? []; // the last ones of all: they have their place in the text
+    answer.rescues = rescuesOf(job).map((rescue, index, all) => ({
+      ...rescue,
+      at: heard.at(index - all.length)?.at ?? null,
+    }));
     return { ttftMs: job.timings.ttft_ms, perSecond: rateOf(job) };
   } catch (error) {
     if (!(error instanceof ServiceError)) throw error;

@@ -58,7 +58,7 @@ export class Feed {
     });
   }
 
-  /** Follows this query, {state} or {job}, and no other one any more. */
+  /** Follows this query, {history, and filters of jobs} or {job}, and no other one any more. */
   open(query) {
     this.#query = query;
     this.#abort?.abort();

@@ -18,18 +18,18 @@ function shown(event) {
 }
 
 const COLUMNS = [
-  ["Id", text((event) => event.id, "id")],
-  ["Event", text((event) => event.type)],
-  ["Tokens", text((event) => (event.type === "delta" ? count(event.num_tokens) : ""), "number")],
-  [CHOICES, text((event) => event.choices.map((choice) => choice + 1).join(", "), "number")],
-  ["Text", text(shown, "log-text")],
+  text("Id", (event) => event.id, "id"),
+  text("Event", (event) => event.type),
+  text("Tokens", (event) => (event.type === "delta" ? count(event.num_tokens) : ""), "number"),
+  text(CHOICES, (event) => event.choices.map((choice) => choice + 1).join(", "), "number"),
+  text("Text", shown, "log-text"),
 ];
 
 /**
  * The runs of a job's tokens, one for each attempt that wrote any: {first, last, attempt, seconds}.
  * `attempt` is null for tokens of attempts that are no longer listed, `seconds` while unknown.
  */
-export function runsOf({ attempts, usage, ended_at: endedAt }) {
+function runsOf({ attempts, usage, ended_at: endedAt }) {
   const total = usage.completion_tokens;
   const earlier = attempts[0]?.completion_tokens ?? total;
   const runs = [{ first: 1, last: earlier, attempt: null, seconds: null }];
@@ -74,16 +74,9 @@ class Run {
 
   constructor(jobId, hasChoices) {
     this.#jobId = jobId;
-    const columns = COLUMNS.filter(([name]) => hasChoices || name !== CHOICES);
-    const head = element("tr");
-    for (const [name, { className }] of columns) {
-      const cell = element("th", className === "number" ? className : "", name);
-      cell.scope = "col";
-      head.append(cell);
-    }
+    const columns = COLUMNS.filter(({ heading }) => hasChoices || heading !== CHOICES);
     const table = element("table");
-    table.createTHead().append(head);
-    this.#table = new Table(table.createTBody(), columns.map(([, column]) => column), ({ id }) => id);
+    this.#table = new Table(table.createTBody(), columns, ({ id }) => id);
     this.#scroller.tabIndex = 0;
     this.#scroller.setAttribute("role", "group");
     this.#scroller.setAttribute("aria-label", "Events");

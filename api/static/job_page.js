@@ -6,6 +6,7 @@ import { JobEvents } from "./job_events.js";
 import { isLive, jobLink, queueing, rateOf, reasonOf, setJobState } from "./job_state.js";
 import { JobText } from "./job_text.js";
 import { timeOf } from "./operator_tables.js";
+import { give } from "./orders.js";
 import { ServiceError, cancelJob, getJob, getPrefix, requeueJob } from "./service.js";
 import { Table, text } from "./table.js";
 import { Timeline } from "./timeline.js";
@@ -21,11 +22,11 @@ const attemptTable = (body) =>
   new Table(
     body,
     [
-      text(({ attempt }) => String(attempt.attempt), "number"),
-      text(({ attempt }) => attempt.worker, "id"),
-      text(({ attempt, job }) => duration(1000 * (attempt.started_at - job.created_at)), "number"),
-      text(({ attempt }) => count(attempt.completion_tokens), "number"),
-      text(({ attempt, job }) => {
+      text("Attempt", ({ attempt }) => String(attempt.attempt), "number"),
+      text("Worker", ({ attempt }) => attempt.worker, "id"),
+      text("Started after", ({ attempt, job }) => duration(1000 * (attempt.started_at - job.created_at)), "number"),
+      text("Tokens at start", ({ attempt }) => count(attempt.completion_tokens), "number"),
+      text("Outcome", ({ attempt, job }) => {
         const isLast = attempt.attempt === job.attempt;
         if (attempt.outcome === "died" && isLast) return "worker lost";
         return OUTCOMES[attempt.outcome] ?? "running";
@@ -178,7 +179,7 @@ export class JobPage {
 
   async #cancel() {
     const { id } = this.#job;
-    await this.#try(this.#parts.cancel, async () => {
+    await this.#give(this.#parts.cancel, async () => {
       const { status } = await cancelJob(id);
       return `The job is ${status}.`;
     });
@@ -186,24 +187,15 @@ export class JobPage {
 
   async #requeue() {
     const { id } = this.#job;
-    await this.#try(this.#parts.requeue, async () => {
+    await this.#give(this.#parts.requeue, async () => {
       const job = await requeueJob(id);
       location.hash = jobLink(job.id);
       return `Run again as ${job.id}.`;
     });
   }
 
-  /** Runs the action and shows its result. The focus moves from the button to the job's title. */
-  async #try(button, action) {
-    button.disabled = true;
-    try {
-      this.#say(await action());
-      this.#parts.title.focus();
-    } catch (error) {
-      if (!(error instanceof ServiceError)) throw error;
-      this.#say(error.message);
-    } finally {
-      button.disabled = false;
-    }
+  /** The focus moves from the button to the job's title. */
+  async #give(button, order) {
+    if (await give(this.#parts.note, button, order)) this.#parts.title.focus();
   }
 }

@@ -1,10 +1,10 @@
 /** Jobs as the service lists them: how old, how far, for whom; with a button for those that live. */
 
 import { newBadge } from "./badge.js";
-import { copyText } from "./clipboard.js";
+import { copyButton } from "./clipboard.js";
 import { element, setText } from "./element.js";
 import { isLive, jobLink, queueing, setJobState } from "./job_state.js";
-import { Table, node, text } from "./table.js";
+import { Table, actionButton, node, text, unlabelled } from "./table.js";
 import { ago, count, duration } from "./units.js";
 
 const SHORT_CHARS = 8; // the random end of an id: its beginning is a time, alike for neighbours
@@ -15,11 +15,8 @@ export function newJobLink({ id, job_id: jobId }) {
   const link = element("a", "", jobId.slice(-SHORT_CHARS));
   link.href = jobLink(id);
   link.title = jobId;
-  const copy = element("button", "quiet", "Copy");
-  copy.type = "button";
+  const copy = copyButton(`Copy the id of job ${jobId.slice(-SHORT_CHARS)}`, () => id);
   copy.title = `Copy ${id}`;
-  copy.setAttribute("aria-label", `Copy the id of job ${jobId.slice(-SHORT_CHARS)}`);
-  copy.addEventListener("click", () => void copyText(copy, id));
   cell.append(link, copy);
   return cell;
 }
@@ -67,39 +64,31 @@ function newCheckbox(job, selected) {
  * a set of ids, kept up to date; the body gets the event "select-job".
  */
 export function jobTable(body, { onCancel, now, selected }) {
-  function newButton(job) {
-    const button = element("button", "", "Cancel");
-    button.type = "button";
-    button.setAttribute("aria-label", `Cancel job ${job.job_id.slice(-SHORT_CHARS)}`);
-    button.addEventListener("click", () => onCancel(job, button));
-    return button;
-  }
-
   return new Table(
     body,
     [
-      node(
-        (job) => newCheckbox(job, selected),
-        (box, job) => {
+      unlabelled(
+        node("Select", (job) => newCheckbox(job, selected), (box, job) => {
           box.hidden = !isLive(job);
           box.checked = selected.has(job.id);
-        },
-        "select",
+        }),
       ),
-      node(newJobLink, () => {}, "id"),
-      node(newBadge, setJobState),
-      text((job) => ago(now() - job.created_at), "number"),
-      text((job) => job.tenant),
-      text((job) => job.kind),
-      text((job) => job.model),
-      text((job) => count(job.usage.prompt_tokens), "number"),
-      node(newTokens, setTokens, "number"),
-      text((job) => (job.queue_paused ? "queue paused" : queueing(job)), "number"),
-      text((job) => duration(job.timings.ttft_ms), "number"),
-      text((job) => elapsed(job, now()), "number"),
-      text((job) => (job.attempt > 1 ? `attempt ${job.attempt}` : ""), "attempts"),
-      node(newButton, (button, job) => {
+      node("Job", newJobLink, () => {}, "id"),
+      node("State", newBadge, setJobState),
+      text("Submitted", (job) => ago(now() - job.created_at), "number"),
+      text("Tenant", (job) => job.tenant),
+      text("Kind", (job) => job.kind),
+      text("Model", (job) => job.model),
+      text("Prompt", (job) => count(job.usage.prompt_tokens), "number"),
+      node("Output", newTokens, setTokens, "number"),
+      text("Queued for", (job) => (job.queue_paused ? "queue paused" : queueing(job)), "number"),
+      text("First token", (job) => duration(job.timings.ttft_ms), "number"),
+      text("Took", (job) => elapsed(job, now()), "number"),
+      unlabelled(text("Attempts", (job) => (job.attempt > 1 ? `attempt ${job.attempt}` : ""))),
+      actionButton("Cancel", onCancel, (button, job) => {
         button.hidden = !isLive(job);
+        setText(button, "Cancel");
+        button.setAttribute("aria-label", `Cancel job ${job.job_id.slice(-SHORT_CHARS)}`);
       }),
     ],
     (job) => job.id,

@@ -5,8 +5,9 @@ import { setText } from "./element.js";
 import { rowsOf } from "./feed.js";
 import { jobTable } from "./job_table.js";
 import { keyGiven } from "./key.js";
+import { give } from "./orders.js";
 import { ServiceError, cancelJob, listJobs } from "./service.js";
-import { tabLink } from "./tabs.js";
+import { markCurrent, tabLink } from "./tabs.js";
 import { count, plural } from "./units.js";
 
 const FILTERS = ["tenant", "model", "error", "id"];
@@ -38,22 +39,14 @@ export function jobsTab(root) {
   });
 
   async function cancel(job, button) {
-    button.disabled = true;
-    try {
-      const { status: ended } = await cancelJob(job.id);
-      setText(status, `Job ${job.job_id} is ${ended}.`);
-      button.closest("tr").querySelector("a").focus(); // the button goes, the focus stays in its row
-      if (after) void showPage();
-    } catch (error) {
-      if (!(error instanceof ServiceError)) throw error;
-      setText(status, error.message);
-    } finally {
-      button.disabled = false;
-    }
+    const order = async () => `Job ${job.job_id} is ${(await cancelJob(job.id)).status}.`;
+    if (!(await give(status, button, order))) return;
+    button.closest("tr").querySelector("a").focus(); // the button goes, the focus stays in its row
+    if (after) void showPage();
   }
 
   async function cancelMany(jobs, title) {
-    const words = { title, verb: "Cancel", noun: "job" };
+    const words = { title, verb: "Cancel" };
     const isDone = await actOnMany("v1/jobs/cancel", jobs, words, (told) => setText(status, told));
     if (!isDone) return;
     selected.clear();
@@ -115,12 +108,8 @@ export function jobsTab(root) {
       if (JSON.stringify(filters) !== before) table.show([]); // of another filter
       after = query.get("after") ?? "";
       for (const name of FILTERS) form.elements[name].value = filters[name] ?? "";
-      for (const link of states) {
-        const { state } = link.dataset;
-        link.href = tabLink("jobs", { ...filters, state });
-        if (state === (filters.state ?? "")) link.setAttribute("aria-current", "true");
-        else link.removeAttribute("aria-current");
-      }
+      for (const link of states) link.href = tabLink("jobs", { ...filters, state: link.dataset.state });
+      markCurrent(states, tabLink("jobs", filters));
       setText(status, "");
       if (after) void showPage();
       return filters;

@@ -12,30 +12,24 @@ const TIME = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle:
 export const timeOf = (seconds) => (seconds ? TIME.format(new Date(1000 * seconds)) : "–");
 
 /** `onRequeue(letter, button)` is called when a button is pressed. */
-export function deadLetterTable(body, onRequeue) {
-  function newButton(letter) {
-    const button = element("button", "", "Run again");
-    button.type = "button";
-    button.setAttribute("aria-label", `Run job ${letter.job_id} again`);
-    button.addEventListener("click", () => onRequeue(letter, button));
-    return button;
-  }
-
-  return new Table(
+export const deadLetterTable = (body, onRequeue) =>
+  new Table(
     body,
     [
-      node(newJobLink, () => {}, "id"),
-      text((letter) => letter.code),
-      text((letter) => letter.model),
-      text((letter) => letter.tenant),
-      text((letter) => count(letter.crashes), "number"),
-      text((letter) => count(letter.completion_tokens), "number"),
-      text((letter) => timeOf(letter.died_at)),
-      node(newButton, () => {}),
+      node("Job", newJobLink, () => {}, "id"),
+      text("Reason", (letter) => letter.code),
+      text("Model", (letter) => letter.model),
+      text("Tenant", (letter) => letter.tenant),
+      text("Crashes", (letter) => count(letter.crashes), "number"),
+      text("Output", (letter) => count(letter.completion_tokens), "number"),
+      text("Failed", (letter) => timeOf(letter.died_at)),
+      actionButton("Run again", onRequeue, (button, { job_id: jobId }) => {
+        setText(button, "Run again");
+        button.setAttribute("aria-label", `Run job ${jobId} again`);
+      }),
     ],
     (letter) => letter.id,
   );
-}
 
 function modelState({ is_served: isServed, is_paused: isPaused, queued }) {
   if (isPaused) return ["paused", "warn"];
@@ -55,14 +49,14 @@ export const modelTable = (body, onOrder) =>
   new Table(
     body,
     [
-      text(({ model }) => model, "id"),
-      node(newBadge, (badge, model) => setBadge(badge, ...modelState(model))),
-      text(({ workers }) => count(workers), "number"),
-      text(({ running }) => count(running), "number"),
-      text(({ queued }) => count(queued), "number"),
-      text(({ queue_age_s: ageS }) => duration(1000 * ageS), "number"),
-      text(({ tokens_per_s: perS }) => rate(perS), "number"),
-      actionButton(onOrder, setPause),
+      text("Model", ({ model }) => model, "id"),
+      node("State", newBadge, (badge, model) => setBadge(badge, ...modelState(model))),
+      text("Workers", ({ workers }) => count(workers), "number"),
+      text("Running", ({ running }) => count(running), "number"),
+      text("Queued", ({ queued }) => count(queued), "number"),
+      text("Longest wait", ({ queue_age_s: ageS }) => duration(1000 * ageS), "number"),
+      text("Tokens/s", ({ tokens_per_s: perS }) => rate(perS), "number"),
+      actionButton("Pause", onOrder, setPause),
     ],
     ({ model }) => model,
   );
@@ -89,13 +83,15 @@ export const batchTable = (body) =>
   new Table(
     body,
     [
-      text((batch) => batch.id, "id"),
-      node(newBadge, (badge, { status }) => setBadge(badge, status, BATCH_KINDS[status] ?? "busy")),
-      node(newProgress, setProgress),
-      text((batch) => batch.model ?? "–"),
-      text((batch) => batch.endpoint),
-      text((batch) => batch.tenant),
-      text((batch) => timeOf(batch.created_at)),
+      text("Batch", (batch) => batch.id, "id"),
+      node("State", newBadge, (badge, { status }) =>
+        setBadge(badge, status, BATCH_KINDS[status] ?? "busy"),
+      ),
+      node("Rows", newProgress, setProgress),
+      text("Model", (batch) => batch.model ?? "–"),
+      text("Endpoint", (batch) => batch.endpoint),
+      text("Tenant", (batch) => batch.tenant),
+      text("Created", (batch) => timeOf(batch.created_at)),
     ],
     (batch) => batch.id,
   );
@@ -114,19 +110,20 @@ export const tenantTable = (body) =>
   new Table(
     body,
     [
-      text((tenant) => tenant.tenant, "id"),
-      text(({ queued, limits }) => bounded(queued, limits.max_queued_jobs), "number"),
-      text((tenant) => count(tenant.running), "number"),
-      text(cpuOf, "number"),
-      text((tenant) => bytes(tenant.held_bytes), "number"),
-      text((tenant) => count(tenant.refused), "number"),
-      text(({ limits }) => limitOf(limits.max_jobs), "number"),
+      text("Tenant", (tenant) => tenant.tenant, "id"),
+      text("Queued", ({ queued, limits }) => bounded(queued, limits.max_queued_jobs), "number"),
+      text("Running", (tenant) => count(tenant.running), "number"),
+      text("CPU time", cpuOf, "number"),
+      text("Held in Redis", (tenant) => bytes(tenant.held_bytes), "number"),
+      text("Refused", (tenant) => count(tenant.refused), "number"),
+      text("Max jobs", ({ limits }) => limitOf(limits.max_jobs), "number"),
       text(
+        "Prompt tokens queued",
         ({ queued_tokens: tokens, limits }) => bounded(tokens, limits.max_queued_tokens),
         "number",
       ),
-      text(({ limits }) => limitOf(limits.requests_per_minute), "number"),
-      text(({ limits }) => limitOf(limits.tokens_per_minute), "number"),
+      text("Requests/min", ({ limits }) => limitOf(limits.requests_per_minute), "number"),
+      text("Tokens/min", ({ limits }) => limitOf(limits.tokens_per_minute), "number"),
     ],
     (tenant) => tenant.tenant,
   );
@@ -139,11 +136,11 @@ export const potTable = (body) =>
   new Table(
     body,
     [
-      text((pot) => pot.pot.replaceAll("_", " "), "id"),
-      text((pot) => pot.frontend, "id"),
-      text((pot) => bounded(pot.used, pot.limit), "number"),
-      text((pot) => (pot.refused === null ? "–" : count(pot.refused)), "number"),
-      text((pot) => held(pot.holders)),
+      text("Resource", (pot) => pot.pot.replaceAll("_", " "), "id"),
+      text("Frontend", (pot) => pot.frontend, "id"),
+      text("In use", (pot) => bounded(pot.used, pot.limit), "number"),
+      text("Refused", (pot) => (pot.refused === null ? "–" : count(pot.refused)), "number"),
+      text("Tenants", (pot) => held(pot.holders)),
     ],
     (pot) => pot.id,
   );
@@ -152,13 +149,13 @@ export const frontendTable = (body) =>
   new Table(
     body,
     [
-      text((frontend) => `${frontend.host}:${frontend.port}`, "id"),
-      text((frontend) => frontend.pid, "number"),
-      text((frontend) => frontend.version),
-      text((frontend) => timeOf(Number(frontend.started_at))),
-      text((frontend) => count(Number(frontend.streams)), "number"),
-      text((frontend) => count(Number(frontend.dashboards)), "number"),
-      text((frontend) => duration(frontend.report_age_ms), "number"),
+      text("Frontend", (frontend) => `${frontend.host}:${frontend.port}`, "id"),
+      text("Process", (frontend) => frontend.pid, "number"),
+      text("Version", (frontend) => frontend.version),
+      text("Started", (frontend) => timeOf(Number(frontend.started_at))),
+      text("Open streams", (frontend) => count(Number(frontend.streams)), "number"),
+      text("Dashboards", (frontend) => count(Number(frontend.dashboards)), "number"),
+      text("Last report", (frontend) => duration(frontend.report_age_ms), "number"),
     ],
     (frontend) => frontend.id,
   );

@@ -4,7 +4,7 @@ import { element, setText } from "./element.js";
 import { rowsOf } from "./feed.js";
 import { clockOf, plots } from "./plots.js";
 import { Table, text } from "./table.js";
-import { tabLink } from "./tabs.js";
+import { markCurrent, tabLink } from "./tabs.js";
 import { bytes, count, duration, plural, rate } from "./units.js";
 
 // `num`: slots of `slotS` seconds that are shown; `tickS`: between times at the axis.
@@ -22,6 +22,7 @@ const MIB = 2 ** 20;
 /** The smallest power of two of bytes above `most`. */
 const roundBytes = (most) => 2 ** Math.ceil(Math.log2(Math.max(most, MIB)));
 
+const FAILURES = { failed: "failed", expired: "expired", unavailable: "503", errors: "other 5xx" };
 const KINDS = [
   {
     title: "Tokens per second",
@@ -37,7 +38,7 @@ const KINDS = [
   { title: "Requests per second", lines: { requests_per_s: "accepted" }, show: rate },
   {
     title: "Failures per minute",
-    lines: { failed: "failed", expired: "expired", unavailable: "503", errors: "other 5xx" },
+    lines: FAILURES,
     show: rate,
   },
   { title: "Jobs", lines: { queued: "waiting", running: "running" }, show: count, least: 10 },
@@ -50,11 +51,11 @@ const KINDS = [
     round: roundBytes,
   },
 ];
-const FAILURES = Object.keys(KINDS[3].lines);
 
 /** Failures as a rate, and a limit of memory only if there is one. */
 function plotted(row, slotS) {
-  const rates = FAILURES.map((name) => [name, row[name] === null ? null : (row[name] * 60) / slotS]);
+  const perMinute = (number) => (number === null ? null : (number * 60) / slotS);
+  const rates = Object.keys(FAILURES).map((name) => [name, perMinute(row[name])]);
   return { ...row, ...Object.fromEntries(rates), store_limit: row.store_limit || null };
 }
 
@@ -85,7 +86,10 @@ function detailsOf({ workers, queued_tokens: tokens, dead_letters: letters, redi
 function concernsOf({ redis }, models, workers) {
   const concerns = [];
   if (redis?.memory === "full") concerns.push(["Redis is out of memory: requests are refused", tabLink("tenants")]);
-  if (redis?.memory === "nearly_full") concerns.push(["Redis has used 90 % of maxmemory", tabLink("tenants")]);
+  if (redis?.memory === "nearly_full") {
+    const share = percent(redis.used_bytes / redis.max_bytes);
+    concerns.push([`Redis has used ${share} of maxmemory`, tabLink("tenants")]);
+  }
   for (const { model, is_served: isServed, queued } of models ?? []) {
     if (isServed || !queued) continue;
     concerns.push([`${model}: ${plural(queued, "job")} waiting and no worker`, tabLink("models")]);
@@ -113,20 +117,13 @@ function showItems(list, items) {
   list.hidden = items.length === 0;
 }
 
-const historyTable = (head, body) => {
+const historyTable = (body) => {
   const columns = KINDS.flatMap(({ title, lines, show }) =>
-    Object.entries(lines).map(([name, label]) => ({ name, heading: `${title}: ${label}`, show })),
+    Object.entries(lines).map(([name, label]) =>
+      text(`${title}: ${label}`, (row) => show(row[name] ?? null), "number"),
+    ),
   );
-  head.append(element("th", "", "Time"), ...columns.map(({ heading }) => element("th", "number", heading)));
-  for (const cell of head.children) cell.scope = "col";
-  return new Table(
-    body,
-    [
-      text((row) => clockOf(row.at)),
-      ...columns.map(({ name, show }) => text((row) => show(row[name] ?? null), "number")),
-    ],
-    (row) => row.at,
-  );
+  return new Table(body, [text("Time", (row) => clockOf(row.at)), ...columns], (row) => row.at);
 };
 
 export function overviewTab(root) {
@@ -134,7 +131,7 @@ export function overviewTab(root) {
   const [numbers, details, concerns] = [find("numbers"), find("details"), find("concerns")];
   const [history, asTable, note] = [find("history"), find("history-table"), find("history-note")];
   const curves = plots(history, KINDS);
-  const table = historyTable(find("history-head"), find("history-rows"));
+  const table = historyTable(find("history-rows"));
   let range = RANGES[DEFAULT];
   let shown = [];
 
@@ -168,10 +165,7 @@ export function overviewTab(root) {
     open: (query) => {
       const name = Object.hasOwn(RANGES, query.get("range")) ? query.get("range") : DEFAULT;
       range = RANGES[name];
-      for (const link of find("ranges").querySelectorAll("a")) {
-        if (link.hash === tabLink("overview", { range: name })) link.setAttribute("aria-current", "true");
-        else link.removeAttribute("aria-current");
-      }
+      markCurrent(find("ranges").children, tabLink("overview", { range: name }));
       return { history: range.history };
     },
     show: (state) => {
@@ -180,7 +174,7 @@ export function overviewTab(root) {
       showNumbers(numbersOf(service, models));
       showItems(details, detailsOf(service));
       showItems(concerns, concernsOf(service, models, workers));
-      showHistory(rowsOf(state, "history"), state.service.is_operator !== false);
+      showHistory(rowsOf(state, "history"), service.is_operator !== false);
     },
   };
 }

@@ -51,7 +51,10 @@ class Plot {
   #window = null;
   #at = null; // the index of the row under the cursor; null: the latest
 
-  /** `kind`: {title, lines: {name: label}, show, top?, most?}; `top`: of the axis, always. */
+  /**
+   * `kind`: {title, lines: {name: label}, show}, and of the axis' top: `top`, always this; `round(most)`
+   * instead of 1, 2 or 5 times a power of ten; `least` if all values are 0.
+   */
   constructor(kind) {
     this.#kind = kind;
     this.#lines = Object.entries(kind.lines);

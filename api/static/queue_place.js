@@ -57,8 +57,9 @@ export class QueuePlace {
       this.#first ??= { ahead, ms: nowMs };
       const pace = (this.#first.ahead - ahead) / (nowMs - this.#first.ms || 1);
       const isServed = models.find(({ id }) => id === model)?.is_served ?? true;
-      let text = isServed ? sentence(ahead, pace) : await unservedSentence(model);
+      let text = sentence(ahead, pace);
       if (job.queue_paused) text = `The queue is paused. ${sentence(ahead, 0)}`;
+      else if (!isServed) text = await unservedSentence(model);
       if (this.#timer !== null) this.#say(text);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error; // the stream reports the lost connection

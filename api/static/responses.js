@@ -45,7 +45,6 @@ export async function* followResponse(id, after, signal) {
 }
 
 export const isResponseId = (id) => id.startsWith("resp_");
-export const getResponse = (id) => look(path(id));
 export const cancelResponse = (id) => look(`${path(id)}/cancel`, "POST");
 
 /** The items that a response was made from, the first first; at most 100. */

@@ -106,7 +106,7 @@ export const getJob = (jobId) => look(jobPath(jobId));
 /** The job with `prefix`: why its prompt was cached or computed again. */
 export const getPrefix = async (jobId) => (await look(`${jobPath(jobId)}?prefix=true`)).prefix;
 export const cancelJob = (jobId) => look(jobPath(jobId), "DELETE");
-export const requeueJob = (jobId) => look(`${jobPath(jobId)}/requeue`, "POST");
+export const requeueJob = (jobId) => post(`${jobPath(jobId)}/requeue`);
 
 /** A page of a job's prompt: {text, missing, num_tokens, next}. `after`: `next` of the page before. */
 export const getPrompt = (jobId, after) => look(`${jobPath(jobId)}/prompt?after=${after}`);

@@ -9,16 +9,20 @@ export class Table {
   #body;
   #columns;
   #keyOf;
-  #labels; // of the columns; a phone shows them beside the cells
   #rows = new Map();
 
-  /** `columns`: functions that fill a cell for an item, each with an optional `className`. */
+  /** `columns`: {heading, isUnlabelled?, className?, fill(cell, item)}. */
   constructor(body, columns, keyOf) {
     this.#body = body;
     this.#columns = columns;
     this.#keyOf = keyOf;
-    const heads = body.closest("table").querySelectorAll("thead th");
-    this.#labels = [...heads].map((head) => (head.querySelector(".hidden") ? "" : head.textContent));
+    const head = body.closest("table").createTHead().insertRow();
+    for (const { heading, isUnlabelled, className } of columns) {
+      const cell = element("th", className === "number" ? className : "");
+      cell.scope = "col";
+      cell.append(element("span", isUnlabelled ? "hidden" : "", heading));
+      head.append(cell);
+    }
   }
 
   show(items) {
@@ -43,9 +47,9 @@ export class Table {
 
   #newRow() {
     const row = element("tr");
-    for (const [index, { className }] of this.#columns.entries()) {
+    for (const { heading, isUnlabelled, className } of this.#columns) {
       const cell = element("td", className);
-      if (this.#labels[index]) cell.dataset.label = this.#labels[index];
+      if (!isUnlabelled) cell.dataset.label = heading; // a phone shows it beside the cell
       row.append(cell);
     }
     return row;
@@ -53,14 +57,19 @@ export class Table {
 }
 
 /** A column of plain text. */
-export const text = (read, className = "") => ({
+export const text = (heading, read, className = "") => ({
+  heading,
   className,
   fill: (cell, item) => setText(cell, read(item)),
 });
 
+/** A column whose heading is for screen readers alone. */
+export const unlabelled = (column) => ({ ...column, isUnlabelled: true });
+
 /** A column with a button. `onPress(item, button)` gets the item as it is then. */
-export const actionButton = (onPress, update) => ({
-  className: "action",
+export const actionButton = (heading, onPress, update) => ({
+  heading,
+  isUnlabelled: true,
   fill: (cell, item) => {
     let button = cell.firstElementChild;
     if (button === null) {
@@ -75,7 +84,8 @@ export const actionButton = (onPress, update) => ({
 });
 
 /** A column with its own element, made once per row, then brought up to date. */
-export const node = (make, update, className = "") => ({
+export const node = (heading, make, update, className = "") => ({
+  heading,
   className,
   fill: (cell, item) => {
     if (cell.firstElementChild === null) cell.append(make(item));

@@ -23,6 +23,14 @@ export function tabLink(tab, query = {}) {
   return `#${new URLSearchParams([["tab", tab], ...given])}`;
 }
 
+/** Marks the link with this address among `links`. */
+export function markCurrent(links, address) {
+  for (const link of links) {
+    if (link.hash === address) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
 /** A tab of lists. `tables`: the list's name -> [id of its body, the maker of its table]. */
 export const listTab = (tables) => (root) => {
   const lists = Object.entries(tables).map(([name, [id, make]]) => ({
@@ -71,10 +79,7 @@ export class Tabs {
       this.#shown = name;
       this.#tab = this.#makers[name](this.#root);
     }
-    for (const link of this.#links) {
-      if (link.hash === tabLink(name)) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
-    }
+    markCurrent(this.#links, tabLink(name));
     return this.#tab.open(query);
   }
 
@@ -83,7 +88,7 @@ export class Tabs {
     this.#root.replaceChildren();
     this.#shown = null;
     this.#tab = null;
-    for (const link of this.#links) link.removeAttribute("aria-current");
+    markCurrent(this.#links, null);
   }
 
   show(state) {

@@ -11,7 +11,7 @@ const WORDS = { queued: "Queued", prefill: "Prefill", decode: "Decode", gap: "No
 const HATCH_PX = 8;
 
 /** The parts of a job's time in order, {kind, from, to} in Unix seconds; attempts have `worker`. */
-export function partsOf(job, now) {
+function partsOf(job, now) {
   const end = job.ended_at ?? Math.max(now, job.created_at);
   const first = job.first_token_at ?? Infinity;
   const spans = spansOf(job, now);

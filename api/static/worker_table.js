@@ -32,19 +32,19 @@ export const workerTable = (body, onOrder) =>
   new Table(
     body,
     [
-      text((worker) => worker.id, "id"),
-      node(newBadge, (badge, worker) => setBadge(badge, ...stateOf(worker))),
-      text(({ models, engine, engine_version: version, stage }) => {
+      text("Worker", (worker) => worker.id, "id"),
+      node("State", newBadge, (badge, worker) => setBadge(badge, ...stateOf(worker))),
+      text("Models", ({ models, engine, engine_version: version, stage }) => {
         if (stage) return `${models.join(", ")}: ${stage}`;
         return models.join(", ") + (engine === "vllm" ? ` (vLLM ${version})` : "");
       }),
-      text((worker) => count(worker.step), "number"),
-      text((worker) => count(worker.running), "number"),
-      text((worker) => count(worker.waiting), "number"),
-      node(newBlocks, setBlocks),
-      text((worker) => rate(worker.tok_s), "number"),
-      text((worker) => duration(worker.beat_age_ms), "number"),
-      actionButton(onOrder, setButton),
+      text("Step", (worker) => count(worker.step), "number"),
+      text("Running", (worker) => count(worker.running), "number"),
+      text("Waiting", (worker) => count(worker.waiting), "number"),
+      node("KV blocks in use", newBlocks, setBlocks),
+      text("Tokens/s", (worker) => rate(worker.tok_s), "number"),
+      text("Last heartbeat", (worker) => duration(worker.beat_age_ms), "number"),
+      actionButton("Drain", onOrder, setButton),
     ],
     (worker) => worker.id,
   );

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 # First the one without windows, toolbars and their processes: the same pages take a sixth of the
@@ -31,6 +32,11 @@ CHROMIUM_ARGS = [
     "--no-first-run",
 ]
 PATIENCE_MS = 30_000
+
+
+def expect_accessible(page: Page) -> None:
+    found = Axe().run(page)
+    assert found.violations_count == 0, f"{page.url}: {found.generate_report()}"
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class JobStore(Protocol):
         ...
 
     async def expired(self, job_id: str) -> Expired | None:
-        """Returns the notice of an ended job without a record; None: there is none."""
+        """Returns the notice of an ended job without a record, if it is still kept."""
         ...
 
     async def request_record(self, job_id: str) -> str | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import Tab
+from tests.support.browser import Tab, expect_accessible
 from tests.support.playground import ask, expect_whole, ready, say, text_of
 
 pytestmark = pytest.mark.browser
@@ -14,11 +13,6 @@ pytestmark = pytest.mark.browser
 ANSWER = (
     "<think>Hm.</think>A **gate**, `code`, [a link](https://example.org)\n\n```\nx\n```\n\n- one"
 )
-
-
-def expect_accessible(page: Page) -> None:
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
 
 
 @pytest.fixture(params=["light", "dark"])

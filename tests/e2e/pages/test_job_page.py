@@ -8,12 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.pages.scripted_service import *  # noqa: F403
 from tests.e2e.pages.scripted_service import begun, generated
-from tests.support.browser import PATIENCE_MS, Tab
+from tests.support.browser import PATIENCE_MS, Tab, expect_accessible
 from tests.support.expired_jobs import expire_record, expire_text
 from tests.support.playground import poll
 from tests.support.running_service import MODEL, RunningService
@@ -373,8 +372,7 @@ def test_the_page_of_a_job_is_accessible_and_fits_a_phone(
 
 def expect_fit(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
+    expect_accessible(page)
 
 
 def test_the_keyboard_reaches_a_job_and_the_skip_link_keeps_it(

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
 from api.auth.keys import digest_of, new_key
-from tests.support.browser import PATIENCE_MS, Tab
+from tests.support.browser import PATIENCE_MS, Tab, expect_accessible
 from tests.support.playground import poll
 from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.running_service import RunningService, running_frontend
@@ -75,7 +74,7 @@ def test_the_playground_says_how_far_a_model_is(page: Page, loading: Loading) ->
         "A model is loading. You can ask once it is ready."
     )
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "43")
-    assert Axe().run(page).violations_count == 0
+    expect_accessible(page)
     loading.stages["w1"] = ("warming up", 0.0)
     expect(lines).to_have_text(["Qwen3-0.6B: warming up"])
     loading.begin("w2", "other", "downloading", 0.07)

@@ -6,12 +6,11 @@ import re
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.pages.scripted_service import *  # noqa: F403
 from tests.e2e.pages.scripted_service import begun, generated
-from tests.support.browser import Tab
+from tests.support.browser import Tab, expect_accessible
 from tests.support.running_service import MODEL, RunningService
 
 pytestmark = pytest.mark.browser
@@ -30,11 +29,6 @@ def state_of(service: RunningService, name: str) -> str:
 
 def row_of(page: Page, name: str) -> Locator:
     return page.locator("#jobs tr").filter(has=page.get_by_text(name[-8:], exact=True))
-
-
-def expect_accessible(page: Page) -> None:
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
 
 
 @pytest.mark.promise(

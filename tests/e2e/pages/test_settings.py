@@ -24,8 +24,7 @@ WEATHER = {
 
 
 def test_empty_settings_show_what_holds_for_the_model(playground: Page) -> None:
-    models = playground.request.get(f"{playground.url.split('/#')[0].rstrip('/')}/v1/models").json()
-    model = models["data"][0]
+    model = playground.request.get("/v1/models").json()["data"][0]
     playground.locator("#show-settings").click()
     temperature = str(model["default_sampling"].get("temperature", 1))
     expect(playground.locator("#temperature")).to_have_attribute("placeholder", temperature)
