@@ -159,7 +159,8 @@ def test_every_control_of_a_page_has_a_name_for_screen_readers(page: str) -> Non
     source = (STATIC / page).read_text("utf-8")
     labelled = set(re.findall(r'<label[^>]*\sfor="([^"]+)"', source))
     for label in re.findall(r"<label\b.*?</label>", source, re.DOTALL):
-        labelled |= set(re.findall(r'<(?:input|select|textarea)[^>]*\s(?:id|name)="([^"]+)"', label))
+        controls = r'<(?:input|select|textarea)[^>]*\s(?:id|name)="([^"]+)"'
+        labelled |= set(re.findall(controls, label))
     tags = Tags(page)
     for tag, attrs in tags.tags:
         if tag in ("input", "select", "textarea"):
