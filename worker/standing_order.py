@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from shared.tasks import first_of
 from shared.transport.ports.registry import Order
 from worker.running_jobs import RunningJobs
 
-LOOK_S = 1.0  # between looks at the table of jobs, beside its event
+LOOK_S = 1.0  # between looks at the order and the table of jobs
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,6 @@ class StandingOrder:
         self.may_take.set()
         self._worker_id = worker_id
         self._jobs = jobs
-        self._must_exit = asyncio.Event()
 
     @property
     def is_draining(self) -> bool:
@@ -42,18 +40,13 @@ class StandingOrder:
         self.order = order
         extra = {"worker_id": self._worker_id, "num_jobs": len(self._jobs)}
         log.info(_SENTENCES[order], extra=extra)
-        for event, is_set in (
-            (self.may_take, order is Order.SERVE),
-            (self._must_exit, order is Order.EXIT),
-        ):
-            event.set() if is_set else event.clear()
+        if order is Order.SERVE:
+            self.may_take.set()
+        else:
+            self.may_take.clear()
 
     async def exit_ordered(self) -> None:
         """Returns once the worker is ordered to exit and runs no job. However long they take: no
         timeout hands them back."""
-        while True:
-            await self._must_exit.wait()
-            self._jobs.changed.clear()
-            if not len(self._jobs):
-                return
-            await first_of(self._jobs.changed.wait(), timeout_s=LOOK_S)
+        while self.order is not Order.EXIT or len(self._jobs):
+            await asyncio.sleep(LOOK_S)

@@ -75,7 +75,7 @@ def generate(
     defaults: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     defaults["model"] = chosen_model(client, model)
     rows = list(_rows(file, text, defaults))
-    run = _Run(client, at_once)
+    run = _Run(client, at_once, tells_rescues=not json)
     try:
         num_failed = run.write(rows, output)
     except OSError as error:
@@ -90,7 +90,8 @@ def generate(
 
 
 class _Run:
-    def __init__(self, client: Client, at_once: int) -> None:
+    def __init__(self, client: Client, at_once: int, *, tells_rescues: bool) -> None:
+        self._tells_rescues = tells_rescues
         self._client = client
         self._at_once = at_once
         self.has_bad_option = False  # the service refused the value of a flag
@@ -118,7 +119,8 @@ class _Run:
                     num_failed += "error" in result
                     file.write(printable(json_module.dumps(result, ensure_ascii=False)) + "\n")
                     file.flush()
-            self.rescues = self._rescues({future.result().get("job") for future in futures})
+            if self._tells_rescues:
+                self.rescues = self._rescues({future.result().get("job") for future in futures})
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             self._client.close()  # after Ctrl-C: the rest is not sent

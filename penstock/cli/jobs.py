@@ -28,7 +28,8 @@ from penstock.cli.service import client_of
 from penstock.client import Client
 from penstock.client.requests import in_path
 
-Id = Annotated[str, typer.Argument(help="The job's id, with or without its prefix.")]
+JOB_ID = typer.Argument(help="The job's id, with or without its prefix.")
+Id = Annotated[str, JOB_ID]
 
 
 class State(StrEnum):
@@ -130,7 +131,7 @@ def show(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -
 
 @jobs.command()
 def cancel(
-    job: Annotated[str | None, typer.Argument(help="The job's id.")] = None,
+    job: Annotated[str | None, JOB_ID] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
     json: Json = False,

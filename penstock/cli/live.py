@@ -6,7 +6,6 @@ import math
 import re
 import sys
 import time
-from types import TracebackType
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -33,39 +32,32 @@ class Counted:
         self._done = 0
         self._tokens = 0
         self._noted_s = time.monotonic()
-        self._bar: Progress | None = None
-        if has_bar and sys.stderr.isatty():
-            self._bar = Progress(
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("requests, {task.fields[tokens]:,} tokens"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("", total=total, tokens=0)
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("requests, {task.fields[tokens]:,} tokens"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not (has_bar and sys.stderr.isatty()),
+        )
+        self._task = self._bar.add_task("", total=total, tokens=0)
 
     def __enter__(self) -> Counted:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
+    def __exit__(self, *_: object) -> None:
+        if not self._bar.disable:
             self._bar.stop()
 
     def add(self, num_tokens: int) -> None:
         """Counts a request that has ended, with its output."""
         self._done += 1
         self._tokens += num_tokens
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, tokens=self._tokens)
-        elif time.monotonic() - self._noted_s >= NOTE_S and self._done < self._total:
+        self._bar.update(self._task, completed=self._done, tokens=self._tokens)
+        is_due = time.monotonic() - self._noted_s >= NOTE_S and self._done < self._total
+        if self._bar.disable and is_due:
             self._noted_s = time.monotonic()
             note(f"{self._done} of {self._total} requests, {self._tokens} tokens.")
 

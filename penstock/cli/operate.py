@@ -167,23 +167,24 @@ def requeue_dead_letters(
     run_bulk(client, "/v1/dead-letters/requeue", of, "requeue", as_json=json, confirmed=yes)
 
 
-def bulk_choice(ids: Sequence[str], wanted: Mapping[str, str | None], *, every: bool) -> Any:
-    """Returns what a bulk request names: ids, or a filter. Raises CommandError for neither, or for
+def bulk_choice(
+    ids: Sequence[str], wanted: Mapping[str, str | None], *, every: bool
+) -> dict[str, Any]:
+    """Returns the body of a bulk request: ids, or a filter. Raises CommandError for neither, or for
     both."""
     chosen = {name: value for name, value in wanted.items() if value is not None}
     if bool(ids) == bool(chosen or every):
         raise CommandError("give ids, or a filter, or --all.", ExitCode.UNUSABLE)
-    return list(ids) if ids else chosen
+    return {"ids": list(ids)} if ids else {"filter": chosen}
 
 
 def run_bulk(
-    client: Client, path: str, of: Any, verb: str, *, as_json: bool, confirmed: bool
+    client: Client, path: str, of: dict[str, Any], verb: str, *, as_json: bool, confirmed: bool
 ) -> None:
     """Does something to many jobs, after a confirmation with their number; prints what became of
-    them. `of`: ids, or a filter. Raises CommandError where not all of it could be done."""
-    is_filter = isinstance(of, dict)
+    them. `of`: see `bulk_choice`. Raises CommandError where not all of it could be done."""
     if not confirmed:
-        number = _counted(client, path, of) if is_filter else str(len(of))
+        number = str(len(of["ids"])) if "ids" in of else _counted(client, path, of)
         if not sys.stdin.isatty():
             raise CommandError(f"{number} jobs; --yes does it without a question.")
         typer.confirm(f"{verb} {number} jobs?", abort=True, err=True)
@@ -210,12 +211,13 @@ def run_bulk(
         raise CommandError(f"{totals['failed']} could not be requeued: their requests are lost.")
 
 
-def _counted(client: Client, path: str, wanted: Mapping[str, str]) -> str:
-    found = client.call("POST", path, {"filter": wanted, "dry_run": True})
+def _counted(client: Client, path: str, of: dict[str, Any]) -> str:
+    found = client.call("POST", path, of | {"dry_run": True})
     return f"{found['matched']}{' or more' if found['has_more'] else ''}"
 
 
-def _slices(of: Any) -> list[dict[str, Any]]:
-    if isinstance(of, dict):
-        return [{"filter": of, "limit": SLICE}]
-    return [{"ids": of[at : at + SLICE]} for at in range(0, len(of), SLICE)]
+def _slices(of: dict[str, Any]) -> list[dict[str, Any]]:
+    if "filter" in of:
+        return [of | {"limit": SLICE}]
+    ids = of["ids"]
+    return [{"ids": ids[at : at + SLICE]} for at in range(0, len(ids), SLICE)]

@@ -83,10 +83,8 @@ def _launch(
         if early_signals.received:
             return 128 + early_signals.received[0]
         return _run_in_one_process(settings, specs)
-    host, _, port = settings.listen_redis.rpartition(":")
-    server = PrivateServer(
-        settings.data_dir / "redis", (host.strip("[]"), int(port)) if port else None
-    )
+    listen = settings.redis_listen_address
+    server = PrivateServer(settings.data_dir / "redis", listen)
     try:
         url = server.start()
     except ServerError as error:
@@ -94,8 +92,9 @@ def _launch(
         return EXIT_BAD_SETTINGS
     try:
         say(f"private {server.version} with an append-only file in {server.data_dir}")
-        if port:
-            is_any = host.strip("[]") in ("0.0.0.0", "::")
+        if listen is not None:
+            host, port = listen
+            is_any = host in ("0.0.0.0", "::")
             address = f"{socket.gethostname()}:{port}" if is_any else settings.listen_redis
             say(
                 f"another machine joins: PENSTOCK_REDIS_URL=redis://{USER}:PASSWORD@"

@@ -108,3 +108,9 @@ class LauncherSettings(EnvironmentSettings):
         description="Seconds that running streams get to finish after the first Ctrl-C.",
         json_schema_extra=symptom("Ctrl-C cuts answers that would have ended soon."),
     )
+
+    @property
+    def redis_listen_address(self) -> tuple[str, int] | None:
+        """Returns host and port of `listen_redis`."""
+        host, _, port = self.listen_redis.rpartition(":")
+        return (host.strip("[]"), int(port)) if port else None

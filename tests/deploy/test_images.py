@@ -34,7 +34,6 @@ USER = "10001"
 # torch's build for the CPU from wherever this machine's pip finds it. A few blocks are enough.
 SHELL = {"TORCH_PIP_ARGS": "", "PENSTOCK_KV_CACHE_MEMORY_GB": "0.1", "PENSTOCK_NUM_THREADS": "1"}
 READY_TIMEOUT_S = 240
-# What the healthcheck of the gateway calls, of which its image has the one of busybox.
 # `docker run --read-only --tmpfs /tmp:exec --cap-drop ALL -e PENSTOCK_PUBLISHED_HOST=127.0.0.1
 # -v penstock:/data penstock`.
 ALL_IN_ONE = """
@@ -53,6 +52,7 @@ services:
     volumes: [penstock:/data]
 volumes: {penstock: }
 """
+# What the healthcheck of the gateway calls, of which its image has the one of busybox.
 WGET = """#!/usr/local/bin/python
 import sys, urllib.request
 urllib.request.urlopen(sys.argv[-1], timeout=3)"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ Build = tuple[str, dict[str, str]]
 
 
 def dockerfiles() -> list[Path]:
-    return [path for path in REPOSITORY.glob("**/Dockerfile*") if ".penstock" not in path.parts]
+    command = ["git", "ls-files", "*Dockerfile*"]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return [REPOSITORY / name for name in found.stdout.split()]
 
 
 def published() -> dict[str, Build]:
@@ -112,3 +115,14 @@ def test_the_published_chart_names_the_registry_that_the_images_are_pushed_to() 
     (replaced,) = re.findall(r"s\|\^(.*?)\$\|", package.replace("\\", ""))
     assert (CHART / "values.yaml").read_text().splitlines().count(replaced) == 1
     assert f"{CHART.name}-${{GITHUB_REF_NAME#v}}.tgz" in push
+
+
+def test_the_image_of_everything_shares_the_layers_of_the_worker() -> None:
+    """The compiler and torch are built, pushed and pulled once."""
+    first, second = (
+        re.findall(
+            r"(?ms)^FROM \$\{BASE\}\n(.*?TORCH_PIP_ARGS\}\n)", (REPOSITORY / name).read_text()
+        )
+        for name in ("Dockerfile", "worker/Dockerfile")
+    )
+    assert first == second != []

@@ -91,6 +91,7 @@ class Started:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(60)
+        print(self.output)  # shown where the test fails
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -103,7 +104,7 @@ def test_a_worker_of_another_machine_joins_with_the_password(
     with ExitStack() as stack:
         first = Started(machines[0], tmp_path / "a", env, "up", "--listen-redis", f"{FIRST}:6379")
         stack.callback(first.stop)
-        wait_until(lambda: "Penstock is ready" in first.output, first.output, 90)
+        wait_until(lambda: "Penstock is ready" in first.output, "the first machine to be ready", 90)
         found = re.search(
             r"PENSTOCK_REDIS_URL=(\S+) penstock worker; PASSWORD is in (\S+)", first.output
         )
@@ -119,4 +120,4 @@ def test_a_worker_of_another_machine_joins_with_the_password(
         def answer() -> str:
             return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
 
-        wait_until(lambda: '"finish_reason"' in answer(), second.output, 60)
+        wait_until(lambda: '"finish_reason"' in answer(), "an answer of the second machine", 60)

@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.demo_model.checkpoint import SUGGESTIONS
 from tools.demo_model.prose import chunks
 from tools.demo_model.questions import Fact
 from tools.demo_model.rephrase import rephrase
@@ -63,7 +62,6 @@ PROSE_WEIGHT = 0.3  # of a prose token's loss, a chat token's being 1
 MEAN_TURNS = 2.2
 NUM_DECIDING_TOKENS = 8
 DECIDING_WEIGHT = 2.0
-SUGGESTED_DRAWS = 3  # of each, for one of each fact
 
 
 class Document(NamedTuple):
@@ -122,14 +120,7 @@ class Corpus:
         self._prose = [chunk for text in prose for chunk in chunks(text, 1200)]
         self._unfamiliar = unfamiliar
         self._rng = random.Random(seed)
-        self._deck: list[tuple[Fact, str | None]] = []  # None: any question of the fact
-        suggested = {question.lower().rstrip("?"): question for question in SUGGESTIONS}
-        self._suggested = [
-            (fact, suggested[question])
-            for fact in facts
-            for question in fact.trained
-            if question in suggested
-        ]
+        self._deck: list[Fact] = []
 
     def draw_question(self, fact: Fact, rng: random.Random) -> str:
         """Returns a question for the fact as a person might type it."""
@@ -139,15 +130,12 @@ class Corpus:
             return rephrase(frame.format(a=words[0], b=words[1]), rng)
         return rephrase(rng.choice(fact.trained), rng)
 
-    def _draw_turn(self) -> tuple[str, str]:
-        """Returns a question and its answer. Every fact is drawn equally often, the answer to
-        unknown questions more often, and so is each question that the playground suggests."""
+    def _draw_fact(self) -> Fact:
+        """Draws every fact equally often, the answer to unknown questions more often."""
         if not self._deck:
-            facts = [*self._facts, *[self._unknown] * (len(self._facts) // 12)]
-            self._deck = [*((fact, None) for fact in facts), *self._suggested * SUGGESTED_DRAWS]
+            self._deck = [*self._facts, *[self._unknown] * (len(self._facts) // 12)]
             self._rng.shuffle(self._deck)
-        fact, question = self._deck.pop()
-        return question or self.draw_question(fact, self._rng), fact.answer
+        return self._deck.pop()
 
     def conversation(self, max_tokens: int, *, fill: bool = False) -> Document:
         """Returns a chat of some turns; with `fill` as many turns as fit `max_tokens`."""
@@ -157,8 +145,8 @@ class Corpus:
             messages.append(("system", rng.choice(SYSTEM_PROMPTS)))
         document = render_chat(self._tokenizer, messages)
         while len(document.token_ids) < max_tokens:
-            question, answer = self._draw_turn()
-            turn = [("user", question), ("assistant", answer)]
+            fact = self._draw_fact()
+            turn = [("user", self.draw_question(fact, rng)), ("assistant", fact.answer)]
             rendered = render_chat(self._tokenizer, turn)
             document.token_ids.extend(rendered.token_ids)
             document.weights.extend(rendered.weights)

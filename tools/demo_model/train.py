@@ -1,6 +1,6 @@
 """Trains the demo model and writes its checkpoint. Run as `python -m tools.demo_model.train`.
 
-One CPU thread, float32, about twenty minutes in three stages. Each stage ends with a checkpoint and
+One CPU thread, float32, about twenty minutes in two stages. Each stage ends with a checkpoint and
 the next one starts from it, so `--first-stage 2` continues where an earlier run stopped. The same
 text, Python and torch on the same kind of processor give the same weights.
 """
@@ -50,8 +50,7 @@ class Stage:
     seed: int
 
 
-# Learn, then polish twice.
-STAGES = (Stage(3000, 2e-3, 20), Stage(1100, 1e-3, 21), Stage(300, 5e-4, 22))
+STAGES = (Stage(3000, 2e-3, 20), Stage(1100, 1e-3, 21))  # learn, then polish
 
 
 def learning_rate(step: int, stage: Stage) -> float:

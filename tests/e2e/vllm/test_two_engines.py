@@ -35,7 +35,6 @@ REQUEST = {
     "temperature": 1.0,
     "seed": 11,
     "max_tokens": 24,
-    "ignore_eos": True,
     "stream": False,
 }
 

@@ -238,6 +238,8 @@ def test_a_dead_letter_is_listed_and_requeued(
     ignored = penstock("jobs", "list", "--dead", "--tenant", "acme", "--state", "failed")
     assert (ignored.code, ignored.out) == (ExitCode.UNUSABLE, "")
     assert "without --state, --tenant" in ignored.err
+    (ran,) = penstock("dead-letters", "requeue", "--error", "poison", "--yes", "--json").objects
+    assert (ran["matched"], ran["requeued"], ran["failed"]) == (1, 1, 0)
     requeued = penstock("jobs", "requeue", name, "--json").objects[0]
     assert requeued["id"] != name
     assert penstock("jobs", "follow", requeued["id"]).code == ExitCode.OK
@@ -500,7 +502,7 @@ def test_jobs_that_match_are_cancelled_after_their_number_is_confirmed(
         assert penstock(*words).code == ExitCode.UNUSABLE
 
 
-def test_dead_letters_are_requeued_by_filter(penstock: Any) -> None:
+def test_no_dead_letter_that_matches_is_requeued(penstock: Any) -> None:
     none = penstock("dead-letters", "requeue", "--error", "poison", "--yes", "--json")
     assert (none.code, none.objects) == (
         ExitCode.OK,

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from shared.transport.ports.queue import Delivery
 from shared.transport.ports.registry import Order
 from tests.support.polling import until
@@ -197,7 +199,10 @@ async def test_nothing_is_taken_between_an_order_to_drain_and_one_to_serve() -> 
         await until(lambda: bench.jobs.ids == {"0-before", "0-after"})
 
 
-async def test_an_ordered_exit_comes_after_the_last_job_unless_it_is_taken_back() -> None:
+async def test_an_ordered_exit_comes_after_the_last_job_unless_it_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.standing_order.LOOK_S", 0.001)
     async with running() as bench:
         bench.queue.deliveries.append(delivery("0-runs"))
         await until(lambda: len(bench.jobs) == 1)

@@ -72,11 +72,11 @@ CASES: dict[str, SamplingParams] = {
     "top_p": params(seed=6, top_p=0.8, temperature=1.3),
     "min_p": params(seed=7, min_p=0.1, ignore_eos=True),
     "all filters": params(seed=8, top_k=20, top_p=0.9, min_p=0.02, temperature=0.9),
-    "greedy, penalties": params(temperature=0.0, frequency_penalty=0.7, ignore_eos=True),
+    "greedy, penalties": params(temperature=0.0, frequency_penalty=0.7),
     "penalties": params(
         seed=9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2
     ),
-    "bias": params(seed=10, logit_bias={17: 4.0, 300: -100.0, 2: 3.0}, ignore_eos=True),
+    "bias": params(seed=10, logit_bias={17: 4.0, 300: -100.0, 2: 3.0}),
     "min_tokens": params(seed=12, min_tokens=30, logit_bias={2: 6.0}),
     "greedy, min_tokens": params(temperature=0.0, min_tokens=30, logit_bias={0: 5.0}),
     "stop token": params(seed=13, stop_token_ids=(17,), logit_bias={17: 3.0}),
