@@ -37,6 +37,8 @@ PARTS: Mapping[str, str] = {
     "body_coding": "api.http.body_coding",
     "merged_stream": "api.jobs.merged_stream",
     "batched_deltas": "api.jobs.batched_deltas",
+    # `store` and `expires_after`
+    "retention": "api.jobs.retention",
     # sentences and examples of the OpenAPI document
     "reference": "api.reference.describe",
     "request_schemas": "api.generation.request_schemas",

@@ -66,7 +66,7 @@ CHAT_PATHS = (
         first=("api.jobs.relay", "api.jobs.stream_response", "api.dialects.chat.formatter"),
         until=("api.jobs.admission",),
         max_files=29,
-        max_lines=5160,
+        max_lines=5180,
     ),
     ReadingPath(
         "log -> JSON",

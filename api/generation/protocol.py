@@ -56,7 +56,6 @@ from shared.messages import (
 
 MAX_ENTRIES = MAX_LOGIT_BIAS  # of an object with keys of the client's choice
 MIN_RETENTION_S = 60
-UNSTORED_TEXT_MS = 600_000  # for a slow reader; a minute once it has all (lua/lib/retention.lua)
 NO_PROMPT = "must be text, token ids, or a list of one of these"
 _AT_OBJECT = "object_value"
 
@@ -171,23 +170,6 @@ class JobParameters(RequestModel):
     durability: DurabilityLevel | None = None
     store: bool | None = None
     expires_after: JobExpiry | None = None
-
-    def retention(self, default_ms: int, max_ms: int) -> tuple[int | None, int | None]:
-        """Returns `retain_ms` and `text_ms` of the job. `default_ms`: where only `store` is set.
-        Raises InvalidParameter."""
-        if (after := self.expires_after) is None:
-            unstored_ms = UNSTORED_TEXT_MS if self.store is False else None
-            return default_ms if self.store else None, unstored_ms
-        if self.store is False:
-            raise InvalidParameter("expires_after", "needs 'store' to be true")
-        if after.anchor != "completed_at":
-            raise InvalidParameter("expires_after.anchor", "must be 'completed_at'")
-        if not MIN_RETENTION_S <= after.seconds <= max_ms // 1000:
-            raise InvalidParameter(
-                "expires_after.seconds",
-                f"must be between {MIN_RETENTION_S} and {max_ms // 1000}, this server's maximum",
-            )
-        return after.seconds * 1000, None
 
 
 class StreamParameters(RequestModel):

@@ -49,7 +49,9 @@ def new_job(
     """
     idempotency = caller.idempotency
     assert caller.job_id is not None, "this route makes jobs"
-    retain_ms, text_ms = params.retention(defaults.retention_ms, defaults.max_retention_ms)
+    retain_ms = text_ms = None
+    if params.store is not None or params.expires_after is not None:
+        retain_ms, text_ms = load_part("retention").retention(params, defaults)
     if idempotency is not None:
         retain_ms = max(retain_ms or 0, KEYED_RETAIN_MS)
     if idempotency is not None and on_disconnect is OnDisconnect.CANCEL:
