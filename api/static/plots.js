@@ -8,7 +8,7 @@ import { picture, setAll, svg } from "./svg.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
-const EDGE = 0.05; // of the width: a time nearer to the end of the axis would be cut
+const EDGE = 0.1; // of the width: a time nearer to the end of the axis would be cut
 const CLOCK = new Intl.DateTimeFormat(undefined, {
   hour: "2-digit",
   minute: "2-digit",
@@ -107,8 +107,9 @@ class Plot {
     for (const [index, [name]] of this.#lines.entries()) {
       setAll(this.#picture.children[index], { d: this.#curve(name, top) });
     }
-    setText(this.#tops[0], this.#kind.show(top));
-    setText(this.#tops[1], this.#kind.show(top / 2));
+    const [highest, half] = [top, top / 2].map((one) => this.#kind.show(one));
+    setText(this.#tops[0], highest);
+    setText(this.#tops[1], half === highest ? "" : half); // half a job is shown as one
     this.#showTicks(ticksOf(beginS, endS, tickS));
     this.#point(this.#at);
   }
