@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_plus
 
+import anyio
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
@@ -17,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import MAX_ECHO_CHARS, ApiError, internal_error, store_unreachable
+from api.errors import MAX_ECHO_CHARS, ApiError, going_down, internal_error, store_unreachable
 from api.http.json_response import error_response
 from api.http.response_headers import set_rate_limit_headers
 from api.ids import parse_job_id
@@ -41,6 +43,7 @@ _IDS: Mapping[str, Callable[[str], bool]] = {
 _SLASHED_ROUTES = "/v1/"
 _ANTHROPIC_ROUTES = "/v1/messages"  # their clients add /v1 to the base URL
 MAX_PATH_PARTS = 16
+REFUSAL_S = 1.0  # for the answer to a request that is cut by the shutdown
 _NO_FIM = (
     "Fill-in-the-middle is not served. /v1/completions continues a prompt, without a suffix; a "
     "prompt with the model's own fill-in-the-middle tokens can be sent to it."
@@ -73,6 +76,12 @@ class ErrorResponsesMiddleware:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
             return
+        except asyncio.CancelledError:  # the server's last deadline: it would answer a bare 500
+            if has_started:
+                raise
+            refusal = going_down("This frontend is shutting down. Try again.")
+            with anyio.move_on_after(REFUSAL_S, shield=True):
+                await error_response(refusal, scope)(scope, receive, send)
         except Exception as error:
             if has_started:
                 raise
