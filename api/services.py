@@ -51,6 +51,8 @@ from shared.transport.ports.jobs import EventBus
 from shared.transport.ports.prompts import KeptPrompts
 from shared.transport.ports.registry import WorkerRegistry
 
+_VERSION = version("penstock")  # read from a file
+
 
 class Transport(Protocol):
     """What a frontend uses of a transport."""
@@ -238,7 +240,7 @@ class Services:
             "host": host_name(),
             "port": settings.port,
             "pid": os.getpid(),
-            "version": version("penstock"),
+            "version": _VERSION,
             "started_at": self._started_at,
             "streams": len(self.open_requests),
             "dashboards": self.feed.num_watchers,

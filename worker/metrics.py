@@ -190,6 +190,7 @@ METRICS = MetricTable(
     ),
     labels=("model_name", "worker"),
 )
+_VERSION = version("penstock")  # read from a file
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -287,7 +288,7 @@ class WorkerStateCollector(Collector):
         yield value("penstock:engine_restarts_total", supervisor.num_restarts)
         yield value("penstock:device_failures_total", supervisor.num_device_failures)
         engine = (ready.engine_name, ready.engine_version, ready.dtype) if ready else ("", "", "")
-        yield value("penstock:worker_info", 1, (version("penstock"), *engine))
+        yield value("penstock:worker_info", 1, (_VERSION, *engine))
 
 
 # Since the engine's start: a new engine counts from 0, as a new process would.
