@@ -29,19 +29,28 @@ PARTS: Mapping[str, str] = {
     "continued": "api.generation.continued",
     # requests that are invalid
     "validation_errors": "api.generation.validation_errors",
+    "refused_parameters": "api.generation.refused_parameters",
     # log probabilities of the output and the prompt; where each token's text is, to count reasoning
     "logprobs": "api.generation.logprobs",
     "aligned_choices": "api.generation.aligned_choices",
+    # limits of a tenant's rate; durability
+    "response_headers": "api.http.response_headers",
+    # `return_metrics`
+    "timing_metrics": "api.generation.timing_metrics",
     # compressed bodies; idempotency keys; several prompts in one request; events of several steps
     "idempotency": "api.jobs.idempotency",
     "body_coding": "api.http.body_coding",
     "merged_stream": "api.jobs.merged_stream",
     "batched_deltas": "api.jobs.batched_deltas",
+    # streams of several choices, or whose text is held back for a while
+    "sent_choices": "api.jobs.sent_choices",
     # `store` and `expires_after`
     "retention": "api.jobs.retention",
     # sentences and examples of the OpenAPI document
     "reference": "api.reference.describe",
     "request_schemas": "api.generation.request_schemas",
+    # the end of a job that Redis has lost
+    "missing_end": "api.jobs.missing_end",
     # events of lost workers
     "recoveries": "api.jobs.recoveries",
 }

@@ -58,22 +58,22 @@ CHAT_PATHS = (
             "api.jobs.service",
             "api.jobs.generation_response",
         ),
-        max_files=37,
-        max_lines=6560,
+        max_files=36,
+        max_lines=6500,
     ),
     ReadingPath(
         "log -> SSE",
         first=("api.jobs.relay", "api.jobs.stream_response", "api.dialects.chat.formatter"),
         until=("api.jobs.admission",),
-        max_files=29,
-        max_lines=5180,
+        max_files=25,
+        max_lines=4900,
     ),
     ReadingPath(
         "log -> JSON",
         first=("api.jobs.generation_response", "api.dialects.chat.formatter"),
         until=("api.jobs.admission",),
-        max_files=31,
-        max_lines=5400,
+        max_files=27,
+        max_lines=5120,
     ),
 )
 ON_DEMAND = "api.on_demand"  # whose PARTS name the modules imported when a request needs them

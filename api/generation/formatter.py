@@ -14,8 +14,9 @@ from typing import Any, Generic, Protocol
 from api.errors import ApiError, job_failed
 from api.generation.choices import ChoiceEnd, ChoiceEvent, ChoiceReader, EntryT, PlacedLogprob
 from api.http.sse import PLAIN, Framing, json_bytes
+from api.on_demand import load_part
 from api.output_parsers.events import OutputEvent, Text
-from shared.messages import Delta, Failed, Finished, PromptSlice, Usage
+from shared.messages import Delta, Failed, Finished, Job, PromptSlice, Usage
 
 PlainEvent = Callable[[Sequence[int], str], bytes]  # of token ids and their text
 
@@ -369,26 +370,45 @@ class Timing:
         return round((self.first_token_s - self.submitted_s) * 1000, 1)
 
     def metrics(self, num_tokens: int) -> dict[str, float | None]:
-        """Returns the figures of a response of one choice with `num_tokens`, by vLLM's names.
-
-        Milliseconds, and tokens per second, with one decimal. None: not observed, since a
-        worker's report that it took the job may be lost.
-        """
-        decoding_s = _between(self.first_token_s, self.last_token_s)
-        working_s = _between(self.started_s, self.last_token_s)
-        gaps = num_tokens - 1
-        return {
-            "time_to_first_token_ms": _ms(_between(self.started_s, self.first_token_s)),
-            "generation_time_ms": _ms(decoding_s),
-            "queue_time_ms": _ms(_between(self.submitted_s, self.started_s)),
-            "mean_itl_ms": _ms(decoding_s / gaps) if decoding_s is not None and gaps > 0 else None,
-            "tokens_per_second": round(num_tokens / working_s, 1) if working_s else None,
-        }
+        """Returns the figures of a response of one choice with `num_tokens`, in milliseconds and
+        tokens per second. None: not observed."""
+        figures: dict[str, float | None] = load_part("timing_metrics").metrics(self, num_tokens)
+        return figures
 
 
-def _between(start_s: float | None, end_s: float | None) -> float | None:
-    return None if start_s is None or end_s is None else end_s - start_s
+# Estimates how many bytes a response has, before and while it is made: its length is unknown before
+# a worker has generated it. They are the bytes of JSON for a token of a common vocabulary, and for
+# each of its alternatives.
+
+TOKEN_BYTES = 8  # of text, escapes included
+TOKEN_ID_BYTES = 8
+CHAT_ENTRY_BYTES = 96  # {"token":" light","logprob":-1.34567832946777,"bytes":[32,108,105,103,104]}
+COMPLETION_ENTRY_BYTES = 40  # " light":-11.34567832946777 in one of three lists
+PROMPT_ENTRY_BYTES = 72  # "1234":{"logprob":-1.234567,"rank":1234,"decoded_token":" light"}
+SHORT_BYTES = 65_536  # encoded in one go, in less than a millisecond
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
+def prompt_logprobs_bytes(num_tokens: int, num_top: int | None) -> int:
+    """Returns the bytes that `prompt_logprobs` of `num_tokens` tokens, with `num_top` alternatives
+    each, take in an answer; 0 where the request has none (None)."""
+    return 0 if num_top is None else num_tokens * (1 + num_top) * PROMPT_ENTRY_BYTES
+
+
+def delta_bytes(delta: Delta) -> int:
+    """Returns about how many bytes of an answer a delta is."""
+    num_bytes = len(delta.text) + TOKEN_ID_BYTES * len(delta.token_ids)
+    if delta.logprobs:
+        num_bytes += len(delta.logprobs) * (1 + len(delta.logprobs[0].top)) * CHAT_ENTRY_BYTES
+    return num_bytes
+
+
+def is_small_response(job: Job, end: Finished | Failed) -> bool:
+    """Returns whether the response of such a job, with its prompt in each choice, is small."""
+    alternatives = job.sampling.logprobs
+    token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES
+    entry_bytes = 0 if alternatives is None else (1 + alternatives) * CHAT_ENTRY_BYTES
+    num_prompt_tokens = end.usage.prompt_tokens
+    scores_bytes = prompt_logprobs_bytes(num_prompt_tokens, job.sampling.prompt_logprobs)
+    prompt_bytes = job.num_choices * (num_prompt_tokens * token_bytes + scores_bytes)
+    answer_bytes = end.usage.completion_tokens * (token_bytes + entry_bytes)
+    return prompt_bytes + answer_bytes <= SHORT_BYTES

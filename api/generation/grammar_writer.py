@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.generation.tools import Tool, arguments_schema
+from api.generation.parameters import arguments_schema
+from api.generation.tools import Tool
 from api.output_parsers.harmony import ANALYSIS, CHANNEL, CONSTRAIN, END, FINAL, MESSAGE, START
 from api.output_parsers.parser import Thinking
 from shared.messages import Grammar, GrammarKind, InvalidParameter

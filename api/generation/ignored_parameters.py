@@ -3,7 +3,8 @@
 A row of UNUSED_MEMBERS has the values of a parameter that cannot affect the output, and why. A
 value that is the default (`truncation: "disabled"`) needs no report. Any other is ignored and
 reported in a response header: clients send it without their users' knowledge. All values that are
-not in the list are refused. `make docs` writes the table into docs/API.md.
+not in the list are refused: `refused_parameters.py` has the reasons. `make docs` writes the table
+into docs/API.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from api.generation.schemas import whole_number
-from api.request_errors import unknown_parameter, unsupported
+from api.on_demand import load_part
+from api.request_errors import unsupported
 from shared.messages import InvalidParameter
 
 LIST = "[]"  # at the end of a path: each entry of the list
@@ -332,59 +334,6 @@ def report_ignored(
         request_ignored.get().report(shown, refusal)
 
 
-# Members without a field: they change nothing (UNUSED_MEMBERS), or are refused.
-
-_CACHE = "the prefix cache finds every repeated prefix by itself"
-# member -> why every value of it is refused that does not change nothing
-_BOTH: Mapping[str, str] = {
-    "user": "must be a string",
-    "safety_identifier": "must be a string",
-    "prompt_cache_key": "must be a string; the prefix cache needs no key",
-    "prompt_cache_retention": _CACHE,
-    "prompt_cache_options": _CACHE,
-    "metadata": "must be an object of strings",
-}
-_CHAT: Mapping[str, str] = {
-    **_BOTH,
-    "functions": "it is deprecated, use 'tools'",
-    "function_call": "it is deprecated, use 'tool_choice'",
-    "modalities": "answers are text",
-    "audio": "answers are text",
-    "prediction": "predicted outputs are not served",
-    "verbosity": "must be 'low', 'medium' or 'high'",
-    "web_search_options": "there is no web search",
-}
-_COMPLETION: Mapping[str, str] = {
-    **_BOTH,
-    "suffix": "text cannot be inserted before a suffix",
-}
-_RESPONSE: Mapping[str, str] = {
-    "truncation": "must be 'auto' or 'disabled'; nothing is left out of a conversation",
-    "prompt_cache_retention": _CACHE,
-    "prompt_cache_options": _CACHE,
-    "max_tool_calls": "must be a number from 1",
-    "prompt": "there are no stored prompts",
-    "conversation": "there are no conversation objects; use 'previous_response_id'",
-    "context_management": "nothing is left out of a conversation",
-    "moderation": "nothing is moderated",
-}
-_MESSAGE: Mapping[str, str] = {
-    "metadata": "must be an object of strings",
-    "compaction": "no conversation is summarized here",
-    "context_management": "must be an object of 'edits'",
-    "speed": "must be 'standard' or 'fast'",
-}
-_REFUSED = {"chat": _CHAT, "completion": _COMPLETION, "response": _RESPONSE, "message": _MESSAGE}
-
-
-def members_without_field(kind: str) -> Mapping[str, str]:
-    """Names of members that some values of are accepted, or that are refused for a reason."""
-    return {**dict.fromkeys(rows_of(kind), _OTHERWISE), **_REFUSED.get(kind, {})}
-
-
-_OTHERWISE = "only values that change nothing are accepted"
-
-
 def without_unused(
     body: Mapping[str, Any], kind: str, known: frozenset[str], ignored: IgnoredMembers
 ) -> dict[str, Any]:
@@ -403,7 +352,6 @@ def without_unused(
             if value is None:
                 continue
         if name not in known:
-            why = members_without_field(kind).get(name)
-            raise unknown_parameter(name) if why is None else unsupported(name, why)
+            raise load_part("refused_parameters").refusal(name, kind)
         kept[name] = value
     return kept

@@ -1,4 +1,4 @@
-"""The parameters of a tool, one by one: for formats that write each argument by itself."""
+"""The parameters of a tool: in one schema, or one by one where a format writes each argument."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api.generation.tools import Tool, arguments_schema
+from api.generation.tools import NO_PARAMETERS, Tool
 from api.output_parsers.parser import Types
 from shared.messages import InvalidParameter
 
@@ -16,6 +16,12 @@ _KINDS = frozenset({"string", "number", "integer", "boolean", "null", "object", 
 _KNOWN = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
     | {"title", "description", "default", "examples", "example", "$id", "$comment"}
+)
+
+# With one of these an object may have properties that are not in its `properties`.
+_ADMIT_OTHERS = (
+    *("additionalProperties", "patternProperties", "minProperties"),
+    *("allOf", "anyOf", "oneOf", "$ref"),
 )
 
 
@@ -34,6 +40,30 @@ class Parameters:
 
     named: Sequence[Parameter]
     is_open: bool
+
+
+def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON schema that the arguments of an enforced call are kept to."""
+    schema = {"type": "object", **parameters}
+    if parameters is NO_PARAMETERS or _names_all(schema):
+        schema["additionalProperties"] = False
+    return schema
+
+
+def _names_all(schema: Mapping[str, Any]) -> bool:
+    """Returns whether a schema names its properties and does not mention others.
+
+    JSON schema admits others then, but a function does not take them: a call with one fails.
+    """
+    properties = schema.get("properties")
+    required = schema.get("required", [])
+    return (
+        isinstance(properties, Mapping)
+        and bool(properties)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+        and not any(keyword in schema for keyword in _ADMIT_OTHERS)
+    )
 
 
 def parameters(tool: Tool) -> Parameters:

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic.json_schema import JsonSchemaValue
 
-from api.generation.ignored_parameters import members_without_field, rows_of
+from api.generation.ignored_parameters import rows_of
+from api.generation.refused_parameters import members_without_field
 
 _NULL = {"type": "null"}
 

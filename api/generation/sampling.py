@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from api.errors import MAX_ECHO_CHARS
+from api.generation.formatter import CHAT_ENTRY_BYTES, TOKEN_BYTES, TOKEN_ID_BYTES
 from api.generation.ignored_parameters import request_ignored
 from api.generation.protocol import SamplingFields
-from api.generation.response_size import CHAT_ENTRY_BYTES, TOKEN_BYTES, TOKEN_ID_BYTES
 from api.request_errors import unsupported
 from shared.messages import (
     MAX_TOP_LOGPROBS,

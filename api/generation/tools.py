@@ -134,34 +134,3 @@ class Toolbox:
     def _check_any(self) -> None:
         if not self._tools:
             raise InvalidParameter("tool_choice", "is only allowed when 'tools' are given")
-
-
-# With one of these an object may have properties that are not in its `properties`.
-_ADMIT_OTHERS = (
-    *("additionalProperties", "patternProperties", "minProperties"),
-    *("allOf", "anyOf", "oneOf", "$ref"),
-)
-
-
-def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema that the arguments of an enforced call are kept to."""
-    schema = {"type": "object", **parameters}
-    if parameters is NO_PARAMETERS or _names_all(schema):
-        schema["additionalProperties"] = False
-    return schema
-
-
-def _names_all(schema: Mapping[str, Any]) -> bool:
-    """Returns whether a schema names its properties and does not mention others.
-
-    JSON schema admits others then, but a function does not take them: a call with one fails.
-    """
-    properties = schema.get("properties")
-    required = schema.get("required", [])
-    return (
-        isinstance(properties, Mapping)
-        and bool(properties)
-        and isinstance(required, list)
-        and all(isinstance(name, str) and name in properties for name in required)
-        and not any(keyword in schema for keyword in _ADMIT_OTHERS)
-    )

@@ -10,15 +10,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api.generation.formatter import PromptScores
-from api.jobs.missing_end import MissingEnd
 from api.jobs.reader_position import Diverged, ReaderPosition
+from api.on_demand import load_part
 from shared.messages import (
     START,
+    TERMINAL_STATES,
     Cursor,
     Delta,
     ErrorCode,
@@ -35,6 +36,7 @@ from shared.transport.ports.jobs import (
     EventBus,
     JobLook,
     JobStore,
+    Restored,
     Resync,
     Subscription,
     TransportError,
@@ -72,6 +74,30 @@ class RelayCounts:
     read_errors: int = 0
 
 
+@dataclass(slots=True)
+class Presence:
+    """Whether the store has a stream's job, as far as its reader knows; by the loop's clock.
+
+    `resubmit` of EventRelay.open. `patience_s`: how long a worker has to put a lost job back.
+    """
+
+    resubmit: Callable[[], Awaitable[Restored]] | None
+    patience_s: float
+    seen_s: float  # when the store had the job last
+    missing_since_s: float | None = None  # since when it has no such job; None: wait anew
+    is_over: bool = False  # by the last look: the job is gone, or has ended
+
+    def look(self, found: JobLook | None, now_s: float) -> None:
+        """Records what a look found."""
+        if found is not None:
+            self.seen(now_s)
+        self.is_over = found is None or found.state in TERMINAL_STATES
+
+    def seen(self, now_s: float) -> None:
+        """Records that the store has the job."""
+        self.seen_s, self.missing_since_s = now_s, None
+
+
 class JobStream:
     """One reader's view. Not safe for several tasks; close it with `aclose`.
 
@@ -87,7 +113,7 @@ class JobStream:
         bus: EventBus,
         subscription: Subscription,
         counts: RelayCounts,
-        missing: MissingEnd,
+        presence: Presence,
         outage_s: float,
         *,
         is_behind: bool,
@@ -116,7 +142,7 @@ class JobStream:
         self._is_closed = False
         self._is_interrupted = False
         self._is_doubtful = False  # the log may have been rolled back since it was compared
-        self._missing = missing
+        self._presence = presence
         self.last_news_s = self._clock()  # when anything was received last
         self.recoveries: Any = None  # for a reader that asks: `get` returns None where it has one
         self._turn_began = self._clock()
@@ -148,7 +174,8 @@ class JobStream:
             return
         if self.recoveries is not None and self.recoveries.found(found, self.last_news_s):
             self._subscription.wake()
-        is_over = self._missing.look(found)
+        self._presence.look(found, self._clock())
+        is_over = self._presence.is_over
         if is_over or self._is_doubtful or found is None or found.end != self.cursor:
             self._counts.idle_reads += 1
             self._behind = True
@@ -211,10 +238,10 @@ class JobStream:
         if isinstance(item, Resync):
             self._counts.resyncs += 1
             self._behind = True
-            self._missing.restart_patience()  # the worker may have to reconnect as well
+            self._presence.missing_since_s = None  # the worker may have to reconnect as well
             self._is_doubtful = True  # a failover may have rolled the log back
             return None
-        self._missing.seen()
+        self._presence.seen(now_s)
         return self._accept(item, from_log=False)
 
     def _accept(
@@ -326,11 +353,11 @@ class JobStream:
                 place = self._place(self.cursor)
                 is_news = any(not self._has(event) for event in events)
                 is_full = len(events) >= self._page_events
-                lost = None if is_news or is_full else await self._missing.end(self.cursor, place)
+                lost = None if is_news or is_full else await self._missing_end(place)
                 break
             except TransportError as error:
                 self._counts.read_errors += 1
-                self._missing.restart_patience()  # its worker cannot reach the server either
+                self._presence.missing_since_s = None  # its worker has no server either
                 if self._clock() + retry_s > give_up:
                     raise StreamInterrupted(self.job_id, self.cursor) from error
                 await asyncio.sleep(retry_s)
@@ -362,6 +389,17 @@ class JobStream:
         if not events and since != cursor:
             events = await self._store.read_log(self.job_id, cursor, self._page_events)
         return events
+
+    async def _missing_end(self, place: Cursor) -> Finished | Failed | None:
+        """Returns the end of a job that is over and whose log, read to `place`, does not have it;
+        None while there may be another."""
+        if not self._presence.is_over:
+            return None
+        end: Finished | Failed | None = await load_part("missing_end").missing_end(
+            self.job_id, self._store, self._presence, self.cursor, place
+        )
+        self._presence.is_over = False
+        return end
 
     def _has(self, event: Delta | JobEvent) -> bool:
         if isinstance(event, PromptSlice):

@@ -8,8 +8,7 @@ from typing import Any
 from starlette.types import Message, Scope, Send
 
 from api.errors import ApiError, job_failed
-from api.generation.formatter import Formatter, PromptScores, Timing
-from api.generation.response_size import SHORT_BYTES, delta_bytes
+from api.generation.formatter import SHORT_BYTES, Formatter, PromptScores, Timing, delta_bytes
 from api.http.json_response import error_response, json_response, send_json, send_short
 from api.http.shares import Charge
 from api.jobs.sent_events import SentEvents, is_short, split_long

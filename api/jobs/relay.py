@@ -17,8 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from api.generation.formatter import PromptScores
-from api.jobs.event_stream import JobStream, RelayCounts
-from api.jobs.missing_end import MissingEnd
+from api.jobs.event_stream import JobStream, Presence, RelayCounts
 from shared.messages import Cursor, JobState
 from shared.outages import OF_STORE_OUTAGE
 from shared.tasks import cancel_and_wait
@@ -122,7 +121,7 @@ class EventRelay:
             self._bus,
             subscription,
             self.counts,
-            MissingEnd(job_id, self._store, resubmit, self._patience_s),
+            Presence(resubmit, self._patience_s, asyncio.get_running_loop().time()),
             self._outage_s,
             is_behind=must_catch_up,
             prompt=prompt,

@@ -22,8 +22,9 @@ class SentChoices:
     in events, and sent. The stream may be cut between any two of these steps.
     """
 
-    def __init__(self, begin: Cursor, end: Cursor) -> None:
-        """Everything before `begin` was sent; events include the rest up to `end`, choice 0's."""
+    def __init__(self, begin: Cursor, end: Cursor, taken: Cursor) -> None:
+        """Everything before `begin` was sent; events include the rest up to `end`, and not yet what
+        was taken up to `taken`. All of that is choice 0's."""
         self.cursor = begin  # everything before it was sent
         self._passed: dict[int, Extent] = {}  # of each choice, before the cursor
         self._log: deque[_Part] = deque()  # from the cursor on
@@ -32,9 +33,10 @@ class SentChoices:
         self._included: dict[int, Extent] = {}
         self._sent: dict[int, Extent] = {}
         if begin != end:
-            extent = Extent(end.num_tokens - begin.num_tokens, end.num_bytes - begin.num_bytes)
-            self._log.append(_Part(0, extent, end))
-            self._logged[0] = self._taken[0] = self._included[0] = extent
+            self._log_taken(begin, end)
+            self.include(0)
+        if end != taken:
+            self._log_taken(end, taken)
 
     @property
     def has_pending(self) -> bool:
@@ -102,6 +104,12 @@ class SentChoices:
             and sent.num_bytes >= upto.num_bytes
             and sent.has_end >= upto.has_end
         )
+
+    def _log_taken(self, begin: Cursor, end: Cursor) -> None:
+        """Adds a part of the log, choice 0's, that the formatter has."""
+        extent = Extent(end.num_tokens - begin.num_tokens, end.num_bytes - begin.num_bytes)
+        self._log.append(_Part(0, self._add(self._logged, 0, extent), end))
+        self.take(0, extent)
 
     @staticmethod
     def _add(sums: dict[int, Extent], choice: int, extent: Extent) -> Extent:

@@ -7,6 +7,7 @@ resumes after the events that were sent, not after those that were encoded or re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import starmap
 from typing import Any
 
@@ -14,7 +15,6 @@ from api.errors import ApiError
 from api.generation.formatter import Formatter, PlainEvent
 from api.http.sse import whole_events
 from api.jobs.reader_position import ResumePoint, extent_of, resume_hint
-from api.jobs.sent_choices import SentChoices
 from api.on_demand import load_part
 from shared.choice_deltas import ChoiceDelta, choice_deltas, sums_of
 from shared.messages import START, Cursor, Delta, Failed, Finished, Segment
@@ -108,7 +108,7 @@ class SentEvents:
                     events.append(event)
                 yield b"" if is_one else event
         if is_one:
-            self._place.by_choice.include_all()
+            self._place.include_all()
             yield b"".join(events)
 
     def _encoded(self, payload: Any, *, is_small: bool) -> Iterable[bytes]:
@@ -150,8 +150,11 @@ class SentEvents:
         """Returns the payloads of a piece of choice 0, before which everything was encoded."""
         payloads = self._formatter.delta(piece)
         held_bytes = self._formatter.held_bytes(0)
-        if payloads and not held_bytes:
-            self._place.include_in_order(piece.end)
+        if not held_bytes:
+            if payloads:
+                self._place.include_in_order(piece.end)
+            else:
+                self._place.take_in_order(piece.end)
             return payloads
         self._place.by_choice.log(piece)
         self._place.by_choice.take(0, extent_of(piece))
@@ -194,13 +197,15 @@ class SentPlace:
     """How far a stream was sent, of which everything before is in its events.
 
     While events include everything that was taken, in the log's order (`in_order`), that is a
-    cursor. Text that is held back, and several choices, are counted by choice.
+    cursor. Text that is held back, and several choices, are counted by choice
+    (`api.jobs.sent_choices.SentChoices`).
     """
 
     def __init__(self) -> None:
         self._cursor = START  # everything before it was sent
         self._ordered_end = START  # of what events include
-        self._counts: SentChoices | None = None  # None: in order
+        self._taken_end = START  # after it: of tokens without text, which the next event includes
+        self._counts: Any = None  # SentChoices; None: in order
 
     @property
     def in_order(self) -> bool:
@@ -210,26 +215,49 @@ class SentPlace:
     @property
     def has_pending(self) -> bool:
         """Returns whether tokens or text were taken that no event includes."""
-        return self._counts is not None and self._counts.has_pending
+        if self._counts is None:
+            return self._taken_end != self._ordered_end
+        return bool(self._counts.has_pending)
 
     @property
     def resume_point(self) -> ResumePoint:
         """Returns the offset from which a reader of the sent events resumes."""
-        return ResumePoint(self._cursor) if self._counts is None else self._counts.resume_point
+        if self._counts is None:
+            return ResumePoint(self._cursor)
+        point: ResumePoint = self._counts.resume_point
+        return point
 
     @property
-    def by_choice(self) -> SentChoices:
+    def by_choice(self) -> Any:
         """Returns the counts of each choice, from here on until all of them was sent."""
         if self._counts is None:
-            self._counts = SentChoices(self._cursor, self._ordered_end)
+            self._counts = self._new_counts(self._cursor, self._ordered_end, self._taken_end)
         return self._counts
+
+    @cached_property
+    def _new_counts(self) -> Any:
+        return load_part("sent_choices").SentChoices
 
     def include_in_order(self, end: Cursor) -> None:
         """Records that an event includes everything up to `end`, all of it choice 0's.
 
         Only while `in_order`.
         """
-        self._ordered_end = end
+        self._ordered_end = self._taken_end = end
+
+    def take_in_order(self, end: Cursor) -> None:
+        """Records that everything up to `end` was taken, tokens of choice 0 without text.
+
+        Only while `in_order`.
+        """
+        self._taken_end = end
+
+    def include_all(self) -> None:
+        """Records that events include everything that was taken."""
+        if self._counts is None:
+            self._ordered_end = self._taken_end
+        else:
+            self._counts.include_all()
 
     def mark_sent(self) -> None:
         """Records that every event was sent."""
@@ -238,7 +266,7 @@ class SentPlace:
             return
         self._counts.mark_sent()
         if self._counts.is_sent:
-            self._cursor = self._ordered_end = self._counts.cursor
+            self._cursor = self._ordered_end = self._taken_end = self._counts.cursor
             self._counts = None
 
 

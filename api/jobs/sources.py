@@ -11,17 +11,16 @@ import anyio
 from starlette.types import Scope
 
 from api.errors import ApiError, store_unreachable
-from api.generation.formatter import PromptScores, Timing
-from api.generation.response_size import is_small_response
+from api.generation.formatter import PromptScores, Timing, is_small_response
 from api.http.caller import JobTrace, caller_in, job_trace_in
 from api.http.open_requests import Ending
-from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.jobs.event_stream import JobStream
 from api.jobs.service import JobService
 from api.on_demand import load_part
 from shared.messages import (
     START,
     Delta,
+    Durability,
     Failed,
     Finished,
     InvalidParameter,
@@ -149,7 +148,9 @@ class SubmittedJobs:
                 await self._abandon(streams)
             self._count(_refusal(error))
             raise
-        set_durability_header(scope, self._submitted[0].durability)
+        durability = self._submitted[0].durability
+        if durability is not Durability.NONE:
+            load_part("response_headers").set_durability_header(scope, durability)
         if len(streams) == 1:
             self._stream = streams[0]
         else:
@@ -164,7 +165,8 @@ class SubmittedJobs:
             self._timing.submitted_s = time.monotonic()
             is_only = len(self._submitted) == 1  # several are confirmed together
             submission = await jobs.admission.submit(job, reader_id, confirms=is_only)
-            set_rate_limit_headers(scope, submission.allowances)
+            if submission.allowances:
+                load_part("response_headers").set_rate_limit_headers(scope, submission.allowances)
             return submission.outcome
 
         try:

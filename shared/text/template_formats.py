@@ -8,19 +8,24 @@ from typing import Any
 
 from shared.messages import InvalidParameter
 from shared.text.base import ChatTemplate
-from shared.text.tool_formats import DSML, ReasoningFormat, ToolFormat
+from shared.text.tool_formats import (
+    KEY,
+    PROBE,
+    WRITTEN_CALLS,
+    ReasoningFormat,
+    ToolFormat,
+)
 
-_NAME, _KEY = "qzxj", "jxzq"  # in no template's own text
 _CALL_ID = "call00001"  # nine letters and digits: what Mistral's templates insist on
 _TOOL = {
     "type": "function",
     "function": {
-        "name": _NAME,
+        "name": PROBE,
         "description": "probe",
         # Some templates refuse a property without a description.
         "parameters": {
             "type": "object",
-            "properties": {_KEY: {"type": "string", "description": "probe"}},
+            "properties": {KEY: {"type": "string", "description": "probe"}},
         },
     },
 }
@@ -28,64 +33,17 @@ _CALL = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
-        {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": {_KEY: "x"}}}
+        {
+            "id": _CALL_ID,
+            "type": "function",
+            "function": {"name": PROBE, "arguments": {KEY: "x"}},
+        }
     ],
 }
 _USER = {"role": "user", "content": "probe"}
-_RESULT = {"role": "tool", "tool_call_id": _CALL_ID, "name": _NAME, "content": "ok"}
+_RESULT = {"role": "tool", "tool_call_id": _CALL_ID, "name": PROBE, "content": "ok"}
 
-_ARGUMENTS = rf'\{{\s*"{_KEY}"'
-_CALL_OBJECT = (
-    rf'\{{(?=[^<]*"name":\s*"{_NAME}")(?=[^<]*"(?:arguments|parameters)":\s*{_ARGUMENTS})'
-)
-
-
-def _dsml(section: str, space: str) -> re.Pattern[str]:
-    return re.compile(
-        rf'<{DSML}{section}>\s*<{DSML}{space}invoke name="{_NAME}">'
-        rf'\s*<{DSML}{space}parameter name="{_KEY}"'
-    )
-
-
-_WRITTEN = {
-    ToolFormat.HUNYUAN_A13B: re.compile(rf"<tool_calls>\s*\[\s*{_CALL_OBJECT}"),
-    ToolFormat.NEMOTRON_JSON: re.compile(rf"<TOOLCALL>\s*\[\s*{_CALL_OBJECT}"),
-    ToolFormat.COHERE_COMMAND3: re.compile(
-        rf'<\|START_ACTION\|>\s*\[[^<]*"tool_name":\s*"{_NAME}"[^<]*"parameters":\s*{_ARGUMENTS}'
-    ),
-    ToolFormat.GRANITE: re.compile(rf"<\|?tool_call\|?>\s*\[\s*{_CALL_OBJECT}"),
-    ToolFormat.HERMES: re.compile(rf"<tool_call>\s*{_CALL_OBJECT}"),
-    ToolFormat.MISTRAL: re.compile(
-        rf"\[TOOL_CALLS\]\s*(?:\[?\s*{_CALL_OBJECT}|{_NAME}[^{{]*{_ARGUMENTS})"
-    ),
-    ToolFormat.DEEPSEEK_V3: re.compile(
-        rf"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\s*```json\s*{_ARGUMENTS}"
-    ),
-    ToolFormat.DEEPSEEK_V31: re.compile(
-        rf"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>\s*{_ARGUMENTS}"
-    ),
-    ToolFormat.DEEPSEEK_V32: _dsml("function_calls", ""),
-    ToolFormat.DEEPSEEK_V4: _dsml("tool_calls", ""),
-    ToolFormat.DEEPSEEK_V41: _dsml(" calls", " "),
-    # It shows the call's id, which includes the name.
-    ToolFormat.KIMI_K2: re.compile(
-        rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}"
-    ),
-    ToolFormat.PHI4_MINI_JSON: re.compile(rf"functools\s*\[\s*{_CALL_OBJECT}"),
-    ToolFormat.GLM45: re.compile(rf"<tool_call>\s*{_NAME}\s*<arg_key>\s*{_KEY}"),
-    ToolFormat.QWEN3_CODER: re.compile(rf"<tool_call>\s*<function={_NAME}>\s*<parameter={_KEY}>"),
-    ToolFormat.SEED_OSS: re.compile(rf"<seed:tool_call>\s*<function={_NAME}>\s*<parameter={_KEY}>"),
-    ToolFormat.MINIMAX_M2: re.compile(
-        rf'<minimax:tool_call>\s*<invoke name="{_NAME}">\s*<parameter name="{_KEY}">'
-    ),
-    ToolFormat.PYTHONIC: re.compile(rf"\[\s*{_NAME}\(\s*{_KEY}\s*="),
-    ToolFormat.FUNCTIONGEMMA: re.compile(rf"<start_function_call>\s*call:{_NAME}\{{\s*{_KEY}"),
-    ToolFormat.GEMMA4: re.compile(rf"<\|tool_call>\s*call:{_NAME}\{{\s*{_KEY}"),
-    ToolFormat.OPENAI: re.compile(rf"to=functions\.{_NAME}[^{{]*<\|message\|>\s*{_ARGUMENTS}"),
-    ToolFormat.LLAMA3_JSON: re.compile(
-        rf'(?<!<tool_call>)\{{\s*"name":\s*"{_NAME}",\s*"parameters":\s*{_ARGUMENTS}'
-    ),
-}
+_WRITTEN = {form: re.compile(pattern) for form, pattern in WRITTEN_CALLS.items()}
 # For templates that describe calls to the model, and omit earlier calls or write them otherwise.
 _DESCRIBED: Mapping[str, ToolFormat] = {
     "functools[": ToolFormat.PHI4_MINI_JSON,
@@ -113,7 +71,7 @@ _OF_MODEL_TYPE: Mapping[str, ToolFormat] = {
 
 def shows_tools(template: ChatTemplate) -> bool:
     """Returns whether the tools of a request reach the prompt."""
-    return _NAME in _rendered(template, [_USER], [_TOOL])
+    return PROBE in _rendered(template, [_USER], [_TOOL])
 
 
 def find_tool_format(template: ChatTemplate, model_type: str = "") -> ToolFormat | None:

@@ -1,4 +1,4 @@
-"""Formats of tool calls and reasoning in a model's text: their names on its card, their markers."""
+"""Formats of tool calls and reasoning in a model's text: their names on its card, how they look."""
 
 from __future__ import annotations
 
@@ -128,6 +128,56 @@ _TOOL_MARKERS: Mapping[ToolFormat, tuple[str, ...]] = {
     ToolFormat.FUNCTIONGEMMA: ("<start_function_call>", "<end_function_call>", "<escape>"),
     ToolFormat.GEMMA4: ("<|tool_call>", "<tool_call|>", '<|"|>'),
     ToolFormat.OPENAI: _HARMONY,
+}
+
+# The name of a tool, and of its argument, that are in no template's own text.
+PROBE, KEY = "qzxj", "jxzq"
+_ARGUMENTS = rf'\{{\s*"{KEY}"'
+_CALL_OBJECT = (
+    rf'\{{(?=[^<]*"name":\s*"{PROBE}")(?=[^<]*"(?:arguments|parameters)":\s*{_ARGUMENTS})'
+)
+
+
+def _dsml(section: str, space: str) -> str:
+    return (
+        rf'<{DSML}{section}>\s*<{DSML}{space}invoke name="{PROBE}">'
+        rf'\s*<{DSML}{space}parameter name="{KEY}"'
+    )
+
+
+# Patterns of a call in a rendered template (`template_formats.py`); the first match is the format.
+WRITTEN_CALLS: Mapping[ToolFormat, str] = {
+    ToolFormat.HUNYUAN_A13B: rf"<tool_calls>\s*\[\s*{_CALL_OBJECT}",
+    ToolFormat.NEMOTRON_JSON: rf"<TOOLCALL>\s*\[\s*{_CALL_OBJECT}",
+    ToolFormat.COHERE_COMMAND3: (
+        rf'<\|START_ACTION\|>\s*\[[^<]*"tool_name":\s*"{PROBE}"[^<]*"parameters":\s*{_ARGUMENTS}'
+    ),
+    ToolFormat.GRANITE: rf"<\|?tool_call\|?>\s*\[\s*{_CALL_OBJECT}",
+    ToolFormat.HERMES: rf"<tool_call>\s*{_CALL_OBJECT}",
+    ToolFormat.MISTRAL: rf"\[TOOL_CALLS\]\s*(?:\[?\s*{_CALL_OBJECT}|{PROBE}[^{{]*{_ARGUMENTS})",
+    ToolFormat.DEEPSEEK_V3: (
+        rf"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{PROBE}\s*```json\s*{_ARGUMENTS}"
+    ),
+    ToolFormat.DEEPSEEK_V31: rf"<｜tool▁call▁begin｜>{PROBE}<｜tool▁sep｜>\s*{_ARGUMENTS}",
+    ToolFormat.DEEPSEEK_V32: _dsml("function_calls", ""),
+    ToolFormat.DEEPSEEK_V4: _dsml("tool_calls", ""),
+    ToolFormat.DEEPSEEK_V41: _dsml(" calls", " "),
+    # It shows the call's id, which includes the name.
+    ToolFormat.KIMI_K2: rf"<\|tool_call_begin\|>[^<]*<\|tool_call_argument_begin\|>\s*{_ARGUMENTS}",
+    ToolFormat.PHI4_MINI_JSON: rf"functools\s*\[\s*{_CALL_OBJECT}",
+    ToolFormat.GLM45: rf"<tool_call>\s*{PROBE}\s*<arg_key>\s*{KEY}",
+    ToolFormat.QWEN3_CODER: rf"<tool_call>\s*<function={PROBE}>\s*<parameter={KEY}>",
+    ToolFormat.SEED_OSS: rf"<seed:tool_call>\s*<function={PROBE}>\s*<parameter={KEY}>",
+    ToolFormat.MINIMAX_M2: (
+        rf'<minimax:tool_call>\s*<invoke name="{PROBE}">\s*<parameter name="{KEY}">'
+    ),
+    ToolFormat.PYTHONIC: rf"\[\s*{PROBE}\(\s*{KEY}\s*=",
+    ToolFormat.FUNCTIONGEMMA: rf"<start_function_call>\s*call:{PROBE}\{{\s*{KEY}",
+    ToolFormat.GEMMA4: rf"<\|tool_call>\s*call:{PROBE}\{{\s*{KEY}",
+    ToolFormat.OPENAI: rf"to=functions\.{PROBE}[^{{]*<\|message\|>\s*{_ARGUMENTS}",
+    ToolFormat.LLAMA3_JSON: (
+        rf'(?<!<tool_call>)\{{\s*"name":\s*"{PROBE}",\s*"parameters":\s*{_ARGUMENTS}'
+    ),
 }
 # Where the markers of reasoning are several tokens.
 _REASONING_TOKENS: Mapping[ReasoningFormat, tuple[str, ...]] = {

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.chat.protocol import ChatRequest, ChatToolChoice, FunctionDefinition
-from api.generation.formatter import ResponseContext, Timing
+from api.generation.formatter import ResponseContext, Timing, prompt_logprobs_bytes
 from api.generation.ignored_parameters import report_ignored
 from api.generation.messages import template_messages
 from api.generation.models import GenerationService, ServedModel
 from api.generation.prompt import ChatInput, PreparedPrompt, prepare_prompt, requested_grammar
 from api.generation.protocol import job_lane, served_tier
-from api.generation.response_size import prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
     ResponseSize,

@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
 from api.dialects.completions.protocol import MAX_LOGPROBS, CompletionRequest
-from api.generation.formatter import ResponseContext, Timing
-from api.generation.logprobs import ScoredPrompt, scored_prompt
-from api.generation.models import GenerationService, ServedModel
-from api.generation.protocol import job_lane, served_tier
-from api.generation.response_size import (
+from api.generation.formatter import (
     COMPLETION_ENTRY_BYTES,
     TOKEN_BYTES,
     TOKEN_ID_BYTES,
+    ResponseContext,
+    Timing,
     prompt_logprobs_bytes,
 )
+from api.generation.logprobs import ScoredPrompt, scored_prompt
+from api.generation.models import GenerationService, ServedModel
+from api.generation.protocol import job_lane, served_tier
 from api.generation.sampling import (
     ContextBudget,
     ResponseSize,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from api.dialects.generate.formatter import GenerateFormatter
 from api.dialects.generate.protocol import GenerateRequest
-from api.generation.formatter import Timing
+from api.generation.formatter import Timing, prompt_logprobs_bytes
 from api.generation.logprobs import PromptLogprobs, scored_prompt
 from api.generation.models import GenerationService
-from api.generation.response_size import prompt_logprobs_bytes
 from api.generation.sampling import (
     ContextBudget,
     ResponseSize,

@@ -25,8 +25,8 @@ from api.dialects.responses.protocol import (
     ResponseRequest,
 )
 from api.files import routes as files
-from api.generation.ignored_parameters import members_without_field
 from api.generation.protocol import RequestModel
+from api.generation.refused_parameters import members_without_field
 from api.generation.validation import parse_request
 from api.http.openapi import EVENT_SCHEMA, EVENTS
 from api.jobs.bulk import CancelRequest, RequeueRequest

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from api.dialects.chat.formatter import ChatFormatter
 from api.dialects.completions.formatter import CompletionFormatter, CompletionShape
-from api.generation.formatter import ResponseContext
-from api.generation.response_size import COMPLETION_ENTRY_BYTES
+from api.generation.formatter import COMPLETION_ENTRY_BYTES, ResponseContext
 from api.generation.sampling import ResponseSize
 from api.http.json_response import send_json
 from api.http.sse import PLAIN, TYPED, json_bytes, json_pieces
