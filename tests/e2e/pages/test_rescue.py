@@ -86,6 +86,11 @@ def open_page(browser: Browser, service: Launched, path: str) -> tuple[Tab, Page
     return tab, tab.page
 
 
+@pytest.mark.promise(
+    "Runtime: a killed worker is seen: the chat, the job's page and the command show that the job "
+    "waits after which token, then which worker resumed it, where and after how long; the answer "
+    "is the undisturbed one"
+)
 def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     tab: Tab, browser: Browser, service: Launched
 ) -> None:
