@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.bench import bench
+from penstock.cli.capacity import capacity
 from penstock.cli.chat import chat
 from penstock.cli.doctor import doctor
 from penstock.cli.exits import CommandError, ExitCode
@@ -51,7 +52,7 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
         if name in words:
             command = with_flags(name, command, shows_all=HELP_ALL in words)
         app.command(name)(command)
-    asking: tuple[Callable[..., None], ...] = (status, top, logs, chat, generate, bench)
+    asking: tuple[Callable[..., None], ...] = (status, top, logs, chat, generate, bench, capacity)
     for question in asking:
         app.command()(question)
     app.add_typer(workers)
