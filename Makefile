@@ -173,7 +173,7 @@ bench: $(VENV)/.bench ## workloads W1 to W4 and a sweep through a whole service,
 	@$(BIN)/python -m bench.service $(BENCH_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.dev ## write the generated pages and tables (API, CLI, CONFIG, METRICS, PROMISES in docs/)
+docs: $(VENV)/.dev ## write the generated pages and tables (API, CLI, CONFIG, METRICS, PROMISES, SCALING in docs/)
 	@$(BIN)/python docs/generate_api.py
 	@$(BIN)/python docs/generate_config.py
 	@$(BIN)/python docs/generate_metrics.py
@@ -182,6 +182,7 @@ docs: $(VENV)/.dev ## write the generated pages and tables (API, CLI, CONFIG, ME
 	@$(BIN)/python docs/generate_paths.py
 	@$(BIN)/python docs/generate_plots.py
 	@$(BIN)/python docs/generate_rescue.py
+	@$(BIN)/python docs/generate_scaling.py
 	@$(BIN)/python docs/generate_chart_schema.py
 
 .PHONY: lock

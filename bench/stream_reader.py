@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Read:
-    """One response: its `data:` lines, and its last bytes."""
+    """One response: its `data:` lines, its length, and its last bytes."""
 
     num_chunks: int = 0
+    num_bytes: int = 0
     tail: bytes = field(default=b"", repr=False)
 
 
@@ -26,6 +27,7 @@ async def read_stream(port: int, method: str, path: str, body: bytes = b"") -> R
     read = Read()
     while data := await reader.read(1 << 18):
         read.num_chunks += data.count(b"data:")
+        read.num_bytes += len(data)
         read.tail = (read.tail + data)[-TAIL_BYTES:]
     writer.close()
     return read

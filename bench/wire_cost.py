@@ -2,9 +2,10 @@
 
     python bench/wire_cost.py --streams 1 32 256 --tokens 200 --step-ms 10
 
-Starts a service of its own with the echo runner (a step of fixed length, no model), reads that many
-streams at once and prints one JSON line per number of streams: differences of the server's own
-counters (INFO), divided by the tokens that were generated. Script calls are the round trips of
+Starts a service of its own with the echo runner (a step of fixed length, no model), prints a JSON
+line of what it costs Redis without a stream, then reads that many streams at once and prints a line
+per number of streams: differences of the server's own counters (INFO), divided by the tokens that
+were generated. Script calls are the round trips of
 both sides that change something: submits, pulls, appends, heartbeats, reaps. Entries a token say
 how much was late: 1 where no token waited for the write before it.
 """
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--frontends", type=int, default=1, help="processes, with equal streams")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--idle-s", type=float, default=10.0, help="without a stream, at first")
     arguments = parser.parse_args()
     env = {
         "RUNNER": "echo",
@@ -49,6 +52,7 @@ def main() -> None:
         "MAX_NUM_SEQS": str(max(128, *arguments.streams)),
         "MAX_NUM_BATCHED_TOKENS": "4096",
         "FRONTENDS": str(arguments.frontends),
+        "WORKERS": str(arguments.workers),
         "LOG_LEVEL": "WARNING",
     }
     with (
@@ -59,9 +63,21 @@ def main() -> None:
         with redis.Redis(unix_socket_path=str(socket)) as server:
             ports = range(penstock.port, penstock.port + arguments.frontends)
             asyncio.run(read_all(ports, 4 * len(ports), 20))  # warm
+            print(json.dumps(idle(server, arguments.idle_s)), flush=True)
             for streams in arguments.streams:
                 row = measure(penstock, server, ports, streams, arguments.tokens)
                 print(json.dumps(conditions() | {"step_ms": arguments.step_ms} | row), flush=True)
+
+
+def idle(server: Any, seconds: float) -> dict[str, Any]:
+    """Returns what the service costs Redis without a stream."""
+    before = counters(server)
+    time.sleep(seconds)
+    after = counters(server)
+    return {
+        "idle_redis_cpu_share": round((after["cpu_s"] - before["cpu_s"]) / seconds, 5),
+        "redis_connections": server.info("clients")["connected_clients"] - 1,  # without this one
+    }
 
 
 def measure(
@@ -69,7 +85,7 @@ def measure(
 ) -> dict[str, Any]:
     before, cpu_before = counters(server), cpu_of(penstock)
     started = time.perf_counter()
-    generated, chunks = asyncio.run(read_all(ports, streams, tokens))
+    generated, chunks, sent_bytes = asyncio.run(read_all(ports, streams, tokens))
     wall_s = time.perf_counter() - started
     after, cpu_after = counters(server), cpu_of(penstock)
     cpu_s = {
@@ -86,6 +102,9 @@ def measure(
         "script_calls_per_token": round(per["scripts"], 4),
         "redis_cpu_us_per_token": round(per["cpu_s"] * 1e6, 2),
         "aof_bytes_per_token": round(per["aof_bytes"], 1),
+        "redis_in_bytes_per_token": round(per["net_in"], 1),
+        "redis_out_bytes_per_token": round(per["net_out"], 1),
+        "sse_bytes_per_token": round(sent_bytes / generated, 1),
         "cpu_us_per_token": {
             name: round(sum(used) / generated * 1e6, 1) for name, used in cpu_s.items()
         },
@@ -102,6 +121,8 @@ def counters(server: Any) -> dict[str, float]:
         "entries": calls.get("xadd", 0),
         "cpu_s": everything["used_cpu_sys"] + everything["used_cpu_user"],
         "aof_bytes": everything["aof_current_size"],
+        "net_in": everything["total_net_input_bytes"],
+        "net_out": everything["total_net_output_bytes"],
     }
 
 
@@ -122,9 +143,9 @@ def cpu_of(penstock: Launched) -> dict[str, dict[int, float]]:
     return found
 
 
-async def read_all(ports: Sequence[int], streams: int, tokens: int) -> tuple[int, int]:
-    """Reads that many streams at once, of the ports in turn; returns the tokens generated and the
-    chunks they came in."""
+async def read_all(ports: Sequence[int], streams: int, tokens: int) -> tuple[int, int, int]:
+    """Reads that many streams at once, of the ports in turn; returns the tokens generated, the
+    chunks they came in and the bytes of the responses."""
     bodies = [
         json.dumps({"prompt": f"stream {index} of the bench", "max_tokens": tokens}).encode()
         for index in range(streams)
@@ -138,7 +159,8 @@ async def read_all(ports: Sequence[int], streams: int, tokens: int) -> tuple[int
     whole = f'"completion_tokens":{tokens},'.encode()
     if cut := [read.tail for read in reads if whole not in read.tail]:
         raise SystemExit(f"{len(cut)} streams were cut, one with {cut[0][-200:]!r}")
-    return streams * tokens, sum(read.num_chunks - 2 for read in reads)  # its end, and [DONE]
+    chunks = sum(read.num_chunks - 2 for read in reads)  # without its end, and [DONE]
+    return streams * tokens, chunks, sum(read.num_bytes for read in reads)
 
 
 def conditions() -> dict[str, Any]:

@@ -77,10 +77,12 @@ def streamed(
     of the data of an event, whose schema the document has as an extension."""
     described: dict[str, Any] = {}
     if events is not None:
-        described[EVENT_SCHEMA] = TypeAdapter(events).json_schema(
-            ref_template=f"{_SCHEMAS}{{model}}"
-        )
+        described[EVENT_SCHEMA] = _schema_of(events)
     return {200: {"content": {EVENTS: described}}, **errors(statuses, model)}
+
+
+def _schema_of(events: Any) -> dict[str, Any]:
+    return TypeAdapter(events).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
 
 
 def parameters(*undeclared: tuple[str, str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -94,8 +96,11 @@ def parameters(*undeclared: tuple[str, str, Mapping[str, Any]]) -> dict[str, Any
     }
 
 
-_IDEMPOTENCY_KEY = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
-IDEMPOTENT = parameters(("idempotency-key", "header", _IDEMPOTENCY_KEY))
+_KEY_SCHEMA = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"}
+_KEY = ("idempotency-key", "header", _KEY_SCHEMA)
+EVENTS_HEADER = ("penstock-events", "header", {"type": "string", "enum": ["recovery"]})
+IDEMPOTENT = parameters(_KEY)
+GENERATES = parameters(_KEY, EVENTS_HEADER)
 
 
 def openapi_router() -> APIRouter:
@@ -130,6 +135,21 @@ def customize_openapi(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
+def _define_recoveries(operation: dict[str, Any]) -> None:
+    """Adds the events of lost workers to the schema of a stream's events, if a header asks for
+    them."""
+    if EVENTS_HEADER[0] in (one["name"] for one in operation.get("parameters", ())):
+        content = operation["responses"]["200"]["content"][EVENTS]
+        recovery = _schema_of(load_part("recoveries").Recovery)
+        others = dict(content.get(EVENT_SCHEMA, {}))
+        content[EVENT_SCHEMA] = {
+            "$defs": recovery.pop("$defs") | others.pop("$defs", {}),
+            "if": {"properties": {"type": {"const": "recovery"}}, "required": ["type"]},
+            "then": recovery,
+            "else": others,
+        }
+
+
 def _define_events(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     """Moves the definitions of the schema of a stream's events to those of the document."""
     content = operation["responses"].get("200", {}).get("content", {}).get(EVENTS, {})
@@ -149,6 +169,7 @@ def _customized(document: dict[str, Any]) -> dict[str, Any]:
     components = document["components"]
     for item in document["paths"].values():
         for operation in item.values():
+            _define_recoveries(operation)
             _define_events(operation, components["schemas"])
     for name in _VALIDATION:
         components["schemas"].pop(name, None)

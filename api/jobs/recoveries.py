@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from api.generation.response_schemas import ResponseModel
 from api.http.sse import typed_event
 from shared.messages import Started
 from shared.transport.ports.jobs import JobLook
+
+
+class RecoveryWaiting(ResponseModel):
+    """The job has lost its worker after `tokens` and waits for another one. `cause`: as of an
+    attempt of the job."""
+
+    type: Literal["recovery"] = "recovery"
+    state: Literal["waiting"] = "waiting"
+    tokens: int
+    cause: str | None
+
+
+class RecoveryResumed(ResponseModel):
+    """Another worker has the job, `after_s` seconds after its reader received something last; null:
+    no `waiting` came before."""
+
+    type: Literal["recovery"] = "recovery"
+    state: Literal["resumed"] = "resumed"
+    tokens: int
+    worker: str
+    after_s: float | None
+
+
+Recovery = Annotated[RecoveryWaiting | RecoveryResumed, Field(discriminator="state")]
 
 
 class Recoveries:
@@ -32,7 +59,7 @@ class Recoveries:
         if look is None or look.lost_attempt in (None, self._lost_attempt):
             return False
         self._lost_attempt, self._lost_s = look.lost_attempt, last_news_s
-        self._tell("waiting", look.end.num_tokens, cause=look.cause)
+        self._tell(RecoveryWaiting(tokens=look.end.num_tokens, cause=look.cause))
         return True
 
     def started(self, start: Started, num_tokens: int, now_s: float) -> None:
@@ -41,9 +68,7 @@ class Recoveries:
         if start.attempt > 1:
             after_s = None if self._lost_s is None else round(now_s - self._lost_s, 1)
             self._lost_s = None
-            self._tell("resumed", num_tokens, worker=start.worker_id, after_s=after_s)
+            self._tell(RecoveryResumed(tokens=num_tokens, worker=start.worker_id, after_s=after_s))
 
-    def _tell(self, state: str, num_tokens: int, **more: Any) -> None:
-        self._event = typed_event(
-            {"type": "recovery", "state": state, "tokens": num_tokens, **more}
-        )
+    def _tell(self, recovery: Recovery) -> None:
+        self._event = typed_event(recovery.model_dump())

@@ -14,7 +14,16 @@ from api.errors import MAX_ECHO_CHARS
 from api.generation.models import GenerationDep
 from api.http.caller import Caller, CallerDep
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import KEPT, NAMED, STORE, Absent, errors, parameters, streamed
+from api.http.openapi import (
+    EVENTS_HEADER,
+    KEPT,
+    NAMED,
+    STORE,
+    Absent,
+    errors,
+    parameters,
+    streamed,
+)
 from api.http.time_slices import SlicesDep
 from api.ids import parse_job_id, public_id
 from api.jobs.log_page import check_expiry, read_log_page
@@ -153,7 +162,7 @@ async def _resume_point(
     "/v1/jobs/{name}/stream",
     response_class=Response,
     responses=streamed(KEPT) | {204: {}},
-    openapi_extra=parameters(("token", "query", {"type": "string"})),
+    openapi_extra=parameters(("token", "query", {"type": "string"}), EVENTS_HEADER),
 )
 async def stream_job(
     name: str,

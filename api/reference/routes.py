@@ -10,6 +10,11 @@ PARAMETERS: Mapping[str, str] = {
         "A name that the client chooses: the same request with the same key is the same job, "
         "running or finished, for ten minutes after its end or longer, as the job is kept."
     ),
+    "penstock-events": (
+        "`recovery`: a stream of one job also has events of the type `recovery`, one when the job "
+        "has lost its worker, one when another worker has resumed it. Without a stream it has no "
+        "effect."
+    ),
     "last-event-id": "The same as `after`, which it overrides; a browser's EventSource sends it.",
     "anthropic-version": "Any value: the response has Anthropic's shape.",
     "/responses name": "The id of a response, `resp_...`.",

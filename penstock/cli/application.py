@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.bench import bench
+from penstock.cli.capacity import capacity
 from penstock.cli.chat import chat
 from penstock.cli.doctor import doctor
 from penstock.cli.exits import CommandError, ExitCode
@@ -18,6 +19,7 @@ from penstock.cli.flags import HELP_ALL, with_flags
 from penstock.cli.generate import generate
 from penstock.cli.jobs import jobs
 from penstock.cli.keys import keys
+from penstock.cli.logs import logs
 from penstock.cli.look import status
 from penstock.cli.operate import dead_letters, models, workers
 from penstock.cli.options import PREFIX
@@ -50,7 +52,7 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
         if name in words:
             command = with_flags(name, command, shows_all=HELP_ALL in words)
         app.command(name)(command)
-    asking: tuple[Callable[..., None], ...] = (status, top, chat, generate, bench)
+    asking: tuple[Callable[..., None], ...] = (status, top, logs, chat, generate, bench, capacity)
     for question in asking:
         app.command()(question)
     app.add_typer(workers)

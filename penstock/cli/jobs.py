@@ -124,7 +124,7 @@ def _list_dead(client: Client, limit: int, *, as_json: bool) -> None:
 def show(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     """Shows a job: state, place in the queue, times, tokens, worker, error; and why its prompt was
     cached or computed again."""
-    path = f"/v1/jobs/{in_path(_named(job))}"
+    path = f"/v1/jobs/{in_path(named(job))}"
     found = client_of(url, key).call("GET", path, query={"prefix": "true"})
     _print_job(found, as_json=json)
 
@@ -143,7 +143,7 @@ def cancel(
 ) -> None:
     """Cancels a job in any state, and shows it as it ended; or all live ones that match."""
     wanted = {"state": state, "tenant": tenant, "model": model}
-    of = bulk_choice([] if job is None else [_named(job)], wanted, every=all)
+    of = bulk_choice([] if job is None else [named(job)], wanted, every=all)
     client = client_of(url, key)
     if job is not None:
         _print_job(client.cancel(job), as_json=json)
@@ -154,7 +154,7 @@ def cancel(
 @jobs.command()
 def requeue(job: Id, url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> None:
     """Runs a dead letter's job again, and shows the new job."""
-    path = f"/v1/jobs/{in_path(_named(job))}/requeue"
+    path = f"/v1/jobs/{in_path(named(job))}/requeue"
     _print_job(client_of(url, key).call("POST", path), as_json=json)
 
 
@@ -171,7 +171,7 @@ def follow(
     Ends with 1 where the job did not finish.
     """
     client = client_of(url, key, patience_s=patience, on_recovery=note_recovery)
-    for delta in client.follow(_named(job), raw=True):
+    for delta in client.follow(named(job), raw=True):
         _print_event(delta.event, as_json=json)
 
 
@@ -220,8 +220,8 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
     print_facts(facts)
 
 
-def _named(job: str) -> str:
-    """Raises CommandError for an empty id."""
+def named(job: str) -> str:
+    """Returns the id. Raises CommandError for an empty one."""
     if not job.strip():
         raise CommandError("the id is empty.", ExitCode.UNUSABLE)
     return job

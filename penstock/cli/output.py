@@ -141,14 +141,15 @@ _CAUSES = {
 }
 
 
-def _loss(cause: str | None, tokens: int) -> str:
+def loss_words(cause: str | None, tokens: int) -> str:
+    """Returns how an attempt ended that did not end its job, which then has `tokens`."""
     place = f"after token {tokens}" if tokens else "before the first token"
     return f"{_CAUSES.get(cause or '', 'Worker lost')} {place}"
 
 
 def waiting_words(recovery: Mapping[str, Any]) -> str:
     """Returns the sentence of a job that has lost its worker: its `recovery`, or such an event."""
-    return f"{_loss(recovery['cause'], recovery['tokens'])}, resuming"
+    return f"{loss_words(recovery['cause'], recovery['tokens'])}, resuming"
 
 
 def resumed_words(job: Mapping[str, Any]) -> str | None:
@@ -157,7 +158,7 @@ def resumed_words(job: Mapping[str, Any]) -> str | None:
         return None
     before, after = job["attempts"][-2:]
     gap_s = after["started_at"] - (before.get("ended_at") or after["started_at"])
-    loss = _loss(before.get("cause"), after["completion_tokens"])
+    loss = loss_words(before.get("cause"), after["completion_tokens"])
     return f"{loss}; {_resumed(after['worker'], gap_s)}"
 
 

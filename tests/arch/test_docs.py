@@ -19,7 +19,10 @@ PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 
 @table(
     "page",
-    ["api", "chart_schema", "cli", "config", "metrics", "paths", "plots", "promises", "rescue"],
+    [
+        *("api", "chart_schema", "cli", "config", "metrics", "paths", "plots", "promises"),
+        *("rescue", "scaling"),
+    ],
 )
 def test_a_generated_page_is_what_the_code_says(page: str) -> None:
     """Parameters of the OpenAPI document, commands of the application, settings of the settings

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from shared.messages import ErrorCode, JobState, Usage
-from shared.transport.ports.queue import JobEnd
+from shared.transport.ports.queue import JobEnd, WorkerReport
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.expired_jobs import expire_record
 from tests.support.launched import REPOSITORY, Launched, free_port
@@ -145,6 +145,61 @@ def test_a_job_in_the_background_is_followed_again_and_over_cuts(
         read = says(proxy.base_url, "follows", id=done["id"], raw=raw)
         assert proxy.num_cut == 2
         assert read["text"] == done["texts"][0]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_lost_worker_and_its_successor_are_reported_to_a_client_that_asks(
+    service: RunningService, raw: bool
+) -> None:
+    service.park()
+    queue = service.transport.queue
+    service.call(queue.heartbeat(WorkerReport("w-dies", 20_000, (MODEL,), {"step": 1}, ())))
+    given = {"prompt": "a gate", "parameters": {"model": MODEL, "max_tokens": 20}, "raw": raw}
+    with NodeProgram(
+        "penstock_cases", service.base_url, "recoveries", json.dumps(given), home=our_client()
+    ) as program:
+        name = program.heard()
+        service.call(queue.pull("w-dies", 1, 0))
+        service.call(queue.declare_dead("w-dies"))
+        assert program.heard()["state"] == "waiting"
+        service.call(queue.recover(service.worker.worker_id, 1))
+        assert program.heard()["state"] == "resumed"
+        httpx.delete(f"{service.base_url}/v1/jobs/{name}")
+        heard = program.heard()
+    waiting, resumed = heard["told"]
+    assert waiting == {
+        "type": "recovery",
+        "state": "waiting",
+        "tokens": 0,
+        "cause": "worker_lost",
+    }
+    assert resumed.pop("after_s") > 0
+    assert resumed == {
+        "type": "recovery",
+        "state": "resumed",
+        "tokens": 0,
+        "worker": service.worker.worker_id,
+    }
+    assert [heard[reader]["class"] for reader in ("asks", "plain")] == ["JobCancelled"] * 2
+
+
+def test_an_error_of_the_function_that_takes_recoveries_is_its_caller_s(
+    service: RunningService,
+) -> None:
+    """It is no lost connection, which would be tried again."""
+    service.park()
+    queue = service.transport.queue
+    service.call(queue.heartbeat(WorkerReport("w-dies", 20_000, (MODEL,), {"step": 1}, ())))
+    given = {"prompt": "a gate", "parameters": {"model": MODEL, "max_tokens": 20}}
+    with NodeProgram(
+        "penstock_cases", service.base_url, "throws", json.dumps(given), home=our_client()
+    ) as program:
+        assert program.heard() == "begun"
+        wait_until(lambda: service.call(queue.pull("w-dies", 1, 0)), "the job")
+        service.call(queue.declare_dead("w-dies"))
+        thrown = program.heard()
+        assert (thrown["class"], thrown["message"]) == ("RangeError", "mine")
+        assert program.heard() == "cancelled", "as with any stream that is left"
 
 
 def ai_says(url: str, case: str, **asked: Any) -> Any:

@@ -10,7 +10,7 @@ from api.dialects.chat.request import prepare_chat
 from api.dialects.chat.response_schemas import ChatCompletion, ChatEvent
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
-from api.http.openapi import IDEMPOTENT, JOB, streamed
+from api.http.openapi import GENERATES, JOB, streamed
 from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import SUBMITS_JOB, JobsDep
@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
     "/v1/chat/completions",
     response_model=ChatCompletion,
     responses=streamed(JOB, events=ChatEvent),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=GENERATES,
     dependencies=SUBMITS_JOB,
 )
 async def create_chat_completion(

@@ -9,7 +9,7 @@ from api.dialects.generate.protocol import Generated, GenerateRequest
 from api.dialects.generate.request import prepare_generate
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
-from api.http.openapi import IDEMPOTENT, JOB, streamed
+from api.http.openapi import GENERATES, JOB, streamed
 from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import SUBMITS_JOB, JobsDep
@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Native"])
     "/generate",
     response_model=Generated,
     responses=streamed(JOB),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=GENERATES,
     dependencies=SUBMITS_JOB,
 )
 async def generate(

@@ -20,7 +20,7 @@ from api.generation.ignored_parameters import report_ignored
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep
 from api.http.json_response import anthropic_status, json_response
-from api.http.openapi import BODY, IDEMPOTENT, JOB, errors, streamed
+from api.http.openapi import BODY, GENERATES, JOB, errors, streamed
 from api.jobs.generation_response import generation_response
 from api.jobs.request_reader import JsonRoute
 from api.jobs.service import SUBMITS_JOB, JobsDep
@@ -32,7 +32,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
     "/v1/messages",
     response_model=MessagesAnswer,
     responses=streamed(map(anthropic_status, JOB), MessagesError, MessagesEvent),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=GENERATES,
     dependencies=SUBMITS_JOB,
 )
 async def create_message(

@@ -37,7 +37,16 @@ from api.generation.formatter import Timing
 from api.generation.models import GenerationDep
 from api.http.caller import CallerDep, caller_in
 from api.http.json_response import LongJsonResponse, json_response
-from api.http.openapi import IDEMPOTENT, JOB, KEPT, errors, streamed
+from api.http.openapi import (
+    EVENTS_HEADER,
+    GENERATES,
+    IDEMPOTENT,
+    JOB,
+    KEPT,
+    errors,
+    parameters,
+    streamed,
+)
 from api.http.response_headers import set_durability_header, set_rate_limit_headers
 from api.http.sse import TYPED
 from api.http.time_slices import SlicesDep
@@ -58,7 +67,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
     "/v1/responses",
     response_model=ResponseObject,
     responses=streamed(JOB),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=GENERATES,
 )
 async def create_response(
     request: Request,
@@ -116,7 +125,12 @@ async def count_response_tokens(
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
-@router.get("/v1/responses/{name}", response_model=ResponseObject, responses=streamed(KEPT))
+@router.get(
+    "/v1/responses/{name}",
+    response_model=ResponseObject,
+    responses=streamed(KEPT),
+    openapi_extra=parameters(EVENTS_HEADER),
+)
 async def get_response(
     name: str,
     query: Annotated[ResponseQuery, Query()],

@@ -53,3 +53,11 @@ export function answerOf(jobId: string, model: string, choices: Choice[], usage:
 export function emptyDelta(event: Json): Delta {
   return { text: '', index: 0, reasoning: '', toolCalls: [], tokenIds: [], logprobs: null, finishReason: null, event };
 }
+
+/**
+ * Sent while a stream is read: its job has lost its worker after `tokens`, or another worker has
+ * resumed it, `after_s` seconds after something came last; null: the loss was too short to be found.
+ */
+export type Recovery =
+  | { type: 'recovery'; state: 'waiting'; tokens: number; cause: string | null }
+  | { type: 'recovery'; state: 'resumed'; tokens: number; worker: string; after_s: number | null };

@@ -1,4 +1,4 @@
-import type { Json } from './answer.js';
+import type { Json, Recovery } from './answer.js';
 import { PenstockError } from './errors.js';
 import type { Event } from './events.js';
 import { Caller, pause, type Opened } from './http.js';
@@ -17,6 +17,8 @@ import {
 } from './requests.js';
 import { Stream } from './stream.js';
 
+const RECOVERY = 'recovery'; // the name of the events that onRecovery takes
+
 export interface ClientOptions {
   /** An API key, where the service asks for one. Without it that of PENSTOCK_KEY. */
   key?: string;
@@ -29,6 +31,8 @@ export interface ClientOptions {
   timeoutMs?: number;
   /** Another `fetch`, such as one with other certificates. */
   fetch?: typeof globalThis.fetch;
+  /** Called while a stream is read: its job has lost its worker, or another one has resumed it. */
+  onRecovery?: (recovery: Recovery) => void;
 }
 
 /** The parameters of a route, under the service's names, such as `max_tokens`. */
@@ -74,6 +78,7 @@ export class Client {
   private readonly places: Places;
   private readonly patienceMs: number;
   private readonly caller: Caller;
+  private readonly onRecovery: ClientOptions['onRecovery'];
 
   /**
    * Takes the URLs of one or several frontends: another one is asked when one is away. Without them
@@ -85,6 +90,7 @@ export class Client {
     // A browser's fetch must be called on its window.
     const fetch = options.fetch ?? ((input, init) => globalThis.fetch(input, init));
     this.caller = new Caller(options.key, options.timeoutMs ?? 60_000, fetch);
+    this.onRecovery = options.onRecovery;
   }
 
   /** The frontend that is asked next. */
@@ -187,8 +193,14 @@ export class Client {
   }
 
   /** @internal */
-  connect(request: Request, url: string, signal?: AbortSignal): AsyncGenerator<Opened | Event, void> {
-    return this.caller.connect(request, url, signal);
+  async *connect(request: Request, url: string, signal?: AbortSignal): AsyncGenerator<Opened | Event, void> {
+    const { onRecovery } = this;
+    const headers = onRecovery ? { ...request.headers, 'penstock-events': RECOVERY } : request.headers ?? {};
+    for await (const event of this.caller.connect({ ...request, headers }, url, signal)) {
+      // Not within the caller: an error of the function is no lost connection.
+      if (onRecovery && 'name' in event && event.name === RECOVERY) onRecovery(event.data as Recovery);
+      else yield event;
+    }
   }
 
   /** @internal */

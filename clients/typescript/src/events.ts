@@ -2,9 +2,10 @@
 import type { Json } from './answer.js';
 import { PenstockError } from './errors.js';
 
-/** One event; `data` is its JSON, null for `[DONE]` and where nothing is left. */
+/** One event; `name` is '' without an `event:` line, `data` is its JSON, null for `[DONE]` and where nothing is left. */
 export interface Event {
   id: string;
+  name: string;
   data: Json | null;
 }
 
@@ -12,6 +13,7 @@ export interface Event {
 class EventParser {
   private data: string[] = [];
   private id = '';
+  private name = '';
 
   constructor(private url: string) {}
 
@@ -23,16 +25,19 @@ class EventParser {
     const value = colon < 0 ? '' : line.slice(colon + 1).replace(/^ /, '');
     if (field === 'data') this.data.push(value);
     else if (field === 'id') this.id = value;
+    else if (field === 'event') this.name = value;
     return null;
   }
 
   private end(): Event | null {
+    const { id, name } = this;
+    this.name = '';
     if (!this.data.length) return null;
     const text = this.data.join('\n');
     this.data = [];
-    if (text === '[DONE]') return { id: this.id, data: null };
+    if (text === '[DONE]') return { id, name, data: null };
     try {
-      return { id: this.id, data: JSON.parse(text) };
+      return { id, name, data: JSON.parse(text) };
     } catch {
       throw new PenstockError(`${this.url} is not a Penstock frontend: it did not return JSON.`);
     }

@@ -52,7 +52,7 @@ export class Caller {
         throw refusal(response.status, await response.text(), response.headers, url);
       }
       if (response.status === 204 || !response.body) {
-        yield { id: '', data: null };
+        yield { id: '', name: '', data: null };
         return;
       }
       yield { requestId: response.headers.get('x-request-id') ?? '' };

@@ -6,7 +6,7 @@
  *     const client = new Client('http://127.0.0.1:8000');
  *     for await (const delta of client.chat('What is a penstock?')) process.stdout.write(delta.text);
  */
-export type { Answer, Choice, Delta, Json } from './answer.js';
+export type { Answer, Choice, Delta, Json, Recovery } from './answer.js';
 export { Client, type Calling, type ClientOptions, type Following, type Leaving, type Parameters, type Submitting } from './client.js';
 export {
   Gone,

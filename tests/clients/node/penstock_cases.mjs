@@ -84,6 +84,22 @@ const cases = {
     const stream = client.follow(asked.id, { raw: asked.raw });
     say(await read(stream));
   },
+  async recoveries() { // of one reader that asks, while another one does not
+    const told = [];
+    const asking = new Client(urls, { patienceMs: 20_000, onRecovery: (recovery) => { told.push(recovery); say(recovery); } });
+    const id = await client.submit(asked.prompt, asked.parameters);
+    const reads = [asking, client].map((one) => read(one.follow(id, { raw: asked.raw })).catch(wrong));
+    say(id);
+    const [asks, plain] = await Promise.all(reads);
+    say({ told, asks, plain });
+  },
+  async throws() { // the error of the caller's own function
+    const asking = new Client(urls, { onRecovery: () => { throw new RangeError('mine'); } });
+    const stream = asking.chat(asked.prompt, asked.parameters);
+    say('begun');
+    say(wrong(await stream.result().catch((error) => error)));
+    say((await client.job(stream.jobId)).status);
+  },
   async calls() {
     const outcomes = [];
     for (const [method, path] of asked.requests) {

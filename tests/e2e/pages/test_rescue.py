@@ -86,6 +86,11 @@ def open_page(browser: Browser, service: Launched, path: str) -> tuple[Tab, Page
     return tab, tab.page
 
 
+@pytest.mark.promise(
+    "Runtime: a killed worker is seen: the chat, the job's page and the command show that the job "
+    "waits after which token, then which worker resumed it, where and after how long; the answer "
+    "is the undisturbed one"
+)
 def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     tab: Tab, browser: Browser, service: Launched
 ) -> None:
@@ -150,6 +155,11 @@ def test_a_rescue_is_seen_while_no_worker_lives_and_afterwards(
     share = gap_s / (job["ended_at"] - job["created_at"])
     assert float(bar.get_attribute("width") or 0) == pytest.approx(1000 * share, rel=0.01)
     assert RESUMED.search(penstock(service, "jobs", "show", job_id))
+    log = penstock(service, "logs", job_id)
+    assert f"Worker lost after token {recovery['tokens']}: {first['worker']}\n" in log
+    assert (
+        f"attempt 2 started on worker {second['worker']}, after token {recovery['tokens']}" in log
+    )
     page.reload()  # it is kept with the chat
     expect(last_answer(page).locator(".rescue")).to_have_text(RESUMED)
     expect(last_answer(page).get_by_role("img", name=RESUMED)).to_have_count(1)

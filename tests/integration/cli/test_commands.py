@@ -24,6 +24,7 @@ from penstock.client import Client
 from shared.messages import JobState
 from shared.process import dying_with_this_process
 from shared.transport.ports.deployment import ProcessKind
+from shared.transport.ports.queue import WorkerReport
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.expired_jobs import expire_record, expire_text
 from tests.support.launched import REPOSITORY, free_port
@@ -160,6 +161,7 @@ def test_each_frontend_is_tried_where_one_is_away(
 def test_what_is_not_there_ends_with_its_own_code(penstock: Any, free: str) -> None:
     for words in (("show", "none"), ("cancel", "none"), ("requeue", "none"), ("follow", "none")):
         assert penstock("jobs", *words).code == ExitCode.NOT_FOUND
+    assert penstock("logs", "none", url=free).code == ExitCode.NO_SERVICE
     away = penstock("jobs", "list", url=free)
     assert (away.code, away.out) == (ExitCode.NO_SERVICE, "")
     assert away.err.count("\n") == 1
@@ -201,6 +203,57 @@ def test_a_job_is_followed_to_its_end_over_lost_connections(
     events = penstock("jobs", "follow", whole["id"], "--json").objects
     assert "".join(event["text"] for event in events) == whole["text"]
     assert events[-1]["done"]
+
+
+def test_the_log_of_a_job_is_followed_over_a_lost_worker_to_its_end(
+    penstock: Any, service: RunningService, client: httpx.Client
+) -> None:
+    service.park()
+    queue = service.transport.queue
+    with Client(service.base_url) as submitting:
+        name = submitting.submit("a gate", model=MODEL)
+    service.call(queue.heartbeat(WorkerReport("w-dies", 20_000, (MODEL,), {"step": 1}, ())))
+    service.call(queue.pull("w-dies", 1, 0))
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "logs", name, "-f", "--json", "--url", service.base_url],
+        stdout=subprocess.PIPE,
+        preexec_fn=dying_with_this_process(),
+    ) as process:
+        assert process.stdout is not None
+        lines = map(json.loads, process.stdout)
+        assert [next(lines)["event"], next(lines)["worker"]] == ["queued", "w-dies"]
+        service.call(queue.declare_dead("w-dies"))
+        lost = next(lines)
+        assert (lost["event"], lost["attempt"], lost["cause"]) == ("lost", 1, "worker_lost")
+        service.call(queue.recover(service.worker.worker_id, 1))
+        resumed = next(lines)
+        assert (resumed["attempt"], resumed["worker"]) == (2, service.worker.worker_id)
+        client.delete(f"/v1/jobs/{name}")
+        (end,) = lines
+        assert (end["event"], end["reason"]) == ("cancelled", "cancelled")
+        assert process.wait(30) == ExitCode.OK
+    shown = penstock("logs", name)
+    assert shown.code == ExitCode.OK
+    for sentence, line in zip(
+        (
+            f"queued for {MODEL}, ",
+            "attempt 1 started on worker w-dies",
+            "Worker lost before the first token: w-dies",
+            f"attempt 2 started on worker {service.worker.worker_id}",
+            "cancelled (cancelled) with 0 output tokens",
+        ),
+        shown.out.splitlines(),
+        strict=True,
+    ):
+        assert re.search(rf" \+\d+\.\d{{3}} s  {re.escape(sentence)}", line)
+
+
+def test_the_log_of_a_job_folds_its_tokens_into_its_attempt(penstock: Any, job: str) -> None:
+    *_, started, first, end = penstock("logs", job, "--json").objects
+    assert [one["event"] for one in (started, first, end)] == ["started", "first_token", "finished"]
+    assert started["at"] <= first["at"] <= end["at"]
+    assert (end["tokens"], end["reason"]) == (PROMPT["max_tokens"], "length")
+    assert penstock("logs", "none").code == ExitCode.NOT_FOUND
 
 
 def test_a_running_job_is_cancelled_and_its_follower_is_told(

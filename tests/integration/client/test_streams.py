@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -265,6 +266,32 @@ def test_a_lost_worker_and_the_next_one_are_told_to_who_asks_for_it(
         "worker": service.worker.worker_id,
     }
     assert all(delta.event.get("type") != "recovery" for delta in others)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages"]
+)
+def test_each_dialect_reports_a_lost_worker_to_who_asks_as_documented(
+    service: RunningService, path: str
+) -> None:
+    """The service of these tests compares each event with the document."""
+    service.park()
+    queue = service.transport.queue
+    service.call(queue.heartbeat(WorkerReport("w-dies", 20_000, (MODEL,), {"step": 1}, ())))
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "stream": True}
+    is_chat = path in ("/v1/chat/completions", "/v1/messages")
+    body |= {"messages": [{"role": "user", "content": PROMPT}]} if is_chat else {"prompt": PROMPT}
+    with (
+        httpx.Client(base_url=service.base_url, timeout=20) as http,
+        http.stream("POST", path, json=body, headers={"Penstock-Events": "recovery"}) as answer,
+    ):
+        service.call(queue.pull("w-dies", 1, 0))
+        service.call(queue.declare_dead("w-dies"))
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line.startswith("event: ")) == "event: recovery"
+        assert json.loads(next(lines).removeprefix("data: "))["state"] == "waiting"
+        http.delete(f"/v1/jobs/{answer.headers['x-request-id']}")
+        assert "event: recovery" not in list(lines)
 
 
 def test_who_asks_for_recoveries_of_a_whole_answer_gets_the_answer_alone(

@@ -325,6 +325,27 @@ def test_an_event_of_a_message_has_no_undocumented_member(document: dict[str, An
     assert not validator.is_valid(start)
 
 
+def test_the_streams_that_report_a_lost_worker_have_its_events(document: dict[str, Any]) -> None:
+    reporting = {
+        route: operation["responses"]["200"]["content"][EVENTS][EVENT_SCHEMA]
+        for route, operation in operations()
+        if any(one["name"] == "penstock-events" for one in operation.get("parameters", ()))
+    }
+    generating = ("chat/completions", "completions", "messages", "responses")
+    assert set(reporting) == {
+        *(f"POST /v1/{path}" for path in generating),
+        "POST /generate",
+        "GET /v1/responses/{name}",
+        "GET /v1/jobs/{name}/stream",
+    }
+    event = {"type": "recovery", "state": "resumed", "tokens": 3, "worker": "w", "after_s": None}
+    for route, schema in reporting.items():
+        whole = {**schema, "components": document["components"]}
+        validator = jsonschema.Draft202012Validator(whole)
+        assert validator.is_valid(event), route
+        assert not validator.is_valid({**event, "state": "waiting", "after_s": 1.0}), route
+
+
 def test_ignored_parameters_have_types_and_bounded_ones_bounds(
     document: dict[str, Any],
 ) -> None:

@@ -92,7 +92,8 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 def test_every_command_has_json() -> None:
     found = dict(commands(typer.main.get_command(application())))
     asked = ["up", "api", "worker", "doctor"]
-    asked += ["status", "workers", "top", "chat", "generate", "bench"]
+    asked += ["status", "workers", "top", "logs", "chat", "generate"]
+    asked += ["bench", "capacity"]
     listed = [("jobs", name) for name in ("list", "show", "follow", "cancel", "requeue")]
     listed += [("keys", "new"), ("keys", "list"), ("workers", "drain"), ("workers", "resume")]
     listed += [("models", name) for name in ("list", "pause", "resume")]
