@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from worker.engine.queue import make_policy
-from worker.engines.vllm.admission import Admission
+from worker.engine.admission import Admission
 
 SEATS = 4
 
