@@ -32,7 +32,7 @@ from worker.engine.request import (
     check_request,
 )
 from worker.engine.stop import StopMatch, find_stop
-from worker.engines.http.servers import Piece
+from worker.engines.http.servers import END, Piece
 from worker.engines.http.upstreams import UpstreamBroke, UpstreamRefused, Upstreams
 
 STEP_WAIT_S = 0.01  # for the first token; a new request or a cancel waits as long
@@ -112,7 +112,9 @@ class HttpEngine:
         self._news: queue.SimpleQueue[tuple[LiveRequest, Piece | _Failure]] = queue.SimpleQueue()
         self._counts = _Counts()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="upstreams", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="upstreams", daemon=True
+        )
         self._thread.start()
         self._upstreams = asyncio.run_coroutine_threadsafe(_call(connect), self._loop).result()
 
@@ -245,9 +247,8 @@ class HttpEngine:
             upstream.num_running += 1
             try:
                 request = replace(live.request, output_token_ids=tuple(output))
-                eos = self.config.eos_token_ids
-                body = upstream.body(request, live.most_tokens, eos)
-                pieces = self._upstreams.generate(upstream, body, request, eos)
+                body = upstream.body(request, live.most_tokens, self.config.eos_token_ids)
+                pieces = self._upstreams.generate(upstream, body, request.params.logprobs)
                 async with aclosing(pieces):
                     async for piece in pieces:
                         output += piece.token_ids
@@ -303,10 +304,12 @@ class HttpEngine:
         self._counts.generated_tokens += len(new)
         if stop is not None or news.reason:
             self._forget(live)
+        if stop is None and news.reason == END:
+            stop = StopMatch(FinishReason.STOP)
         if stop is None and news.reason:
             reason = f"the upstream ended it: {news.reason}"
             return [_failed(live, ErrorCode.ENGINE_ERROR, reason)]
-        if not new:
+        if not new and stop is None:
             return []
         logprobs: tuple[TokenLogprob, ...] | None = None
         if live.request.params.logprobs is not None:

@@ -14,12 +14,15 @@ from worker.engine.errors import RequestRefused
 from worker.engine.request import EngineRequest
 from worker.engines.sampling_members import sampling_members
 
+END = "end"
+
 _TOKEN_ID = "token_id:"
 _MAX_LLAMA_SEED = 2**32 - 2  # the number after it stands for a random seed
 
 
 class Piece(NamedTuple):
-    """The tokens of one event. `reason`: the upstream ended the output, for this reason."""
+    """The tokens of one event. `reason`: the upstream ended the output, for this reason; END at the
+    model's own end."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -58,7 +61,7 @@ class Server(Protocol):
         """
         ...
 
-    def read(self, event: Mapping[str, Any], eos_token_ids: Set[int], num_top: int | None) -> Piece:
+    def read(self, event: Mapping[str, Any], num_top: int | None) -> Piece:
         """Reads one event of the stream, with `num_top` log probabilities a token."""
         ...
 
@@ -92,7 +95,7 @@ class VllmServer:
             "skip_special_tokens": False,
         }
 
-    def read(self, event: Mapping[str, Any], eos_token_ids: Set[int], num_top: int | None) -> Piece:
+    def read(self, event: Mapping[str, Any], num_top: int | None) -> Piece:
         if not event["choices"]:
             return Piece(())
         choice = event["choices"][0]
@@ -159,7 +162,7 @@ class LlamaServer:
             body["n_probs"] = max(1, params.logprobs)
         return body
 
-    def read(self, event: Mapping[str, Any], eos_token_ids: Set[int], num_top: int | None) -> Piece:
+    def read(self, event: Mapping[str, Any], num_top: int | None) -> Piece:
         token_ids = tuple(map(int, event["tokens"] or ()))
         logprobs: tuple[TokenLogprob, ...] = ()
         if num_top is not None and token_ids:
@@ -176,12 +179,8 @@ class LlamaServer:
         if not event.get("stop"):
             return Piece(token_ids, logprobs)
         reason = str(event.get("stop_type") or "stop")
-        if reason == "eos" and eos_token_ids:
-            # It does not send the token at which it ends.
-            end = min(eos_token_ids)
-            ended = (TokenLogprob(end, 0.0),) if num_top is not None else ()
-            return Piece((*token_ids, end), (*logprobs, *ended), reason)
-        return Piece(token_ids, logprobs, reason)
+        # It also ends at tokens that are ends by its own list, after it has sent them.
+        return Piece(token_ids, logprobs, END if reason == "eos" else reason)
 
 
 SERVERS: tuple[Server, ...] = (VllmServer(), LlamaServer())

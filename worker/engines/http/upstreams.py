@@ -117,10 +117,11 @@ class Upstreams:
         self,
         upstream: Upstream,
         body: Mapping[str, Any],
-        request: EngineRequest,
-        eos_token_ids: Set[int],
+        num_top: int | None,
     ) -> AsyncGenerator[Piece]:
         """Yields the tokens of a request as they come; the last piece has a reason.
+
+        `num_top`: log probabilities of each token; None: none.
 
         Raises UpstreamBroke, UpstreamRefused.
         """
@@ -147,7 +148,7 @@ class Upstreams:
                     if sent.data == "[DONE]":
                         continue
                     event = _read(sent.data)
-                    piece = found.server.read(event, eos_token_ids, request.params.logprobs)
+                    piece = found.server.read(event, num_top)
                     if piece.token_ids:
                         timeout_s = TOKEN_TIMEOUT_S
                     yield piece
