@@ -95,7 +95,7 @@ async def _answer_of(
 ) -> dict[str, Any] | None:
     """Returns the JSON object that a GET, or a POST with `body`, is answered; None for a 404.
 
-    Raises ModelError for another answer, or OSError if there is none.
+    Raises ModelError for another answer, OSError without one.
     """
     try:
         response = await http.request(

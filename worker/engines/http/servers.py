@@ -33,8 +33,8 @@ class Facts(NamedTuple):
     """A server's answers before the first request."""
 
     version: str  # with its name
-    max_model_len: int  # 0: it does not tell
-    num_slots: int = 0  # 0: it does not tell
+    max_model_len: int  # 0: it does not report
+    num_slots: int = 0  # 0: it does not report
 
 
 class Server(Protocol):
