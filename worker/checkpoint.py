@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,8 @@ def weights_digest(checkpoint: Checkpoint) -> str:
     return whole.hexdigest()[:DIGEST_CHARS]
 
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", *OLDER_FORMS)
+TEXT_FILES = ("*.json", "*.jinja", "*.txt", *OLDER_FORMS)
+HUB_FILES = ("*.safetensors", *TEXT_FILES)
 # The same weights once more, in their author's own layout, which has no place here.
 NOT_HUB_FILES = ("consolidated*", "original/*")
 
@@ -232,11 +233,14 @@ def find_checkpoint(
     model: str,
     served_model_name: str,
     on_download: Callable[[float], None] = lambda share: None,
+    *,
+    with_weights: bool = True,
 ) -> Checkpoint:
     """Returns the checkpoint; downloads a hub model, with a progress bar, unless it is cached.
     `owner/name@revision`: that branch, tag or commit of it.
 
-    `on_download` gets the downloaded share, in any thread. Raises CheckpointNotFound.
+    `on_download` gets the downloaded share, in any thread. Without `with_weights` only the files that
+    text needs are downloaded. Raises CheckpointNotFound.
     """
     name = served_name(model, served_model_name)
     if sentence := gguf_refusal(model):
@@ -248,7 +252,9 @@ def find_checkpoint(
         return Checkpoint(_with_files(path, f"PENSTOCK_MODEL={model!r}"), name)
     if not _HUB_ID.fullmatch(model):
         raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r} is neither a directory nor a hub id.")
-    return Checkpoint(_from_hub(model, on_download), name)
+    return Checkpoint(
+        _from_hub(model, on_download, HUB_FILES if with_weights else TEXT_FILES), name
+    )
 
 
 def _with_files(path: Path, what: str) -> Path:
@@ -272,7 +278,7 @@ def _with_files(path: Path, what: str) -> Path:
         ) from None
 
 
-def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
+def _from_hub(model: str, on_download: Callable[[float], None], files: Sequence[str]) -> Path:
     # Here and not above: it takes most of a second, and a local directory does not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -283,7 +289,7 @@ def _from_hub(model: str, on_download: Callable[[float], None]) -> Path:
             snapshot_download(
                 repository,
                 revision=revision or None,
-                allow_patterns=list(HUB_FILES),
+                allow_patterns=list(files),
                 ignore_patterns=list(NOT_HUB_FILES),
                 tqdm_class=_reporting_bar(on_download),
             )

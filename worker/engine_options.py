@@ -13,7 +13,7 @@ from shared.messages import MAX_CHOICES, InvalidParameter
 from worker.engine.config import EngineConfig
 
 Runner = Literal["model", "echo"]
-EngineName = Literal["penstock", "vllm"]
+EngineName = Literal["penstock", "vllm", "http"]
 VllmSampler = Literal["auto", "penstock", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
@@ -52,6 +52,9 @@ class EngineOptions:
     engine_python: str = ""  # interpreter of the engine process; empty: the service's
     vllm_args: str = ""  # JSON object of vLLM's EngineArgs
     vllm_sampler: VllmSampler = "auto"  # see worker.engines.vllm.options
+    upstream_urls: str = ""  # see worker.engines.http.options
+    upstream_model: str = ""  # its name there; empty: the only one
+    upstream_key_file: str = ""
     tensor_parallel_size: int = 1  # devices, or processes on a CPU, that share the model
 
     model_impl: ModelImpl = "auto"  # see worker.model.build.choose_source

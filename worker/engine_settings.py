@@ -28,6 +28,7 @@ from worker.engine_options import (
     max_waiting,
     one_device,
 )
+from worker.engines.http.options import parse_upstreams
 from worker.engines.vllm.options import parse_vllm_args
 
 # How the model writes tool calls, and marks its reasoning; auto: as its chat template does.
@@ -39,10 +40,11 @@ else:
     ReasoningFormatChoice = Literal[("auto", "none", *map(str, ReasoningFormat))]
 
 MAX_VLLM_ARGS_CHARS = 65_536
+MAX_UPSTREAM_CHARS = 16_384
 
-# Settings that one engine alone has; the other's worker refuses them.
-OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
-    "penstock": (
+# Settings that some engines do not have; their workers refuse them.
+OF_ENGINES: dict[tuple[EngineName, ...], tuple[str, ...]] = {
+    ("penstock",): (
         "runner",
         "echo_step_ms",
         "cpu_tier",
@@ -55,7 +57,18 @@ OF_ONE_ENGINE: dict[EngineName, tuple[str, ...]] = {
         "step_target_ms",
         "model_impl",
     ),
-    "vllm": ("engine_python", "vllm_args", "vllm_sampler"),
+    ("vllm",): ("engine_python", "vllm_args", "vllm_sampler"),
+    ("http",): ("upstream_urls", "upstream_model", "upstream_key_file"),
+    ("penstock", "vllm"): (
+        "tensor_parallel_size",
+        "dtype",
+        "load_format",
+        "block_size",
+        "num_kv_blocks",
+        "kv_cache_memory_gb",
+        "max_num_batched_tokens",
+        "prefix_caching",
+    ),
 }
 
 
@@ -119,7 +132,8 @@ class EngineSettings(SharedSettings):
     )
     engine: EngineName = Field(
         default="penstock",
-        description="penstock: this project's engine; vllm: vLLM's, in PENSTOCK_ENGINE_PYTHON.",
+        description="penstock: this project's engine; vllm: vLLM's, in PENSTOCK_ENGINE_PYTHON; "
+        "http: a vLLM or llama.cpp server that runs already, at PENSTOCK_UPSTREAM_URLS.",
         json_schema_extra=symptom(
             "The model is not supported by this project's engine, or is faster in vLLM."
         ),
@@ -147,6 +161,26 @@ class EngineSettings(SharedSettings):
         json_schema_extra=symptom(
             "An output that continues after a restart must be exact, or sampling is slow."
         ),
+    )
+    upstream_urls: str = Field(
+        default="",
+        max_length=MAX_UPSTREAM_CHARS,
+        description="Base URLs of servers for PENSTOCK_ENGINE=http, separated by commas, each with "
+        "its share: http://a:8000 weight=2, http://b:8000. PENSTOCK_MODEL names the checkpoint "
+        "that they serve, whose tokenizer and chat template are used.",
+        json_schema_extra=symptom("A vLLM or llama.cpp server runs already and needs a queue."),
+    )
+    upstream_model: str = Field(
+        default="",
+        max_length=200,
+        description="Name of the model at the upstreams; empty: they serve only one.",
+        json_schema_extra=symptom("The worker does not start because an upstream has more models."),
+    )
+    upstream_key_file: str = Field(
+        default="",
+        max_length=4096,
+        description="File with the API key of the upstreams; a change is read at once.",
+        json_schema_extra=symptom("An upstream answers 401."),
     )
     tensor_parallel_size: int = Field(
         default=1,
@@ -344,6 +378,12 @@ class EngineSettings(SharedSettings):
             raise ValueError(f"there is no file {str(value)!r}")
         return path
 
+    @field_validator("upstream_urls")
+    @classmethod
+    def _upstream_addresses(cls, value: str) -> str:
+        parse_upstreams(value)
+        return value
+
     @field_validator("vllm_args")
     @classmethod
     def _engine_args(cls, value: str) -> str:
@@ -352,11 +392,16 @@ class EngineSettings(SharedSettings):
 
     @model_validator(mode="after")
     def _fits_its_engine(self) -> Self:
-        for engine, names in OF_ONE_ENGINE.items():
-            for name in names if engine != self.engine else ():
+        for engines, names in OF_ENGINES.items():
+            for name in names if self.engine not in engines else ():
                 value = getattr(self, name)
                 if value != type(self).model_fields[name].default:
-                    raise ValueError(f"{_named(name, value)} is for PENSTOCK_ENGINE={engine}")
+                    allowed = " or ".join(f"PENSTOCK_ENGINE={engine}" for engine in engines)
+                    raise ValueError(f"{_named(name, value)} is for {allowed}")
+        if self.engine == "http" and not self.upstream_urls:
+            raise ValueError(
+                "PENSTOCK_ENGINE=http needs PENSTOCK_UPSTREAM_URLS, such as http://127.0.0.1:8000"
+            )
         if self.tensor_parallel_size > 1 and self.runner != "model":
             raise ValueError(
                 f"PENSTOCK_TENSOR_PARALLEL_SIZE is not for PENSTOCK_RUNNER={self.runner}"

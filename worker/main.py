@@ -60,7 +60,12 @@ def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
     name = served_name(settings.model, settings.served_model_name)
     connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
     with DownloadReport(worker_id, name, connect) as report:
-        return find_checkpoint(settings.model, settings.served_model_name, report)
+        return find_checkpoint(
+            settings.model,
+            settings.served_model_name,
+            report,
+            with_weights=settings.engine != "http",
+        )
 
 
 async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str, logs: Logs) -> int:

@@ -60,6 +60,7 @@ def _findings() -> Iterator[Finding]:
         check_memory,
         check_ports,
         check_private_server,
+        check_upstreams,
     )
     from penstock.doctor.server import check_redis
     from shared.cuda_devices import device_type
@@ -77,12 +78,16 @@ def _findings() -> Iterator[Finding]:
 
         yield from check_model(worker.model)
         on_cpu = device_type(worker.device) != "cuda"
-        yield from check_memory(weights_bytes(worker.model), on_cpu=on_cpu)
+        if worker.engine != "http":
+            yield from check_memory(weights_bytes(worker.model), on_cpu=on_cpu)
         if worker.engine == "penstock" and on_cpu:
             yield from check_compiler()
             if cache_directory() is None:
                 yield wrong("cache", "There is no directory for compiled kernels: XDG_CACHE_HOME.")
-        yield from check_engine(worker.engine, worker.device, worker.engine_python)
+        if worker.engine == "http":
+            yield from check_upstreams(worker.upstream_urls, worker.upstream_key_file)
+        else:
+            yield from check_engine(worker.engine, worker.device, worker.engine_python)
     from penstock.doctor.tracing import check_tracing
 
     yield from check_tracing()

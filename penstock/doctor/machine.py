@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 
+import httpx2
+
 from penstock.doctor.finding import Finding, fine, warning, wrong
 from penstock.launcher.redis_server import find_server_binary
 from penstock.launcher.vllm_environment import build_for, is_made
@@ -27,11 +29,14 @@ from shared.cuda_devices import (
     has_nvidia_gpu,
     no_such_device,
 )
+from worker.engines.http.finding import KeyFile
+from worker.engines.http.options import parse_upstreams
 from worker.runtime.compilers import kernel_cache
 
 NEEDED_BYTES = 100 * 10**6
 LITTLE_BYTES = 2 * 10**9
 TORCH_TIMEOUT_S = 120
+UPSTREAM_TIMEOUT_S = 5
 # Its argument is the number of the device to try, or -1.
 _TORCH = """
 import json, sys, torch
@@ -176,6 +181,21 @@ def check_compiler() -> Iterator[Finding]:
         yield warning("compiler", f"{path} ends with status {ended.returncode}.")
     else:
         yield fine("compiler", ended.stdout.splitlines()[0])
+
+
+def check_upstreams(urls: str, key_file: str) -> Iterator[Finding]:
+    """Yields whether each server of PENSTOCK_UPSTREAM_URLS answers, and what it serves."""
+    key = KeyFile(key_file)
+    with httpx2.Client(timeout=UPSTREAM_TIMEOUT_S) as http:
+        for url, _ in parse_upstreams(urls):
+            try:
+                response = http.get(f"{url}/v1/models", headers=key.headers())
+                response.raise_for_status()
+                names = ", ".join(str(entry["id"]) for entry in response.json()["data"])
+            except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError) as error:
+                yield wrong("engine", f"the upstream {url} fails: {type(error).__name__}: {error}")
+            else:
+                yield fine("engine", f"the upstream {url} serves {names}")
 
 
 def check_engine(engine: str, device: str, engine_python: str) -> Iterator[Finding]:

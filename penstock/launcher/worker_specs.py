@@ -223,7 +223,7 @@ def _read(path: Path) -> list[WorkerSpec]:
         workers = table.pop("workers", 1)
         if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
             raise SettingsError(f"{where}: workers must be a number from 1 to {MAX_WORKERS}.")
-        own = _variables(where, table, [other for other in engines if other != engines[number - 1]])
+        own = _variables(where, table, engines[number - 1], engines)
         name = _name_of(where, own)
         checkpoint = own.get(variable_of("MODEL"), "")
         if name in seen and seen[name][0] != checkpoint:
@@ -259,14 +259,14 @@ def _tables(path: Path) -> list[dict[str, Any]]:
 
 
 def _variables(
-    where: str, table: Mapping[str, Any], other_engines: Sequence[Any]
+    where: str, table: Mapping[str, Any], own_engine: object, others: Sequence[object]
 ) -> dict[str, str]:
     """Returns a table as environment variables, all of them checked.
 
-    A setting that `other_engines` of the file alone have is the table's own or none.
+    A setting that its engine lacks, but `others` of the file have, is the table's own or none.
     """
     # Imported here: most starts have no such file.
-    from worker.engine_settings import OF_ONE_ENGINE
+    from worker.engine_settings import OF_ENGINES
     from worker.settings import WorkerSettings
 
     fields = WorkerSettings.model_fields
@@ -287,8 +287,8 @@ def _variables(
         values[key] = _text(where, key, value)
     dropped = [
         name
-        for engine, names in OF_ONE_ENGINE.items()
-        for name in (names if engine in other_engines else ())
+        for engines, names in OF_ENGINES.items()
+        for name in (names if own_engine not in engines and {*engines} & {*others} else ())
         if name not in values
     ]
     defaults = {name: fields[name].default for name in dropped}

@@ -14,7 +14,7 @@ from api.settings import ApiSettings
 from shared.environment import variable_of
 from shared.settings import SharedSettings
 from tests.support.compose_file import ComposeFile, interpolate
-from worker.engine_settings import OF_ONE_ENGINE
+from worker.engine_settings import OF_ENGINES
 from worker.settings import WorkerSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -260,8 +260,8 @@ def test_every_setting_reaches_its_service_or_is_left_out_for_a_reason(service: 
         settings, left_out = set(ApiSettings.model_fields), set(LEFT_OUT_OF_FRONTEND)
     else:
         settings, left_out = set(WorkerSettings.model_fields), set(LEFT_OUT_OF_WORKERS)
-        for engine, names in OF_ONE_ENGINE.items():
-            settings -= set(names) if engine != ENGINES[service] else set()
+        for engines, names in OF_ENGINES.items():
+            settings -= set(names) if ENGINES[service] not in engines else set()
         given = {name: value for name, value in given.items() if name not in OF_THE_HUB}
     known = {variable_of(name) for name in settings}
     assert known - left_out <= set(given), "pass it on, or say here why not"

@@ -141,6 +141,10 @@ def _build(
         from worker.engines.vllm.build import build_vllm_engine
 
         return build_vllm_engine(options, report, on_rank_end)
+    if options.engine == "http":
+        from worker.engines.http.build import build_http_engine
+
+        return build_http_engine(options, report)
     from worker.engines.penstock import build_own_engine
 
     return build_own_engine(options, report, on_rank_end)

@@ -29,12 +29,15 @@ from penstock.doctor.machine import (
     check_memory,
     check_ports,
     check_private_server,
+    check_upstreams,
 )
 from penstock.doctor.model import check_model
 from penstock.doctor.server import check_redis
 from penstock.launcher.redis_server import PrivateServer
+from shared.text.checkpoint_text import load_tokenizer_and_eos
 from tests.support.launched import free_port
 from tests.support.redis_topologies import Server
+from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.tiny_hub import tiny_hub
 from worker.settings import DEMO_CHECKPOINT
 
@@ -432,3 +435,13 @@ def test_the_command_names_packages_and_settings_that_are_not_there(
     assert sentences["settings"][0] == "warning"
     assert "PENSTOCK_PROT" in sentences["settings"][1]
     assert sentences["cache"][0] == "error"
+
+
+def test_upstreams_are_asked_for_their_models(tmp_path: Path) -> None:
+    tokenizer, _ = load_tokenizer_and_eos(DEMO_CHECKPOINT)
+    with ScriptedUpstream(tokenizer, key="secret") as upstream:
+        key = tmp_path / "key"
+        key.write_text("secret\n")
+        the(Level.OK, check_upstreams(upstream.url, str(key)), "serves there")
+        the(Level.ERROR, check_upstreams(upstream.url, ""), "401")
+    the(Level.ERROR, check_upstreams(upstream.url, str(key)), "ConnectError")

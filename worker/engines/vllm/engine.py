@@ -26,13 +26,13 @@ from shared.messages import (
     SamplingParams,
     TokenLogprob,
 )
+from worker.engine.admission import Admission
 from worker.engine.config import EngineConfig
 from worker.engine.errors import EngineFull, RequestRefused, StepsFailed, failure_named
 from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
 from worker.engine.stop import StopMatch, find_stop
-from worker.engines.vllm.admission import Admission
 from worker.engines.vllm.grammars import bounded_grammar
 from worker.engines.vllm.kv_blocks import FailedBlocks
 from worker.engines.vllm.live_request import LiveRequest, vllm_params

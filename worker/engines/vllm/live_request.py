@@ -12,7 +12,8 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from shared.messages import GrammarKind
 from worker.engine.request import EngineRequest, RequestTimes
-from worker.engines.vllm.requests import for_vllms_sampler, to_extra_args
+from worker.engines.sampling_members import sampling_members
+from worker.engines.vllm.requests import to_extra_args
 from worker.engines.vllm.sampler import Report
 
 
@@ -112,7 +113,7 @@ def vllm_params(live: LiveRequest, eos_token_ids: Set[int], *, own_sampler: bool
     if not own_sampler:
         grammar = params.grammar
         return SamplingParams(
-            **for_vllms_sampler(live.request, live.most_tokens, eos_token_ids),
+            **sampling_members(live.request, live.most_tokens, eos_token_ids),
             structured_outputs=grammar
             and StructuredOutputsParams(**{_KINDS[grammar.kind]: grammar.text}),
             detokenize=False,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from worker.engine.admission import Admission
 from worker.engine.queue import make_policy
-from worker.engines.vllm.admission import Admission
 
 SEATS = 4
 

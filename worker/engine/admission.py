@@ -1,4 +1,4 @@
-"""Admission: which requests are inside vLLM, and which the engine holds.
+"""Admission: which requests are inside an engine of others, and which are held in front of it.
 
 vLLM runs requests in the order of arrival. So it gets no more requests than it has running slots,
 chosen by SlotShares and the policy's ranks, as in worker.engine.scheduler.

@@ -1,0 +1,332 @@
+"""HttpEngine over real sockets: streams that break, servers that refuse, end and come back."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from shared.messages import ErrorCode, FinishReason, SamplingParams
+from shared.text.checkpoint_text import load_tokenizer_and_eos
+from tests.support.checkpoints import make_checkpoint
+from tests.support.scripted_upstream import ScriptedUpstream, continued
+from worker.engine.errors import RequestRefused, StepsFailed
+from worker.engine.request import EngineOutput, EngineRequest
+from worker.engine_options import EngineOptions
+from worker.engines.http import engine as engine_module
+from worker.engines.http.build import build_http_engine
+from worker.engines.http.engine import HttpEngine
+from worker.engines.http.options import UpstreamAddress, parse_upstreams
+from worker.model.errors import ModelError
+
+PROMPT = [11, 12, 13]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+class Made:
+    """Upstreams of one checkpoint, and engines in front of them."""
+
+    def __init__(self, checkpoint: Path, stack: ExitStack) -> None:
+        self.checkpoint, self._stack = checkpoint, stack
+        self.tokenizer, self.eos = load_tokenizer_and_eos(checkpoint)
+
+    def upstream(self, **settings: str) -> ScriptedUpstream:
+        return self._stack.enter_context(ScriptedUpstream(self.tokenizer, **settings))
+
+    def engine(self, *upstreams: ScriptedUpstream, urls: str = "", **options: str) -> HttpEngine:
+        urls = urls or ",".join(upstream.url for upstream in upstreams)
+        given = EngineOptions(
+            checkpoint=str(self.checkpoint), engine="http", upstream_urls=urls, **options
+        )
+        built = build_http_engine(given, lambda stage, share: None)
+        assert isinstance(built.engine, HttpEngine)
+        self._stack.callback(built.engine.close)
+        return built.engine
+
+
+@pytest.fixture
+def made(checkpoint: Path, stack: ExitStack) -> Made:
+    return Made(checkpoint, stack)
+
+
+def request(name: str = "a", prompt: Sequence[int] = PROMPT, **params: object) -> EngineRequest:
+    given = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, **params}
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(**given),  # type: ignore[arg-type]
+    )
+
+
+def run(engine: HttpEngine, requests: Iterable[EngineRequest]) -> dict[str, list[EngineOutput]]:
+    """Returns the outputs of each request; AssertionError after a minute."""
+    outputs: dict[str, list[EngineOutput]] = {}
+    for each in requests:
+        engine.add(each)
+    end_s = time.monotonic() + 60
+    while engine.has_unfinished():
+        assert time.monotonic() < end_s, outputs
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def tokens(outputs: Iterable[EngineOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def test_the_tokens_of_the_upstream_come_in_order_and_end_at_the_limit(made: Made) -> None:
+    engine = made.engine(made.upstream())
+    prompts = {f"r{number}": [20 + number, 21] for number in range(5)}
+    outputs = run(engine, (request(name, prompt) for name, prompt in prompts.items()))
+    for name, prompt in prompts.items():
+        assert tokens(outputs[name]) == continued(prompt, 20)
+        assert outputs[name][-1].finish_reason is FinishReason.LENGTH
+    assert engine.stats().generated_tokens == 100
+
+
+def test_a_stop_token_ends_the_output_as_in_the_own_engine(made: Made) -> None:
+    expected = continued(PROMPT, 20)
+    (outputs,) = run(
+        made.engine(made.upstream()), [request(stop_token_ids=(expected[6],))]
+    ).values()
+    stop_at = expected.index(expected[6])
+    assert tokens(outputs) == expected[: stop_at + 1]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].stop_reason == expected[6]
+
+
+def test_a_broken_stream_continues_after_its_last_token(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.cut_after = 3
+    (outputs,) = run(engine, [request()]).values()
+    assert tokens(outputs) == continued(PROMPT, 20)
+    assert upstream.faults.num_cut == 6
+    second = upstream.bodies[1]
+    assert second["prompt"] == [*PROMPT, *continued(PROMPT, 3)]
+    assert second["max_tokens"] == 17
+
+
+def test_a_resumed_request_sends_its_earlier_tokens(made: Made) -> None:
+    upstream = made.upstream()
+    whole = continued(PROMPT, 20)
+    engine = made.engine(upstream)
+    resumed = EngineRequest(
+        request_id="a",
+        prompt_token_ids=tuple(PROMPT),
+        params=request().params,
+        output_token_ids=tuple(whole[:8]),
+    )
+    (outputs,) = run(engine, [resumed]).values()
+    assert tokens(outputs) == whole[8:]
+
+
+def test_another_upstream_continues_what_an_ended_one_had(made: Made) -> None:
+    first, second = made.upstream(), made.upstream()
+    engine = made.engine(first, second)
+    first.faults.is_stuck = second.faults.is_stuck = True
+    names = [f"r{number}" for number in range(6)]
+    for name in names:
+        engine.add(request(name))
+    while len(first.bodies) + len(second.bodies) < len(names):
+        engine.step()
+    assert len(first.bodies) == len(second.bodies) == 3
+    second.faults.is_stuck = False
+    first.__exit__()
+    outputs = run(engine, [])
+    assert len(outputs) >= 3
+    assert all(tokens(each) == continued(PROMPT, 20) for each in outputs.values())
+
+
+def test_requests_are_divided_by_weight(made: Made) -> None:
+    heavy, light = made.upstream(), made.upstream()
+    heavy.faults.is_stuck = light.faults.is_stuck = True
+    engine = made.engine(urls=f"{heavy.url} weight=3, {light.url}")
+    for number in range(8):
+        engine.add(request(f"r{number}"))
+    while len(heavy.bodies) + len(light.bodies) < 8:
+        engine.step()
+    assert (len(heavy.bodies), len(light.bodies)) == (6, 2)
+
+
+def test_a_refused_request_fails_alone_with_the_upstreams_reason(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.status = 400
+    (outputs,) = run(engine, [request()]).values()
+    assert outputs[-1].error is ErrorCode.PAYLOAD_INVALID
+    assert "as told" in outputs[-1].message
+    upstream.faults.status = 200
+    (outputs,) = run(engine, [request()]).values()
+    assert tokens(outputs) == continued(PROMPT, 20)
+
+
+def test_a_busy_upstream_is_asked_again(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.status = 503
+    engine.add(request())
+    while len(upstream.bodies) < 3:
+        assert engine.step() == []
+    upstream.faults.status = 200
+    (outputs,) = run(engine, []).values()
+    assert tokens(outputs) == continued(PROMPT, 20)
+
+
+def test_a_request_that_always_breaks_before_a_token_fails(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.cut_after = 0
+    (outputs,) = run(engine, [request()]).values()
+    assert outputs[-1].error is ErrorCode.ENGINE_ERROR
+    assert upstream.faults.num_cut == engine_module.MAX_BREAKS
+
+
+def test_a_cancelled_request_has_no_further_outputs(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.is_stuck = True
+    engine.add(request())
+    while not upstream.bodies:
+        engine.step()
+    assert engine.cancel("a")
+    assert not engine.cancel("a")
+    assert not engine.has_unfinished()
+    upstream.faults.is_stuck = False
+    outputs = run(engine, [request("b")])
+    assert outputs.keys() == {"b"}
+
+
+def test_no_more_requests_are_sent_than_there_are_slots(made: Made) -> None:
+    upstream = made.upstream()
+    upstream.faults.is_stuck = True
+    engine = made.engine(upstream)
+    num_slots = engine.config.max_num_seqs
+    for number in range(num_slots + 3):
+        engine.add(request(f"r{number}"))
+    for _ in range(20):
+        engine.step()
+    assert len(upstream.bodies) == engine.stats().running == num_slots
+    assert engine.stats().waiting == 3
+
+
+def test_an_outage_of_all_upstreams_ends_the_engine(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "MAX_OUTAGE_S", 0.3)
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.__exit__()
+    engine.add(request())
+    with pytest.raises(StepsFailed, match=rf"no upstream answers: {upstream.url}"):
+        run(engine, [])
+
+
+def test_log_probabilities_of_a_prompt_are_refused(made: Made) -> None:
+    (outputs,) = run(made.engine(made.upstream()), [request(prompt_logprobs=0)]).values()
+    assert outputs[-1].error is ErrorCode.PAYLOAD_INVALID
+    with pytest.raises(RequestRefused):
+        made.engine(made.upstream()).add(request(prompt=()))
+
+
+def test_the_key_is_read_again_when_its_file_changes(made: Made, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("one\n")
+    upstream = made.upstream(key="one")
+    engine = made.engine(upstream, upstream_key_file=str(path))
+    assert len(run(engine, [request()])) == 1
+    upstream._key = "two"
+    path.write_text("two\n")
+    (outputs,) = run(engine, [request()]).values()
+    assert tokens(outputs) == continued(PROMPT, 20)
+
+
+def test_what_does_not_fit_is_refused_at_the_start(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="PENSTOCK_UPSTREAM_KEY_FILE"):
+        made.engine(made.upstream(key="secret"))
+    with pytest.raises(ModelError, match=r"serves there; PENSTOCK_UPSTREAM_MODEL"):
+        made.engine(made.upstream(), upstream_model="elsewhere")
+    other = Made(make_checkpoint(tmp_path, vocab_size=300), made._stack)
+    with pytest.raises(ModelError, match="is not that of PENSTOCK_MODEL"):
+        made.engine(other.upstream())
+
+
+def test_the_engine_waits_for_the_first_upstream(made: Made) -> None:
+    upstream = made.upstream()
+    stages: Counter[str] = Counter()
+
+    def report(stage: str, share: float) -> None:
+        stages[stage] += 1
+        late.__enter__()
+
+    late = ScriptedUpstream(made.tokenizer)
+    late._server.config.port = _free_port()
+    urls = f"http://127.0.0.1:{late._server.config.port}"
+    upstream.__exit__()
+    options = EngineOptions(
+        checkpoint=str(made.checkpoint), engine="http", upstream_urls=f"{upstream.url}, {urls}"
+    )
+    built = build_http_engine(options, report)
+    built.engine.self_test()
+    assert isinstance(built.engine, HttpEngine)
+    built.engine.close()
+    assert stages == {"waiting for an upstream": 1}
+    late.__exit__()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ()),
+        ("http://a:8000", (UpstreamAddress("http://a:8000"),)),
+        ("http://a:8000/v1/ , ", (UpstreamAddress("http://a:8000"),)),
+        (
+            "https://a/x weight=2, http://b",
+            (UpstreamAddress("https://a/x", 2), UpstreamAddress("http://b")),
+        ),
+    ],
+)
+def test_upstreams_are_urls_with_weights(text: str, expected: tuple[UpstreamAddress, ...]) -> None:
+    assert parse_upstreams(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a:8000", "http://"),
+        ("ftp://a", "http://"),
+        ("http://", "host"),
+        ("http://key@a", "UPSTREAM_KEY_FILE"),
+        ("http://a?x=1", "query"),
+        ("http://a weight=0", "between 1"),
+        ("http://a weight", "weight=N"),
+        ("http://a, http://a/", "twice"),
+        (",".join(f"http://a{number}" for number in range(65)), "at most 64"),
+    ],
+)
+def test_a_wrong_upstream_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_upstreams(text)

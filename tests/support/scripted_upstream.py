@@ -1,0 +1,117 @@
+"""A stand-in for a vLLM server: its routes and events over a real socket, with faults to order.
+
+Token i of an output is `token(prompt, i)`, whether the tokens before it are output or prompt: so a
+continued request has the tokens of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from shared.text.base import Tokenizer
+
+VOCAB = 200
+
+
+def token(known: list[int]) -> int:
+    """Returns the token after these: of no special kind, and different at each length."""
+    return 30 + (sum(known) * 31 + len(known)) % VOCAB
+
+
+def continued(prompt: list[int], num_tokens: int) -> list[int]:
+    """Returns the output of a prompt."""
+    known = list(prompt)
+    for _ in range(num_tokens):
+        known.append(token(known))
+    return known[len(prompt) :]
+
+
+@dataclass
+class Faults:
+    """What goes wrong; a test sets it at any time."""
+
+    status: int = 200  # of requests
+    cut_after: int | None = None  # tokens, then the connection closes
+    is_stuck: bool = False  # no token comes while this is so
+    num_cut: int = 0  # so far
+
+
+class ScriptedUpstream:
+    """`with ScriptedUpstream(tokenizer) as upstream:` listens at `upstream.url`."""
+
+    def __init__(self, tokenizer: Tokenizer, *, model: str = "there", key: str = "") -> None:
+        self.faults = Faults()
+        self.bodies: list[dict[str, Any]] = []  # of the requests, in order
+        self._tokenizer, self._model, self._key = tokenizer, model, key
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/version", lambda _: JSONResponse({"version": "0.0-scripted"})),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/v1/completions", self._completions, methods=["POST"]),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes), port=0, lifespan="off", log_level="critical"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def __enter__(self) -> ScriptedUpstream:
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive()
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.force_exit = self._server.should_exit = True
+        self._thread.join(30)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if self._key and request.headers.get("authorization") != f"Bearer {self._key}":
+            return JSONResponse({"error": "Unauthorized"}, status_code=401)
+        return None
+
+    async def _models(self, request: Request) -> Response:
+        entry = {"id": self._model, "max_model_len": 512}
+        return self._refusal(request) or JSONResponse({"data": [entry]})
+
+    async def _tokenize(self, request: Request) -> Response:
+        text = (await request.json())["prompt"]
+        tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        return self._refusal(request) or JSONResponse({"tokens": tokens})
+
+    async def _completions(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        body = await request.json()
+        self.bodies.append(body)
+        if self.faults.status != 200:
+            return JSONResponse({"error": {"message": "as told"}}, status_code=self.faults.status)
+        return StreamingResponse(self._events(body), media_type="text/event-stream")
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        known = list(body["prompt"])
+        for number in range(1, body["max_tokens"] + 1):
+            while self.faults.is_stuck:
+                await asyncio.sleep(0.01)
+            if self.faults.cut_after is not None and number > self.faults.cut_after:
+                self.faults.num_cut += 1
+                raise ConnectionResetError("as told")
+            known.append(token(known))
+            reason = "length" if number == body["max_tokens"] else None
+            choice = {"token_ids": [known[-1]], "logprobs": None, "finish_reason": reason}
+            yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+            await asyncio.sleep(0)
+        yield "data: [DONE]\n\n"

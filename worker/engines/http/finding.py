@@ -1,0 +1,149 @@
+"""Finds out what an upstream is: its program, its model, and whether its tokenizer is ours."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+
+from shared.text.base import Tokenizer
+from worker.engines.http.servers import SERVERS, Facts, Server
+from worker.model.errors import ModelError
+
+CONNECT_TIMEOUT_S = 5.0
+MAX_ERROR_CHARS = 500
+# Words, digits, spaces, accents, another script, code: vocabularies differ in some of them.
+SAMPLE = (
+    "The quick brown fox, 1234567890 times.\n\n  def f(x):\n\treturn x**2  # naïve café 漢字 🦊"
+)
+
+log = logging.getLogger(__name__)
+
+
+class KeyFile:
+    """The key of the upstreams, read again when its file changes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path).expanduser() if path else None
+        self._changed_ns = -1
+        self._key = ""
+
+    def headers(self) -> dict[str, str]:
+        """Returns the header with the key. Raises OSError, ValueError."""
+        if self._path is None:
+            return {}
+        changed_ns = self._path.stat().st_mtime_ns
+        if changed_ns != self._changed_ns:
+            key = self._path.read_text().strip()
+            if not key.isprintable() or not key.isascii() or not key:
+                raise ValueError(f"{self._path} must contain one key, in ASCII")
+            self._key, self._changed_ns = key, changed_ns
+        return {"Authorization": f"Bearer {self._key}"}
+
+
+class Found(NamedTuple):
+    """An upstream that has been looked at."""
+
+    server: Server
+    model: str  # its name there
+    facts: Facts
+
+
+async def find(
+    http: httpx2.AsyncClient, url: str, model: str, key: KeyFile, tokenizer: Tokenizer
+) -> Found:
+    """Looks at the server of a URL. `model`: its name there; empty: it has only one.
+
+    Raises ModelError when it cannot serve this model, and OSError when it does not answer.
+    """
+    entry = await _find_model(http, url, model, key)
+    for server in SERVERS:
+        answer = await _answer_of(http, key, url + server.facts)
+        if answer is None:
+            continue
+        try:
+            found = Found(server, str(entry["id"]), server.read_facts(answer, entry))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelError(
+                f"{url}{server.facts} has other fields than expected: {error!r}"
+            ) from error
+        await _compare_tokenizers(http, url, found, key, tokenizer)
+        return found
+    raise ModelError(f"{url} is neither vLLM nor llama.cpp, which stream token ids")
+
+
+async def _compare_tokenizers(
+    http: httpx2.AsyncClient, url: str, found: Found, key: KeyFile, tokenizer: Tokenizer
+) -> None:
+    body = found.server.tokenize_body(found.model, SAMPLE)
+    answer = await _answer_of(http, key, url + found.server.tokenize_path, body)
+    if answer is None or "tokens" not in answer:
+        raise ModelError(f"{url} does not tokenize, so its tokenizer cannot be compared with ours")
+    if answer["tokens"] != tokenizer.encode(SAMPLE, add_special_tokens=False):
+        raise ModelError(
+            f"the tokenizer of {found.model} at {url} is not that of PENSTOCK_MODEL, which must "
+            "name the checkpoint that it serves"
+        )
+
+
+async def _answer_of(
+    http: httpx2.AsyncClient, key: KeyFile, url: str, body: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """Returns the JSON object that a GET, or a POST with `body`, is answered; None for a 404.
+
+    Raises ModelError for another answer, OSError without one.
+    """
+    try:
+        response = await http.request(
+            "GET" if body is None else "POST",
+            url,
+            json=body,
+            headers=key.headers(),
+            timeout=CONNECT_TIMEOUT_S,
+        )
+    except httpx2.HTTPError as error:
+        raise ConnectionRefusedError(
+            errno.ECONNREFUSED, f"{url} does not answer: {type(error).__name__}: {error}"
+        ) from error
+    if response.status_code == 404:
+        return None
+    text = response.text[:MAX_ERROR_CHARS]
+    if response.status_code >= 500:  # it is loading its model
+        raise ConnectionRefusedError(
+            errno.ECONNREFUSED, f"{url} answers {response.status_code}: {text}"
+        )
+    if not response.is_success:
+        raise ModelError(
+            f"{url} answers {response.status_code}: {text}; PENSTOCK_UPSTREAM_KEY_FILE names the "
+            "file with its key"
+        )
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ModelError(f"{url} answers no JSON object: {text}")
+    return answer
+
+
+async def _find_model(
+    http: httpx2.AsyncClient, url: str, model: str, key: KeyFile
+) -> dict[str, Any]:
+    """Returns the entry in an upstream's /v1/models: of `model`, or of the only one if it is empty.
+
+    Raises ModelError if there is no such entry, and as `_answer_of`.
+    """
+    answer = await _answer_of(http, key, f"{url}/v1/models") or {}
+    entries = {str(entry["id"]): entry for entry in answer.get("data") or () if "id" in entry}
+    if model in entries:
+        return dict(entries[model])
+    if not model and len(entries) == 1:
+        return dict(*entries.values())
+    raise ModelError(
+        f"{url} serves {', '.join(sorted(entries)) or 'no model'}; PENSTOCK_UPSTREAM_MODEL names "
+        "the one to use"
+    )

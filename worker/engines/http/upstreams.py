@@ -1,0 +1,212 @@
+"""Upstreams: the servers that compute, which of them gets a request, and how it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from worker.engine.request import EngineRequest
+from worker.engines.http.finding import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, Found, KeyFile
+from worker.engines.http.options import UpstreamAddress
+from worker.engines.http.servers import Piece
+from worker.model.errors import ModelError
+
+FIRST_TOKEN_TIMEOUT_S = 600.0  # it may have a queue of its own
+TOKEN_TIMEOUT_S = 60.0
+PROBE_INTERVAL_S = 0.5
+MAX_EVENT_BYTES = 4 * 2**20
+
+_RETRIED = frozenset({401, 403, 404, 408, 425, 429})  # and all from 500: not the request's fault
+
+log = logging.getLogger(__name__)
+
+
+class UpstreamBroke(Exception):
+    """The upstream did not complete the request; the same or another one may continue it."""
+
+    def __init__(self, message: str, *, was_computing: bool = False) -> None:
+        super().__init__(message)
+        self.was_computing = was_computing  # it had accepted the request
+
+
+class UpstreamRefused(Exception):
+    """The upstream rejected the request itself; so would any other."""
+
+
+@dataclass(eq=False)
+class Upstream:
+    """One server. From a failure until it is found again, it gets no new requests."""
+
+    address: UpstreamAddress
+    found: Found | None = None  # None: it never answered
+    num_running: int = 0
+    is_up: bool = False
+    failure: str = ""  # the last one
+    probe: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        return self.address.url
+
+    def body(
+        self, request: EngineRequest, most_tokens: int, eos_token_ids: Set[int]
+    ) -> dict[str, Any]:
+        """Returns the body of a request, as the server expects it. Raises RequestRefused."""
+        assert self.found is not None, "it is up"
+        return self.found.server.body(request, self.found.model, most_tokens, eos_token_ids)
+
+
+class Upstreams:
+    """All of one worker. Made and used in one event loop, except for `outage_s` and `failures`."""
+
+    def __init__(
+        self,
+        find: Callable[[httpx2.AsyncClient, str], Awaitable[Found]],
+        found: Mapping[UpstreamAddress, Found | None],
+        key: KeyFile,
+        max_running: int,
+    ) -> None:
+        """`find` looks at the server of a URL; it raises ModelError or OSError."""
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_running)
+        self._http = httpx2.AsyncClient(limits=limits)
+        self._find = find
+        self._key = key
+        self._available = asyncio.Event()
+        self._down_since_s: float | None = None
+        self._all = [
+            Upstream(address, one, is_up=one is not None) for address, one in found.items()
+        ]
+        for upstream in self._all:
+            if not upstream.is_up:
+                upstream.probe = asyncio.create_task(self._until_up(upstream))
+
+    async def aclose(self) -> None:
+        """Cancels all that uses the upstreams, and closes their connections."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._http.aclose()
+
+    async def choose(self) -> Upstream:
+        """Returns the upstream with the fewest requests for its weight; waits until one is up."""
+        while not (up := [upstream for upstream in self._all if upstream.is_up]):
+            self._available.clear()
+            await self._available.wait()
+        return min(up, key=lambda upstream: (upstream.num_running + 1) / upstream.address.weight)
+
+    def outage_s(self) -> float:
+        """Returns for how many seconds no upstream has been up."""
+        if self._down_since_s is None:
+            return 0.0
+        return time.monotonic() - self._down_since_s
+
+    @property
+    def failures(self) -> str:
+        """The last failure of each upstream that is down, for an error message."""
+        return "; ".join(f"{one.url}: {one.failure}" for one in self._all if not one.is_up)
+
+    async def generate(
+        self,
+        upstream: Upstream,
+        body: Mapping[str, Any],
+        num_top: int | None,
+    ) -> AsyncGenerator[Piece]:
+        """Yields the tokens of a request as they come; the last piece has a reason.
+
+        `num_top`: log probabilities of each token; None: none.
+
+        Raises UpstreamBroke, UpstreamRefused.
+        """
+        found = upstream.found
+        assert found is not None, "it is up"
+        was_computing = False
+        try:
+            async with self._http.stream(
+                "POST",
+                upstream.url + found.server.generate_path,
+                json=body,
+                headers=self._key.headers(),
+                timeout=httpx2.Timeout(FIRST_TOKEN_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                await _check(response)
+                was_computing = True
+                events = aiter(httpx2.EventSource(response, max_event_size=MAX_EVENT_BYTES))
+                timeout_s = FIRST_TOKEN_TIMEOUT_S
+                while True:
+                    async with asyncio.timeout(timeout_s):
+                        sent = await anext(events, None)
+                    if sent is None:
+                        raise UpstreamBroke("the stream ended early", was_computing=True)
+                    if sent.data == "[DONE]":
+                        continue
+                    event = _read(sent.data)
+                    piece = found.server.read(event, num_top)
+                    if piece.token_ids:
+                        timeout_s = TOKEN_TIMEOUT_S
+                    yield piece
+                    if piece.reason:
+                        return
+        except TimeoutError as error:
+            raise UpstreamBroke("no token came in time", was_computing=was_computing) from error
+        except (httpx2.HTTPError, OSError) as error:
+            sentence = f"{type(error).__name__}: {error}"
+            raise UpstreamBroke(sentence, was_computing=was_computing) from error
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            sentence = f"its stream has other fields than expected: {error!r}"
+            raise UpstreamBroke(sentence, was_computing=was_computing) from error
+
+    def failed(self, upstream: Upstream, error: UpstreamBroke) -> None:
+        """Stops sending requests to an upstream until it answers a probe."""
+        upstream.failure = str(error)
+        if not upstream.is_up:
+            return
+        upstream.is_up = False
+        log.warning(
+            "the upstream failed; its requests continue elsewhere or when it is back",
+            extra={"upstream": upstream.url, "error": str(error)},
+        )
+        if not any(one.is_up for one in self._all):
+            self._down_since_s = time.monotonic()
+        upstream.probe = asyncio.create_task(self._until_up(upstream))
+
+    async def _until_up(self, upstream: Upstream) -> None:
+        # At once, then less often: a stream may break while the server is well.
+        while True:
+            try:
+                upstream.found = await self._find(self._http, upstream.url)
+                break
+            except (ModelError, OSError) as error:
+                upstream.failure = str(error)
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        log.info("the upstream is back", extra={"upstream": upstream.url})
+        upstream.is_up = True
+        self._down_since_s = None
+        self._available.set()
+
+
+async def _check(response: httpx2.Response) -> None:
+    if response.is_success:
+        return
+    text = (await response.aread())[:MAX_ERROR_CHARS].decode(errors="replace")
+    sentence = f"status {response.status_code}: {text}"
+    if response.status_code >= 500 or response.status_code in _RETRIED:
+        raise UpstreamBroke(sentence)
+    raise UpstreamRefused(sentence)
+
+
+def _read(data: str) -> dict[str, Any]:
+    """Returns an event's object. Raises ValueError, or UpstreamBroke for an error."""
+    event = json.loads(data)
+    if not isinstance(event, dict):
+        raise ValueError(f"an event is {type(event).__name__}")
+    if "error" in event:
+        raise UpstreamBroke(str(event["error"])[:MAX_ERROR_CHARS], was_computing=True)
+    return event
