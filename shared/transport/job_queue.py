@@ -179,8 +179,8 @@ class RedisJobQueue:
         tenants: tuple[Argument, ...] = (len(leave_out), *leave_out)
         with translated("oversubscribe"):
             common = (worker_id, count, MAX_CRASHES, 0, 0)
-            claims, _, _ = await self._take_more(*common, *tenants, *self._queues)
-            return await self._reader.deliveries(worker_id, claims)
+            more = await self._take_more(*common, *tenants, *self._queues)
+            return await self._reader.deliveries(worker_id, more.claims)
 
     async def overtake(
         self, worker_id: str, count: int, lane: int, block_ms: int
@@ -189,32 +189,41 @@ class RedisJobQueue:
         common = (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms)
         deadline = time.monotonic() + block_ms / 1000
         with translated("overtake"):
+            more = await self._take_more(*common, 0, *queues)
             while True:
-                claims, deferred_ms, last = await self._take_more(*common, 0, *queues)
-                deliveries = await self._reader.deliveries(worker_id, claims)
+                deliveries = await self._reader.deliveries(worker_id, more.claims)
                 left_s = deadline - time.monotonic()
                 if deliveries or left_s <= 0:
                     return deliveries
-                if deferred_ms:
-                    await asyncio.sleep(min(POLL_S, left_s, deferred_ms / 1000))
-                elif not last:
-                    await asyncio.sleep(min(RETRY_S, left_s))
-                elif self._connections.is_fake:
+                wait = None
+                if more.deferred_ms or self._connections.is_fake:
                     await asyncio.sleep(min(POLL_S, left_s))
+                elif not more.last:
+                    await asyncio.sleep(min(RETRY_S, left_s))
                 else:
-                    wait = _wait_for_entry(queues, last, left_s)
-                    await self._connections.blocking.execute_command(*wait)
+                    wait = _wait_for_entry(queues, more.last, left_s)
+                more = await self._take_more(*common, 0, *queues, wait=wait)
 
-    async def _take_more(self, *arguments: Argument) -> tuple[Sequence[Any], int, Sequence[bytes]]:
-        """Returns the reply to `oversubscribe`; an empty one without a group, which `pull` creates,
-        and on a full server."""
+    async def _take_more(self, *arguments: Argument, wait: Command | None = None) -> _Pulled:
+        """Returns the reply to `oversubscribe`, sent together with `wait` as in `_wait_and_pull`;
+        an empty one without a group, which `pull` creates, and on a full server."""
         try:
-            claims, deferred_ms, last = await self._call("oversubscribe", *arguments)
+            if wait is None:
+                reply = await self._call("oversubscribe", *arguments)
+            else:
+                command = self._scripts.command("oversubscribe", *arguments)
+                waited, reply = await self._connections.blocking.exchange(wait, command)
+                if isinstance(reply, NoScriptError):
+                    reply = await self._call("oversubscribe", *arguments)
+                for failed in (reply, waited):
+                    if isinstance(failed, ResponseError):
+                        raise failed
         except ResponseError as error:
             if group_is_missing(error) or is_out_of_memory(error):
-                return (), 0, ()
+                return _Pulled()
             raise
-        return claims, deferred_ms, last
+        claims, deferred_ms, last = reply
+        return _Pulled(claims, False, last, deferred_ms)
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         claims: list[Any] = []

@@ -315,11 +315,14 @@ class Scheduler:
     def _make_way(self, newcomer: Sequence) -> bool:
         """Preempts sequences of lower classes until the newcomer has a slot and blocks, and returns
         whether it preempted any: none, if all of them would not be enough."""
+        own = self._rank(newcomer)[:-1]
+        if not self.running or self._rank(self.running.last)[:-1] <= own:
+            return False
         lower = self._shares.lower(newcomer, self.running)
         blocks, num_tokens = self.blocks, newcomer.num_tokens
-        hits = blocks.match(newcomer) if lower else []
+        hits = blocks.match(newcomer)
         num_held = sum(len(sequence.block_table) for sequence in lower)
-        if not lower or not blocks.can_allocate(newcomer, num_tokens, hits, -num_held):
+        if not blocks.can_allocate(newcomer, num_tokens, hits, -num_held):
             return False
         num_before = len(self.running)
         for sequence in lower:
