@@ -62,7 +62,7 @@ METRICS = MetricTable(
             "penstock:lane_preemptions_total",
             "counter",
             ("lane",),
-            "Of these, sequences of this lane that gave way to jobs of higher lanes.",
+            "Sequences of this lane that gave slot or blocks to jobs of higher lanes, and wait.",
         ),
         MetricRow(
             "penstock:prompt_tokens_total",
