@@ -308,19 +308,19 @@ class AdmissionEstimator:
         runs here; None while a place is free, or if none would be preempted."""
         if self._engine.ready is None or self() or self._is_table_full():
             return None
-        lane = max((job.job.lane for job in self._jobs if job.in_engine), default=0)
+        lanes = Counter(
+            job.job.lane
+            for job in self._jobs
+            for choice in job.choices
+            if choice.has_slot and choice.num_lane_preemptions < MAX_LANE_PREEMPTIONS
+        )
+        lane = max(lanes, default=0)
         if lane == 0:
             return None
-        num_lowest = sum(
-            choice.has_slot and choice.num_lane_preemptions < MAX_LANE_PREEMPTIONS
-            for job in self._jobs
-            if job.job.lane == lane
-            for choice in job.choices
-        )
         # Those that wait in the engine, preempted ones and jobs that have just overtaken.
         waiting = self._jobs.num_in_engine - self._jobs.max_num_seqs
         soon = sum(_num_in_engine(job) for job in self._not_begun() if job.job.lane < lane)
-        count = num_lowest - max(waiting, soon)
+        count = lanes[lane] - max(waiting, soon)
         return Overtaking(count, lane) if count > 0 else None
 
     def _is_table_full(self) -> bool:

@@ -12,7 +12,7 @@ up within a few steps when others arrive.
 
 A policy's classes (the lanes of the queue) go before shares: a waiting sequence preempts one of a
 lower class whatever its tenant holds. A sequence that gave way MAX_LANE_PREEMPTIONS times is in the
-highest class from then on, and runs to its end.
+highest class once it runs again, and runs to its end.
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ MIN_GAP = 2  # slots; with 1 two sequences would preempt each other in turns
 MAX_LANE_PREEMPTIONS = 4  # of a sequence for higher lanes, on all workers
 
 
-def count_lane_preemption(sequence: Schedulable) -> None:
-    """Counts that a sequence gave way, which changes its rank: it must be in no queue."""
-    sequence.num_lane_preemptions += 1
-    if sequence.num_lane_preemptions >= MAX_LANE_PREEMPTIONS:
-        sequence.priority = HIGHEST_PRIORITY
-
-
 class SlotShares:
     """Counts of the running sequences by tenant and by job."""
 
@@ -45,7 +38,9 @@ class SlotShares:
         self._of_job: Counter[tuple[str, str]] = Counter()
 
     def take(self, sequence: Schedulable) -> None:
-        """Counts a sequence that starts to run."""
+        """Counts a sequence that starts to run, and is in no queue: its class may change."""
+        if sequence.num_lane_preemptions >= MAX_LANE_PREEMPTIONS:
+            sequence.priority = HIGHEST_PRIORITY
         self._of_tenant[sequence.tenant] += 1
         self._of_job[sequence.tenant, sequence.job_id] += 1
 

@@ -39,7 +39,7 @@ from worker.engine.block_manager import BlockManager
 from worker.engine.config import EngineConfig
 from worker.engine.plan import Decoding, Draft, PlannedSequence, Schedule
 from worker.engine.queue import SequenceQueue, make_policy
-from worker.engine.running_slots import SlotShares, count_lane_preemption
+from worker.engine.running_slots import SlotShares
 from worker.engine.sequence import QUEUED_STATUSES, Sequence, SequenceStatus
 
 
@@ -349,7 +349,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         if gives_way:
-            count_lane_preemption(sequence)
+            sequence.num_lane_preemptions += 1
             self.gave_way.append(sequence)
         self.waiting.add(sequence)
 
@@ -378,8 +378,8 @@ class Scheduler:
             if sequence.status is SequenceStatus.WAITING:
                 sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
             sequence.status = SequenceStatus.RUNNING
-            self.running.add(sequence)
             self._shares.take(sequence)
+            self.running.add(sequence)
             self._plan(sequence, min(sequence.num_tokens, num_hit_tokens + draft.left), draft)
 
     def _plan(self, sequence: Sequence, end: int, draft: Draft) -> None:

@@ -208,9 +208,13 @@ def test_a_worker_full_of_rows_takes_what_would_preempt_them(jobs: RunningJobs) 
     assert estimator.overtaking() == Overtaking(6, 7)
     lane_job(jobs, engine, "0-overtook", 0)
     assert estimator.overtaking() == Overtaking(5, 7), "a row waits for it"
-    for row in rows[:5]:
+    for row in rows:
         row.choices[0].num_lane_preemptions = MAX_LANE_PREEMPTIONS
-    assert estimator.overtaking() is None, "these run to their ends"
+    assert estimator.overtaking() is None, (
+        "these run to their ends, and a row of flex is soon taken"
+    )
+    jobs.remove(rows[0])
+    assert estimator.overtaking() == Overtaking(1, 4)
 
 
 def test_nothing_overtakes_the_first_lane(jobs: RunningJobs) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from worker.engine.queue import SchedulingPolicy
-from worker.engine.running_slots import S, SlotShares, count_lane_preemption
+from worker.engine.running_slots import S, SlotShares
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Admission(Generic[S]):
         moves.gave_way = self._shares.lower(newcomer, running)[:1]
         giver = moves.gave_way[0] if moves.gave_way else self._shares.giver(newcomer, running)
         for request in moves.gave_way:
-            count_lane_preemption(request)
+            request.num_lane_preemptions += 1
         if giver is not None:
             self._stop_running(giver)
             self.num_preemptions += 1

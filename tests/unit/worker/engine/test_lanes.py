@@ -84,15 +84,17 @@ def test_nobody_gives_way_to_a_prompt_that_would_not_fit_even_so() -> None:
 
 def test_a_sequence_that_gave_way_often_runs_to_its_end() -> None:
     engine, stories = make_engine(max_num_seqs=1, policy="priority"), dict[str, Story]()
-    engine.add(make_request("row", priority=BATCH, max_tokens=20))
+    engine.add(make_request("row", priority=BATCH, max_tokens=60))
     gave_way: list[str] = []
     for i in range(10):
         step(engine, 4, stories)
         engine.add(make_request(f"urgent {i}", max_tokens=2))
         gave_way += step(engine, 1, stories)
+        has_overtaken = i < MAX_LANE_PREEMPTIONS
+        assert (running(engine) == {f"urgent {i}"}) == has_overtaken
     run_to_end(engine, stories=stories)
     assert gave_way == ["row"] * MAX_LANE_PREEMPTIONS
-    assert stories["row"].token_ids == [100 + i for i in range(20)]
+    assert stories["row"].token_ids == [100 + i for i in range(60)]
     assert sum(story.last.finish_reason is not None for story in stories.values()) == 11
 
 
