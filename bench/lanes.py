@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--row-tokens", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=16, help="of an interactive request")
-    parser.add_argument("--prompt-words", type=int, default=300, help="likewise")
+    parser.add_argument("--prompt-letters", type=int, default=900, help="likewise")
     parser.add_argument("--model", default="", help="a checkpoint; empty: the echo runner")
     arguments = parser.parse_args()
     metrics_port = free_port()
@@ -106,7 +106,7 @@ class Phases:
                 "custom_id": str(i),
                 "method": "POST",
                 "url": "/v1/completions",
-                "body": body | {"prompt": self._prompt(8)},
+                "body": body | {"prompt": self._prompt(24)},
             }
             for i in range(100 * self._arguments.slots)
         )
@@ -139,7 +139,7 @@ class Phases:
     async def _first_token_ms(self) -> float:
         body = {
             "model": self._model,
-            "prompt": self._prompt(self._arguments.prompt_words),
+            "prompt": self._prompt(self._arguments.prompt_letters),
             "max_tokens": self._arguments.tokens,
             "ignore_eos": True,
             "stream": True,
@@ -152,8 +152,8 @@ class Phases:
                     first_ms = 1000 * (time.perf_counter() - begin_s)
         return first_ms
 
-    def _prompt(self, num_words: int) -> str:
-        return " ".join(self._rng.choice("abcdefgh") * 3 for _ in range(num_words))
+    def _prompt(self, num_letters: int) -> str:
+        return " ".join(self._rng.choice("abcdefgh") * 3 for _ in range(num_letters // 3))
 
     async def _counters(self) -> dict[str, float]:
         async with self._session.get(self._metrics_url) as answer:
