@@ -424,5 +424,8 @@ class EngineSettings(SharedSettings):
             if field.name in type(self).model_fields
         }
         return EngineOptions(
-            checkpoint=str(checkpoint), max_waiting=max_waiting(self.max_num_seqs), **values
+            checkpoint=str(checkpoint),
+            max_waiting=max_waiting(self.max_num_seqs),
+            scheduling_policy="priority",  # the lanes of the queue
+            **values,
         )

@@ -14,10 +14,10 @@ from typing import Protocol
 from shared.backoff import Backoff
 from shared.messages import MAX_CHOICES
 from shared.outages import STORE, RateLimitedOutageLog
-from shared.tasks import first_of
+from shared.tasks import cancel_and_wait, first_of
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
-from worker.engine.running_slots import MIN_GAP
+from worker.engine.running_slots import MAX_LANE_PREEMPTIONS, MIN_GAP
 from worker.engine_options import OVERSUBSCRIBED
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.messages import EngineReady
@@ -82,6 +82,7 @@ class Intake:
         self._reconcile_interval_s = reconcile_interval_s
         self._reconcile_at_s = 0.0
         self._broken = False
+        self._overtaking: asyncio.Task[None] | None = None
         self._outage = RateLimitedOutageLog(
             log,
             failing="the queue is unreachable",
@@ -95,6 +96,13 @@ class Intake:
 
     async def run(self) -> None:
         """Runs until cancelled."""
+        try:
+            await self._run()
+        finally:
+            if self._overtaking is not None:
+                await cancel_and_wait(self._overtaking)
+
+    async def _run(self) -> None:
         backoff = Backoff(0.05, 1.0)
         while True:
             await self._engine.up.wait()
@@ -112,6 +120,9 @@ class Intake:
                 await backoff.wait()
 
     async def _round(self) -> None:
+        if self._overtaking is not None and self._overtaking.done():
+            overtaking, self._overtaking = self._overtaking, None
+            overtaking.result()
         if time.monotonic() >= self._reconcile_at_s:
             # Before the call, so that a `suspect` during it counts.
             self._reconcile_at_s = time.monotonic() + self._reconcile_interval_s
@@ -126,6 +137,7 @@ class Intake:
         if count == 0:
             if not self._engine.is_failing:
                 await self._oversubscribe()
+                self._overtake()
             await self._wait_for_slots()
             return
         suspects = self._nothing_waits or not self._engine.is_failing
@@ -156,6 +168,24 @@ class Intake:
         if taken:
             await self._take(taken)
 
+    def _overtake(self) -> None:
+        """Waits beside the rest for jobs of lanes before the lowest that runs here: the engine
+        preempts its sequences for them."""
+        if self._overtaking is not None:
+            return
+        more = self._estimator.overtaking()
+        if more is None:
+            return
+        self._overtaking = asyncio.create_task(self._take_overtaking(more), name="overtaking")
+
+    async def _take_overtaking(self, more: Overtaking) -> None:
+        taken = await self._queue.recover(self._worker_id, more.count, before=more.lane)
+        if not taken:
+            block_ms = self._pull_block_ms
+            taken = await self._queue.overtake(self._worker_id, more.count, more.lane, block_ms)
+        if taken:
+            await self._take(taken)
+
     async def _take(self, deliveries: Sequence[Delivery]) -> None:
         if self._engine.up.is_set():
             self._estimator.took(deliveries)
@@ -181,9 +211,10 @@ class Intake:
         await self._wait_for(self._jobs.changed, POLL_INTERVAL_S if is_polled else math.inf)
 
     async def _wait_for(self, event: asyncio.Event, at_most_s: float = math.inf) -> None:
-        """Waits at the longest until lost deliveries are to be looked for."""
+        """Waits at the longest until lost deliveries are to be looked for, or a job overtakes."""
         left_s = max(0.0, self._reconcile_at_s - time.monotonic())
-        await first_of(event.wait(), timeout_s=min(left_s, at_most_s))
+        tasks = () if self._overtaking is None else (self._overtaking,)
+        await first_of(event.wait(), *tasks, timeout_s=min(left_s, at_most_s))
 
 
 AVERAGED_PROMPTS = 16  # over which the usual length of a prompt is averaged
@@ -196,6 +227,14 @@ class Oversubscription:
 
     count: int
     leave_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaking:
+    """Number of jobs of lanes before `lane` to take although all slots are taken."""
+
+    count: int
+    lane: int
 
 
 class AdmissionEstimator:
@@ -243,11 +282,7 @@ class AdmissionEstimator:
         Without it one tenant's long or waiting jobs would keep all others out.
         """
         ready, num_slots = self._engine.ready, self._jobs.max_num_seqs
-        if ready is None or self():
-            return None
-        if len(self._jobs) >= 2 * num_slots:
-            return None
-        if self._jobs.num_in_engine >= 2 * num_slots + MAX_CHOICES:
+        if ready is None or self() or self._is_table_full():
             return None
         waiting = self._not_begun()
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size
@@ -267,6 +302,33 @@ class AdmissionEstimator:
         num_soon = sum(job.job.tenant not in leave_out for job in waiting)
         count = (max(1, num_slots // OVERSUBSCRIBED) if fits else 1) - num_soon
         return Oversubscription(count, tuple(leave_out)) if count > 0 else None
+
+    def overtaking(self) -> Overtaking | None:
+        """Returns the jobs to take for which the engine preempts sequences of the lowest lane that
+        runs here; None while a place is free, or if none would be preempted."""
+        if self._engine.ready is None or self() or self._is_table_full():
+            return None
+        lanes = Counter(
+            job.job.lane
+            for job in self._jobs
+            for choice in job.choices
+            if choice.has_slot and choice.num_lane_preemptions < MAX_LANE_PREEMPTIONS
+        )
+        lane = max(lanes, default=0)
+        if lane == 0:
+            return None
+        # Those that wait in the engine, preempted ones and jobs that have just overtaken.
+        waiting = self._jobs.num_in_engine - self._jobs.max_num_seqs
+        soon = sum(_num_in_engine(job) for job in self._not_begun() if job.job.lane < lane)
+        count = lanes[lane] - max(waiting, soon)
+        return Overtaking(count, lane) if count > 0 else None
+
+    def _is_table_full(self) -> bool:
+        num_slots = self._jobs.max_num_seqs
+        return (
+            len(self._jobs) >= 2 * num_slots
+            or self._jobs.num_in_engine >= 2 * num_slots + MAX_CHOICES
+        )
 
     def _not_begun(self) -> list[RunningJob]:
         return [job for job in self._jobs if job.in_engine and job.first_token_s is None]

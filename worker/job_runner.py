@@ -14,7 +14,9 @@ from dataclasses import replace
 from shared.messages import MIN_SEED, START, Cursor, ErrorCode, FinishReason, Job, JobState, Segment
 from shared.transport.ports.queue import AppendStatus, Delivery, JobEnd, LoggedChoice
 from worker.checkpoint import JobRefused, LoadedModel
+from worker.engine.queue import HIGHEST_PRIORITY
 from worker.engine.request import EngineOutput, EngineRequest
+from worker.engine.running_slots import MAX_LANE_PREEMPTIONS
 from worker.engine.stop import find_stop
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox, Settled
@@ -175,6 +177,20 @@ class JobRunner:
             found = self._jobs.by_request_id(output.request_id)
             if found is not None and found[1].has_slot:
                 self._take_output(*found, output)
+        for request_id in message.gave_way:
+            found = self._jobs.by_request_id(request_id)
+            if found is not None and found[1].has_slot:
+                self._gave_way(*found)
+
+    def _gave_way(self, running: RunningJob, choice: RunningChoice) -> None:
+        """Notes that the engine has preempted a choice for a job of a higher lane."""
+        choice.gave_way_s = time.monotonic()
+        choice.num_lane_preemptions += 1
+        self._metrics.gave_way(running.job.lane)
+        log.info(
+            "a job gave its slot to one of a higher lane, and waits",
+            extra={**running.log_fields, "lane": running.job.lane, "tokens": running.num_tokens},
+        )
 
     def _take_output(
         self, running: RunningJob, choice: RunningChoice, output: EngineOutput
@@ -184,6 +200,9 @@ class JobRunner:
             running.outbox.add_prompt_logprobs(output.prompt_logprobs)
             self._publisher.notice(running.outbox)
             return
+        if choice.gave_way_s is not None:
+            choice.gave_way_s = None
+            running.outbox.num_lane_preemptions = running.num_lane_preemptions
         if running.cached_tokens is None:
             running.cached_tokens = output.num_cached_tokens
             running.outbox.cached_tokens = output.num_cached_tokens
@@ -256,6 +275,19 @@ class JobRunner:
     def take_all(self) -> list[RunningJob]:
         """Empties the table; returns the jobs, which must be given back to the queue."""
         jobs = list(self._jobs)
+        for running in jobs:
+            self._forget(running, HANDED_BACK)
+        return jobs
+
+    def take_preempted(self, waited_s: float) -> list[RunningJob]:
+        """Removes and returns the jobs of which every choice has waited for so long since it was
+        preempted for a higher lane, and whose output is durable."""
+        jobs = [
+            running
+            for running in self._jobs
+            if running.waits_preempted(time.monotonic() - waited_s)
+            and not running.outbox.has_something
+        ]
         for running in jobs:
             self._forget(running, HANDED_BACK)
         return jobs
@@ -347,7 +379,10 @@ def _engine_request(running: RunningJob, choice: RunningChoice) -> EngineRequest
         output_token_ids=choice.resumed_token_ids,
         tenant=job.tenant,
         job_id=job.job_id,
-        priority=job.lane,
+        priority=job.lane
+        if choice.num_lane_preemptions < MAX_LANE_PREEMPTIONS
+        else HIGHEST_PRIORITY,
+        num_lane_preemptions=choice.num_lane_preemptions,
         scores_prompt=running.num_resumed == 0,  # a log with output has them already
     )
 

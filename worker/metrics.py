@@ -59,6 +59,12 @@ METRICS = MetricTable(
             True,
         ),
         MetricRow(
+            "penstock:lane_preemptions_total",
+            "counter",
+            ("lane",),
+            "Sequences of this lane that gave slot or blocks to jobs of higher lanes, and wait.",
+        ),
+        MetricRow(
             "penstock:prompt_tokens_total",
             "counter",
             (),
@@ -211,6 +217,7 @@ class WorkerMetrics:
         self._longest = histogram("penstock:request_max_num_generation_tokens", registry, SIZES)
         self._max_tokens = histogram("penstock:request_params_max_tokens", registry, SIZES)
         self._ended = METRICS.counter("penstock:request_success_total", registry)
+        self._gave_way = METRICS.counter("penstock:lane_preemptions_total", registry)
         self._migrations = METRICS.counter("penstock:migrations_total", registry)
         self._publish_lag_s = histogram("penstock:publish_lag_seconds", registry, _SECONDS)
         for reason in ("stop", "length", "error"):
@@ -220,6 +227,10 @@ class WorkerMetrics:
         """Counts a delivery."""
         if attempt > 1:
             self._migrations.inc()
+
+    def gave_way(self, lane: int) -> None:
+        """Counts a sequence that was preempted for a job of a higher lane."""
+        self._gave_way.labels(str(lane)).inc()
 
     def sequence_ended(self, waited_s: float, times: RequestTimes) -> None:
         """Counts the times of one sequence, which had waited in the queue before."""

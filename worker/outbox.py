@@ -99,6 +99,7 @@ class Outbox:
         self._failed = False
         self.over = False
         self.cached_tokens: int | None = None  # prompt tokens of the prefix hit, once known
+        self.num_lane_preemptions = 0  # if it was preempted since the last append
         if end != START and logged:
             self._take_log(logged, has_choices=has_choices)
 
@@ -239,7 +240,9 @@ class Outbox:
                 # The job keeps those of its first append.
                 cached_tokens=self.cached_tokens if start == START else None,
                 num_prompt_slices=0 if self._failed else self._prompt.num_slices,
+                num_lane_preemptions=self.num_lane_preemptions,
             )
+            self.num_lane_preemptions = 0
             self._num_in_flight = end
         return self._in_flight
 

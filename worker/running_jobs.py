@@ -27,6 +27,8 @@ class RunningChoice:
     processor: OutputProcessor | None = None  # None: it has ended before, or cannot run
     has_slot: bool = False  # it is in the engine, or waits to be sent there
     was_sent: bool = False  # the engine knows it
+    num_lane_preemptions: int = 0  # for higher lanes, in all attempts
+    gave_way_s: float | None = None  # since when it waits, preempted for one
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class RunningJob:
                     resumed_token_ids=choice.token_ids,
                     num_tokens=len(choice.token_ids),
                     finish_reason=choice.finish_reason,
+                    num_lane_preemptions=delivery.num_lane_preemptions,
                 )
                 for index, choice in enumerate(delivery.choices)
             ),
@@ -77,6 +80,18 @@ class RunningJob:
     def num_tokens(self) -> int:
         """Output tokens of all choices and attempts."""
         return sum(choice.num_tokens for choice in self.choices)
+
+    def waits_preempted(self, since_s: float) -> bool:
+        """Returns whether all choices that have not ended were preempted for higher lanes before
+        `since_s`, and wait."""
+        live = [choice for choice in self.choices if choice.finish_reason is None]
+        times = [choice.gave_way_s for choice in live]
+        return bool(times) and all(at_s is not None and at_s < since_s for at_s in times)
+
+    @property
+    def num_lane_preemptions(self) -> int:
+        """Preemptions for higher lanes in all attempts, of the choice that had the most."""
+        return max(choice.num_lane_preemptions for choice in self.choices)
 
     @property
     def log_fields(self) -> dict[str, object]:

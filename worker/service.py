@@ -54,6 +54,7 @@ HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
 PULL_BLOCK_MS = 1000  # that one pull waits for a job
+HAND_BACK_PREEMPTED_S = 5.0  # after which another worker may have a slot for a preempted job
 RECONCILE_INTERVAL_S = 2.0  # between checks for lost deliveries
 FLUSH_INTERVAL_S = 0.025  # that tokens are batched at most when appends are slow
 FLUSH_TOKENS = 8  # of one job that are sent without waiting
@@ -292,6 +293,7 @@ class WorkerService:
                 "heartbeat": self._heartbeat.run(),
                 "announcer": self._announce_often(),
                 "cancellations": self._listen(),
+                "preempted": self._hand_back_preempted(),
             }.items()
         ]
         ordered = asyncio.create_task(self._order.exit_ordered(), name="ordered exit")
@@ -383,6 +385,21 @@ class WorkerService:
     async def _release(self, jobs: Sequence[RunningJob | Delivery]) -> None:
         for item in jobs:
             await self._queue.release(self.worker_id, item.job.job_id, item.attempt)
+
+    async def _hand_back_preempted(self) -> None:
+        """Gives jobs back that wait for a slot since they were preempted for a higher lane."""
+        while True:
+            await asyncio.sleep(1.0)
+            for running in self._runner.take_preempted(HAND_BACK_PREEMPTED_S):
+                job_id, num = running.job.job_id, running.num_lane_preemptions
+                try:
+                    await self._queue.release(self.worker_id, job_id, running.attempt, num)
+                except TransportError as error:
+                    # Redis still assigns it to this worker: reconciling takes it up again.
+                    log.warning(
+                        "failed to return a preempted job to the queue",
+                        extra={**running.log_fields, "error": str(error)},
+                    )
 
     async def _listen(self) -> None:
         backoff = Backoff(0.1, 2.0)

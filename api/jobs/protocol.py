@@ -138,7 +138,8 @@ class JobAttempt(ResponseModel):
     completion_tokens: int  # that the job had when it started
     generated_tokens: int  # that it added
     outcome: Literal["ended", "died", "handed_over"] | None
-    # worker_lost, released, engine_died, engine_stalled, device_lost; null: none, or not known
+    # worker_lost, released, preempted, engine_died, engine_stalled, device_lost; null: none, or not
+    # known
     cause: str | None
 
     @classmethod
@@ -214,6 +215,7 @@ class JobObject(ResponseModel):
     queue_paused: bool  # it waits because an operator has paused its model's queue
     worker: str | None
     attempt: int
+    preemptions: int  # times that it gave its slot to a job of a higher lane, and waited
     attempts: list[JobAttempt]  # the latest 16; none from an older release
     recovery: JobRecovery | None  # null: no worker was lost, or another one has resumed it
     durability: Durability
@@ -253,6 +255,7 @@ class JobObject(ResponseModel):
             queue_paused=record.state is JobState.QUEUED and model is not None and model.is_paused,
             worker=record.owner,
             attempt=record.attempt,
+            preemptions=record.preemptions,
             attempts=JobAttempt.all_of(record),
             recovery=JobRecovery.of(record),
             durability=record.durability,

@@ -47,6 +47,7 @@ const FACTS = [
   ["Worker", (job) => job.worker ?? "–"],
   ["Submitted", (job) => timeOf(job.created_at)],
   ["Queued for", queueing],
+  ["Preempted", (job) => (job.preemptions > 0 ? `${count(job.preemptions)} times by higher lanes` : "–")],
   ["First token after", (job) => duration(job.timings.ttft_ms)],
   ["Total", (job) => duration(job.timings.total_ms)],
   ["Prompt tokens", cachedOf],

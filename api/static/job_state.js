@@ -14,6 +14,7 @@ const KINDS = {
 const CAUSES = {
   worker_lost: "Worker lost",
   released: "Worker stopped",
+  preempted: "Preempted by a higher lane",
   engine_died: "Engine lost",
   engine_stalled: "Engine stalled",
   device_lost: "Device lost",

@@ -135,6 +135,7 @@ def milliseconds(value: float | None) -> str | None:
 _CAUSES = {
     "worker_lost": "Worker lost",
     "released": "Worker stopped",
+    "preempted": "Preempted by a higher lane",
     "engine_died": "Engine lost",
     "engine_stalled": "Engine stalled",
     "device_lost": "Device lost",

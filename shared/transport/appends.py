@@ -41,6 +41,8 @@ def append_arguments(item: Append) -> list[Argument]:
         arguments += _of_end(item.end_of_job)
     elif item.cached_tokens is not None:
         arguments += ("cached", item.cached_tokens)
+    if item.num_lane_preemptions:
+        arguments += ("preemptions", item.num_lane_preemptions)
     if item.prompt_slice is not None:
         arguments += ("slice", item.prompt_slice.index, "scores", item.prompt_slice.entries)
     elif item.num_prompt_slices and _follows_prompt(item.end_of_job):

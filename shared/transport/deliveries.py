@@ -77,6 +77,7 @@ class DeliveryReader:
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
+            num_lane_preemptions=_num_lane_preemptions(fields),
             **_times(int(attempt), fields, *before[:4]),
         )
 
@@ -112,6 +113,10 @@ class DeliveryReader:
             code,
             message[:1000],
         )
+
+
+def _num_lane_preemptions(fields: Sequence[bytes]) -> int:
+    return int(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"preemptions", 0))
 
 
 def _times(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from shared.keys import GROUP, Keys
+from shared.keys import GROUP, NUM_LANES, Keys
 from shared.redis.connections import BLOCK_MS, Connections
 from shared.redis.pool import Command
 from shared.redis.pubsub import Subscriber
@@ -178,15 +178,52 @@ class RedisJobQueue:
     ) -> Sequence[Delivery]:
         tenants: tuple[Argument, ...] = (len(leave_out), *leave_out)
         with translated("oversubscribe"):
-            try:
-                claims = await self._call(
-                    "oversubscribe", worker_id, count, MAX_CRASHES, *tenants, *self._queues
-                )
-            except ResponseError as error:
-                if group_is_missing(error) or is_out_of_memory(error):
-                    return []  # `pull` creates the missing group
-                raise
-            return await self._reader.deliveries(worker_id, claims)
+            common = (worker_id, count, MAX_CRASHES, 0, 0)
+            more = await self._take_more(*common, *tenants, *self._queues)
+            return await self._reader.deliveries(worker_id, more.claims)
+
+    async def overtake(
+        self, worker_id: str, count: int, lane: int, block_ms: int
+    ) -> Sequence[Delivery]:
+        queues = self._queues[: lane * len(self._models)]
+        common = (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms)
+        deadline = time.monotonic() + block_ms / 1000
+        with translated("overtake"):
+            more = await self._take_more(*common, 0, *queues)
+            while True:
+                deliveries = await self._reader.deliveries(worker_id, more.claims)
+                left_s = deadline - time.monotonic()
+                if deliveries or left_s <= 0:
+                    return deliveries
+                wait = None
+                if more.deferred_ms or self._connections.is_fake:
+                    await asyncio.sleep(min(POLL_S, left_s))
+                elif not more.last:
+                    await asyncio.sleep(min(RETRY_S, left_s))
+                else:
+                    wait = _wait_for_entry(queues, more.last, left_s)
+                more = await self._take_more(*common, 0, *queues, wait=wait)
+
+    async def _take_more(self, *arguments: Argument, wait: Command | None = None) -> _Pulled:
+        """Returns the reply to `oversubscribe`, sent together with `wait` as in `_wait_and_pull`;
+        an empty one without a group, which `pull` creates, and on a full server."""
+        try:
+            if wait is None:
+                reply = await self._call("oversubscribe", *arguments)
+            else:
+                command = self._scripts.command("oversubscribe", *arguments)
+                waited, reply = await self._connections.blocking.exchange(wait, command)
+                if isinstance(reply, NoScriptError):
+                    reply = await self._call("oversubscribe", *arguments)
+                for failed in (reply, waited):
+                    if isinstance(failed, ResponseError):
+                        raise failed
+        except ResponseError as error:
+            if group_is_missing(error) or is_out_of_memory(error):
+                return _Pulled()
+            raise
+        claims, deferred_ms, last = reply
+        return _Pulled(claims, False, last, deferred_ms)
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         claims: list[Any] = []
@@ -208,15 +245,14 @@ class RedisJobQueue:
             return await self._reader.deliveries(worker_id, claims)
 
     async def recover(
-        self, worker_id: str, count: int, *, suspects: bool = True
+        self, worker_id: str, count: int, *, suspects: bool = True, before: int = NUM_LANES
     ) -> Sequence[Delivery]:
         if count < 1:
             return []
         with translated("recover"):
             try:
-                claims = await self._call(
-                    "recover", worker_id, count, MAX_CRASHES, int(suspects), *self._queues
-                )
+                arguments = (worker_id, count, MAX_CRASHES, int(suspects), before)
+                claims = await self._call("recover", *arguments, *self._queues)
             except ResponseError as error:
                 if not group_is_missing(error):
                     raise
@@ -254,9 +290,11 @@ class RedisJobQueue:
                 raise
         return Restored(word.decode())
 
-    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+    async def release(
+        self, worker_id: str, job_id: str, attempt: int, num_lane_preemptions: int = 0
+    ) -> bool:
         with translated("release"):
-            reply = await self._call("release", job_id, worker_id, attempt)
+            reply = await self._call("release", job_id, worker_id, attempt, num_lane_preemptions)
         return bool(reply[0] == b"OK")
 
     async def crashed(
@@ -325,8 +363,7 @@ class RedisJobQueue:
         if self._connections.is_fake:
             await asyncio.sleep(min(POLL_S, left_s))
             return await self._pull_once(worker_id, count)
-        block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
-        wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues, *last)
+        wait = _wait_for_entry(self._queues, last, left_s)
         pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
         waited, reply = await self._connections.blocking.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
@@ -390,6 +427,12 @@ class RedisJobQueue:
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
         return await self._scripts.call(self._connections.scripts, name, *arguments)
+
+
+def _wait_for_entry(queues: Sequence[str], last: Sequence[bytes], left_s: float) -> Command:
+    """Returns the command that waits in the server for an entry after `last` of each queue."""
+    block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
+    return ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *queues, *last)
 
 
 def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:

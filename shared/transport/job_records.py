@@ -28,7 +28,7 @@ _JOB_FIELDS = frozenset(
     b"v state model tenant kind attempt owner crashes deaths stalls losses n b h "
     b"prompt_tokens cached_tokens q qid sub_ms claim_ms start_ms first_ms out_ms last_ms free_ms "
     b"end_ms deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid "
-    b"retain_ms choices lane work reserved idem durability sampling ps claims ends "
+    b"retain_ms choices lane work reserved idem durability sampling ps claims ends preemptions "
     b"held held_log lp_bytes kept_until_ms log_kept_until_ms brief "
     b"record_ms text_ms own_text until_ms text_until_ms text_why".split()
 )
@@ -102,6 +102,7 @@ def job_record(job_id: str, fields: Fields, position: int = NOT_QUEUED) -> JobRe
             until_ms=_whole(fields, b"until_ms"),
             text_until_ms=_whole(fields, b"text_until_ms") or _whole(fields, b"until_ms"),
             deaths=int(fields.get(b"deaths", 0)),
+            preemptions=int(fields.get(b"preemptions", 0)),
             claims=decode_claims(fields.get(b"claims", b""), fields.get(b"ends", b"")),
             last_ms=_whole(fields, b"last_ms"),
             is_worker_lost=position == WORKER_LOST,

@@ -25,6 +25,7 @@ EVERYTHING = {
     "faults",
     "faults while sampling by grammars",
     "full",
+    "gave way to a lane",
     "mixed steps",
     "preemptions",
     "prefix hits",

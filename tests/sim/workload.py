@@ -151,6 +151,7 @@ class Workload:
                 continue
             engine.check_integrity()
             self.seen["steps"] += 1
+            self.seen["gave way to a lane"] += len(engine.measures.gave_way)
             assert self.seen["steps"] < MAX_STEPS
             num_idle = 0 if outputs or engine.stats().step > num_launched else num_idle + 1
             assert num_idle <= MAX_IDLE_STEPS or not engine.has_unfinished(), "nothing moves"

@@ -163,14 +163,14 @@ def record_worker_calls(directory: Path) -> None:
         return results
 
     async def recorded_release(
-        self: RedisJobQueue, worker_id: str, job_id: str, attempt: int
+        self: RedisJobQueue, worker_id: str, job_id: str, attempt: int, *more: int
     ) -> bool:
         number = writer.invoke(job_id, RELEASE, attempt=attempt)
-        was_ours = await release(self, worker_id, job_id, attempt)
+        was_ours = await release(self, worker_id, job_id, attempt, *more)
         writer.reply(number, status="released" if was_ours else "not_owned")
         return was_ours
 
-    for name in ("pull", "oversubscribe", "reconcile", "recover"):
+    for name in ("pull", "oversubscribe", "overtake", "reconcile", "recover"):
         setattr(RedisJobQueue, name, recorded_claims(name))
     RedisJobQueue.append = recorded_append  # type: ignore[method-assign]
     RedisJobQueue.release = recorded_release  # type: ignore[method-assign]

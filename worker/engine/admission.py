@@ -28,6 +28,7 @@ class Moves(Generic[S]):
     """Requests that leave and enter vLLM before a step, in this order."""
 
     leaving: list[S] = field(default_factory=list)  # vLLM, to be held
+    gave_way: list[S] = field(default_factory=list)  # those of them that left for a higher class
     entering: list[S] = field(default_factory=list)
 
 
@@ -102,7 +103,11 @@ class Admission(Generic[S]):
         newcomer = self._shares.next_of(self._waiting.values())
         if len(self._running) < self._num_slots and newcomer.seq_id not in self._starved:
             return
-        giver = self._shares.giver(newcomer, sorted(self._running.values(), key=self._rank))
+        running = sorted(self._running.values(), key=self._rank)
+        moves.gave_way = self._shares.lower(newcomer, running)[:1]
+        giver = moves.gave_way[0] if moves.gave_way else self._shares.giver(newcomer, running)
+        for request in moves.gave_way:
+            request.num_lane_preemptions += 1
         if giver is not None:
             self._stop_running(giver)
             self.num_preemptions += 1

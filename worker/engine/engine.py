@@ -142,6 +142,8 @@ class Engine:
         self._release_held()
         begin_s = self._clock()
         schedule = self._schedule()
+        self.measures.gave_way = [s.request_id for s in self._scheduler.gave_way]
+        self._scheduler.gave_way.clear()
         outputs += map(self._outgrew, schedule.outgrown)
         launched = self._launch(schedule, begin_s)
         due = self._due(launched)

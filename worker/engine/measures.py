@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class StepMeasures:
         self.seconds = Distribution(STEP_SECONDS)
         self.tokens = Distribution(SIZES)  # prompt tokens computed or hit, and generated ones
         self.sequences = Distribution(SIZES)
+        self.gave_way: Collection[str] = ()  # requests preempted in the last step for their lane
 
     def counts(self) -> dict[str, Counts]:
         """Returns the counts so far, by the attributes' names."""

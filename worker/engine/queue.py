@@ -56,6 +56,8 @@ class SequenceQueue:
 
 Rank = tuple[int, ...]
 
+HIGHEST_PRIORITY = 0
+
 
 class Schedulable(Protocol):
     """What ranks and shares look at: a Sequence, or a request in front of another scheduler."""
@@ -66,13 +68,15 @@ class Schedulable(Protocol):
     def tenant(self) -> str: ...
     @property
     def job_id(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
+
+    priority: int
+    num_lane_preemptions: int  # see running_slots.py
 
 
 class SchedulingPolicy(Protocol):
     def rank(self, sequence: Schedulable) -> Rank:
-        """Returns the rank; the smallest is served first. Unique, and constant for a sequence."""
+        """Returns the rank; the smallest is served first. Unique, and constant while a sequence is
+        in a queue."""
         ...
 
 
@@ -84,7 +88,7 @@ class FirstComeFirstServed:
 
 
 class HighestPriorityFirst:
-    """Smaller `priority` first, equal ones by arrival. The last may wait as long as others come."""
+    """Smaller `priority` first, equal ones by arrival."""
 
     def rank(self, sequence: Schedulable) -> Rank:
         return (sequence.priority, sequence.seq_id)

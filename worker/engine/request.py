@@ -24,7 +24,8 @@ class EngineRequest:
     output_token_ids: tuple[int, ...] = ()
     tenant: str = "default"  # prefixes are shared within a tenant only, slots among tenants
     job_id: str = ""  # choices of one job share its slots; empty: each choice is its own job
-    priority: int = 0  # smaller is served first, under a policy that uses it
+    priority: int = 0  # its lane: smaller is served first, under a policy that uses it
+    num_lane_preemptions: int = 0  # on earlier workers: see worker.engine.running_slots
     scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
 
 

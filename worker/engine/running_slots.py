@@ -9,6 +9,10 @@ a fixed set of sequences settles after finitely many.
 
 A job of many choices, or a tenant of many jobs, uses every slot while it is alone, and gives slots
 up within a few steps when others arrive.
+
+A policy's classes (the lanes of the queue) go before shares: a waiting sequence preempts one of a
+lower class whatever its tenant holds. A sequence that gave way MAX_LANE_PREEMPTIONS times is in the
+highest class once it runs again, and runs to its end.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeVar
 
-from worker.engine.queue import Rank, Schedulable, SchedulingPolicy
+from worker.engine.queue import HIGHEST_PRIORITY, Rank, Schedulable, SchedulingPolicy
 
 S = TypeVar("S", bound=Schedulable)
 
 MIN_GAP = 2  # slots; with 1 two sequences would preempt each other in turns
+MAX_LANE_PREEMPTIONS = 4  # of a sequence for higher lanes, on all workers
 
 
 class SlotShares:
@@ -33,7 +38,9 @@ class SlotShares:
         self._of_job: Counter[tuple[str, str]] = Counter()
 
     def take(self, sequence: Schedulable) -> None:
-        """Counts a sequence that starts to run."""
+        """Counts a sequence that starts to run, and is in no queue: its class may change."""
+        if sequence.num_lane_preemptions >= MAX_LANE_PREEMPTIONS:
+            sequence.priority = HIGHEST_PRIORITY
         self._of_tenant[sequence.tenant] += 1
         self._of_job[sequence.tenant, sequence.job_id] += 1
 
@@ -63,6 +70,18 @@ class SlotShares:
         """Returns whether some tenant holds enough slots to give one to `newcomer`."""
         most = max(self._of_tenant.values(), default=0)
         return most >= self._of_tenant[newcomer.tenant] + MIN_GAP
+
+    def lower(self, newcomer: Schedulable, running: Iterable[S]) -> list[S]:
+        """Returns the running sequences of lower classes than the newcomer's, in the order in which
+        they give way to it: the lowest class first, then the fewest preemptions, then the last."""
+        own = self._rank(newcomer)[:-1]
+        ranked = [(self._rank(sequence), sequence) for sequence in running]
+        ordered = sorted(
+            ((*rank[:-1], -sequence.num_lane_preemptions, rank[-1]), sequence)
+            for rank, sequence in ranked
+            if rank[:-1] > own
+        )
+        return [sequence for _, sequence in reversed(ordered)]
 
     def giver(self, newcomer: Schedulable, running: Iterable[S]) -> S | None:
         """Returns the running sequence that gives its slot to `newcomer`, or None.

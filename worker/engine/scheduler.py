@@ -7,8 +7,8 @@ batch.
     1. Running sequences that miss one token: a decode never waits for another sequence's prefill.
     2. Running sequences that miss more, as far as the budget goes.
     3. Waiting sequences, while there are budget, slots and blocks: by their share of the slots
-       (running_slots.py), then by rank. When all slots are taken, a sequence of a tenant or job
-       with many may be preempted first.
+       (running_slots.py), then by rank. When slots or blocks are taken, sequences of lower classes
+       are preempted first; when all slots are, perhaps one of a tenant or job with many.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
 than the budget has tokens, and every decode gets its token in every step. Only while `most_tokens`
@@ -61,6 +61,7 @@ class Scheduler:
         self._num_departed = 0  # sequences that stopped running, and steps that were undone
         self._last_in_turn = -1  # seq_id, where a step had not all decodes
         self.num_preemptions = 0
+        self.gave_way: list[Sequence] = []  # to a higher class; the engine clears it
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
         self._has_prefix_cache = config.prefix_caching
@@ -262,7 +263,7 @@ class Scheduler:
             victim = self._claims.pop()
             while victim.status is not SequenceStatus.RUNNING:
                 victim = self._claims.pop()
-            self._preempt(victim)
+            self._preempt(victim, sequence)
             if victim is sequence:
                 return False
         return True
@@ -280,30 +281,56 @@ class Scheduler:
         return list(self._claims)
 
     def _is_due(self, newcomer: Sequence) -> bool:
-        """Returns whether another tenant's sequences give up blocks before a newcomer's would."""
-        if not self.running or not self._shares.is_due(newcomer):
+        """Returns whether sequences of a lower class, or another tenant's, give up blocks before a
+        newcomer's would."""
+        if not self.running:
             return False
-        classes = {self._rank(s)[:-1] for s in (self.running.first, self.running.last, newcomer)}
-        return len(classes) == 1
+        first, last, own = (
+            self._rank(s)[:-1] for s in (self.running.first, self.running.last, newcomer)
+        )
+        return last > own or (first == last == own and self._shares.is_due(newcomer))
 
     def _share_slots(self) -> None:
-        """Preempts one sequence of a large holder for the next waiting one, if shares require it.
+        """Preempts sequences of lower classes for the next waiting one, or one of a large holder,
+        if shares require it.
 
-        Only if the blocks for the newcomer are free as well: otherwise no sequence would gain. At
-        most one per step, which then admits the newcomer.
+        Only if the newcomer then has blocks as well: otherwise no sequence would gain. For one
+        newcomer per step, which then admits it.
         """
-        if not self._shares_changed or len(self.running) < self._num_slots or not self.waiting:
+        if not self._shares_changed or not self.waiting:
             return
         newcomer = self._shares.next_of(self.waiting)
         if newcomer.in_flight:
             return  # it has to know its last token first
+        if self._make_way(newcomer) or len(self.running) < self._num_slots:
+            return
         self._shares_changed = False
         giver = self._shares.giver(newcomer, self.running)
         if giver is None:
             return
         hits = self.blocks.match(newcomer)
         if self.blocks.can_allocate(newcomer, newcomer.num_tokens, hits, len(self.running)):
-            self._preempt(giver)  # which changes the shares
+            self._preempt(giver, newcomer)  # which changes the shares
+
+    def _make_way(self, newcomer: Sequence) -> bool:
+        """Preempts sequences of lower classes until the newcomer has a slot and blocks, and returns
+        whether it preempted any: none, if all of them would not be enough."""
+        own = self._rank(newcomer)[:-1]
+        if not self.running or self._rank(self.running.last)[:-1] <= own:
+            return False
+        lower = self._shares.lower(newcomer, self.running)
+        blocks, num_tokens = self.blocks, newcomer.num_tokens
+        hits = blocks.match(newcomer)
+        num_held = sum(len(sequence.block_table) for sequence in lower)
+        if not blocks.can_allocate(newcomer, num_tokens, hits, -num_held):
+            return False
+        num_before = len(self.running)
+        for sequence in lower:
+            has_slot = len(self.running) < self._num_slots
+            if has_slot and blocks.can_allocate(newcomer, num_tokens, hits):
+                break
+            self._preempt(sequence, newcomer)
+        return len(self.running) < num_before
 
     def _stop_running(self, sequence: Sequence) -> None:
         self._num_departed += 1
@@ -311,7 +338,9 @@ class Scheduler:
         self._shares.give_back(sequence)
         self._shares_changed = True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, other: Sequence | None = None) -> None:
+        """Takes slot and blocks from a running sequence, for the `other`."""
+        gives_way = other is not None and self._rank(sequence)[:-1] > self._rank(other)[:-1]
         self._stop_running(sequence)
         self.blocks.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
@@ -319,6 +348,9 @@ class Scheduler:
         sequence.num_scheduled_tokens = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        if gives_way:
+            sequence.num_lane_preemptions += 1
+            self.gave_way.append(sequence)
         self.waiting.add(sequence)
 
     def _admit(self, draft: Draft) -> None:
@@ -346,8 +378,8 @@ class Scheduler:
             if sequence.status is SequenceStatus.WAITING:
                 sequence.num_cached_tokens = min(num_hit_tokens, sequence.num_prompt_tokens)
             sequence.status = SequenceStatus.RUNNING
-            self.running.add(sequence)
             self._shares.take(sequence)
+            self.running.add(sequence)
             self._plan(sequence, min(sequence.num_tokens, num_hit_tokens + draft.left), draft)
 
     def _plan(self, sequence: Sequence, end: int, draft: Draft) -> None:

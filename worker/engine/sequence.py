@@ -52,6 +52,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_counted_prompt_tokens",
+        "num_lane_preemptions",
         "num_preemptions",
         "num_published_blocks",
         "num_scheduled_tokens",
@@ -79,6 +80,7 @@ class Sequence:
         tenant: str = "default",
         job_id: str = "",
         priority: int = 0,
+        num_lane_preemptions: int = 0,
         scores_prompt: bool = False,
         arrived_s: float = 0.0,
     ) -> None:
@@ -106,6 +108,7 @@ class Sequence:
         self.in_flight = 0
         self.is_held = False  # skips steps until its mask is ready
         self.num_preemptions = 0
+        self.num_lane_preemptions = num_lane_preemptions
         self.num_cached_tokens = 0  # of the prompt, got by the first admission's prefix hit
         # Prompt tokens whose log probabilities are known or not requested; the first has none.
         self.num_scored_tokens = 1 if scores_prompt else len(prompt_token_ids)
@@ -129,6 +132,7 @@ class Sequence:
             tenant=request.tenant,
             job_id=request.job_id,
             priority=request.priority,
+            num_lane_preemptions=request.num_lane_preemptions,
             scores_prompt=request.scores_prompt and request.params.prompt_logprobs is not None,
             arrived_s=arrived_s,
         )

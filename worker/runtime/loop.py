@@ -129,6 +129,7 @@ class EngineLoop:
 
     def _send(self, outputs: tuple[EngineOutput, ...], *, with_stats: bool = False) -> None:
         now_s = time.monotonic()
+        gave_way = () if with_stats else tuple(self._engine.measures.gave_way)
         if with_stats or now_s - self._stats_at_s >= STATS_INTERVAL_S:
             self._stats_at_s = now_s
             measures, mask_s = None, dict[str, float]()
@@ -136,6 +137,7 @@ class EngineLoop:
                 self._measures_at_s = now_s
                 measures = self._engine.measures.counts()
                 mask_s = self._engine.measures.drain_masks()
-            self._link.send(StepOutputs(outputs, asdict(self._engine.stats()), measures, mask_s))
-        elif outputs:
-            self._link.send(StepOutputs(outputs))
+            stats = asdict(self._engine.stats())
+            self._link.send(StepOutputs(outputs, stats, measures, mask_s, gave_way))
+        elif outputs or gave_way:
+            self._link.send(StepOutputs(outputs, gave_way=gave_way))

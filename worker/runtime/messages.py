@@ -118,14 +118,15 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """The outputs of one step; with `stats` at least every STATS_INTERVAL_S while busy, with
-    `measures` (see StepMeasures.counts) every MEASURES_INTERVAL_S, and then with the processor
-    seconds of masks since, by tenant."""
+    """The outputs of one step, and the requests that were preempted in it for a higher lane; with
+    `stats` at least every STATS_INTERVAL_S while busy, with `measures` (see StepMeasures.counts)
+    every MEASURES_INTERVAL_S, and then with the processor seconds of masks since, by tenant."""
 
     outputs: tuple[EngineOutput, ...]
     stats: dict[str, int] | None = None
     measures: dict[str, Counts] | None = None
     mask_s: dict[str, float] = {}
+    gave_way: tuple[str, ...] = ()
 
 
 class RequestRejected(msgspec.Struct, frozen=True, tag="rejected"):

@@ -4,7 +4,8 @@
 -- ARGV: 3 worker, 4 lease_ms, then per item 11: id, attempt, n0, b0, h0, n1, b1, h1, token ids, text, and
 --   the number of arguments that follow: names and values of what few items have.
 --   lp: logprobs (JSON). c: segments (JSON without '|'); without, all of it is choice 0's.
---   cached: cached tokens. state, reason, tail: the end; tail is stop_reason|message (stop_reason is JSON
+--   cached: cached tokens. preemptions: how often it was preempted for jobs of higher lanes.
+--   state, reason, tail: the end; tail is stop_reason|message (stop_reason is JSON
 --   without '|'). scores: the item is that slice (`slice`, from 0) of the prompt's log probabilities and
 --   holds nothing else. slice without scores: how many of them come before the first delta.
 -- Returns one reply per item: ok, gap:<n>-<b>, diverged:<n>-<b>, fenced, gone, ended:<state>:<reason>,
@@ -173,6 +174,7 @@ local function apply(id, item, more)
     if failure then return failure end
     count_log(id, job, item, more)
     if more.cached then redis.call('HSETNX', job_key, 'cached_tokens', more.cached) end
+    if more.preemptions then redis.call('HSET', job_key, 'preemptions', more.preemptions) end
   end
   if more.state then
     local bar = string.find(more.tail, '|', 1, true)

@@ -1,12 +1,14 @@
 -- oversubscribe: delivers and claims a few jobs for a worker without a free slot, whose engine preempts
--- sequences of tenants and jobs that hold many slots.
--- ARGV: 3 worker, 4 jobs at most, 5 max crashes, 6 number of tenants to leave out, 7.. these tenants,
---   then the queues, those that go first at the front
+-- sequences of tenants and jobs that hold many slots, or of lower lanes than those of the queues.
+-- ARGV: 3 worker, 4 jobs at most, 5 max crashes, 6 ms for which jobs are left to workers with a free slot
+--   (0: not at all), 7 ms for which a worker that pulled counts as one, 8 number of tenants to leave out,
+--   9.. these tenants, then the queues, those that go first at the front
 -- The lane's order is kept: the job of a left-out tenant is taken too when one of another tenant waits
 -- close after it. Every 8th job that a worker takes is the oldest waiting one, here too, whatever its
 -- tenant holds.
 -- The first write is refused above maxmemory: a full server starts no new work.
--- Returns claims as lib/claim.lua gives them; nothing without a lease.
+-- Returns {claims as lib/claim.lua gives them, ms after which jobs left to others may be taken (0 without
+--   any), without claims the newest entry of each queue}; no claims and entries without a lease.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
 --@include lib/common.lua
 --@include lib/allowance.lua
@@ -23,18 +25,20 @@
 --@include lib/claim.lua
 --@include lib/entry.lua
 --@include lib/delivered.lua
+--@include lib/portion.lua
 --@include lib/orders.lua
-local wid, left, max_crashes, num_tenants = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local defer_ms, asking_ms, num_tenants = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease = P .. 'w:' .. wid
-if redis.call('EXISTS', lease) == 0 then return {} end
+if redis.call('EXISTS', lease) == 0 then return {{}, 0, {}} end
 local OLDEST_EVERY, CLOSE = 8, 4
-local queues = {}
-for i = 7 + num_tenants, #ARGV do queues[#queues + 1] = ARGV[i] end
-queues = open_queues(wid, queues)
+local all = {}
+for i = 9 + num_tenants, #ARGV do all[#all + 1] = ARGV[i] end
+local queues = open_queues(wid, all)
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 redis.call('HSET', lease, 'taken', taken)  -- not `pull_ms`: no job is deferred to it (lib/portion.lua)
 local left_out, claims = {}, {}
-for i = 7, 6 + num_tenants do left_out[ARGV[i]] = true end
+for i = 9, 8 + num_tenants do left_out[ARGV[i]] = true end
 
 -- The next entries of the lane; none where there is no lane.
 local function next_of(queue, count)
@@ -81,9 +85,29 @@ local function take_oldest()
   if oldest then take(oldest) end
 end
 
+-- Whether another worker has a free slot: it has pulled lately, and did not fill up.
+local function is_beside_a_free_one()
+  local num = 0
+  for _ in pairs(askers(wid, all, {}, asking_ms)) do num = num + 1 end
+  return num > 1
+end
+
+-- For how long the next job of the lane is left to the others; 0 if its age is not known, because the
+-- server's clock was set back.
+local function left_ms(queue)
+  local waits_ms = server_ms() - tonumber(string.match(next_of(queue, 1)[1][1], '^%d+'))
+  return waits_ms >= 0 and waits_ms < defer_ms and defer_ms - waits_ms or 0
+end
+
+local defers, deferred_ms = nil, 0
 for _, queue in ipairs(queues) do
   while left > 0 and is_wanted(queue) do
-    if taken % OLDEST_EVERY == OLDEST_EVERY - 1 then
+    if defers == nil then defers = defer_ms > 0 and is_beside_a_free_one() end
+    local wait_ms = defers and left_ms(queue) or 0
+    if wait_ms > 0 then
+      deferred_ms = math.max(deferred_ms, wait_ms)
+      break
+    elseif taken % OLDEST_EVERY == OLDEST_EVERY - 1 then
       local before = taken
       take_oldest()
       if taken == before then taken = taken + 1 end  -- it could not be taken: its turn is over
@@ -93,4 +117,9 @@ for _, queue in ipairs(queues) do
   end
 end
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
-return claims
+local last = {}
+for k, queue in ipairs(#claims == 0 and all or {}) do
+  local newest = redis.call('XREVRANGE', queue, '+', '-', 'COUNT', 1)
+  last[k] = newest[1] and newest[1][1] or '0-0'
+end
+return {claims, math.ceil(deferred_ms), last}

@@ -1,6 +1,6 @@
 -- recover: take over released jobs and those of workers whose lease ended; bury empty dead workers.
 -- ARGV: 3 worker, 4 free places (see pull.lua), 5 max crashes, 6 whether suspects are taken (0 or 1),
---   7.. queues this worker serves
+--   7 lane before which a job's priority must be, 8.. queues this worker serves
 -- Returns claims as lib/claim.lua gives them; nothing without a lease.
 -- Queues that an operator's order closes to it are left out (lib/orders.lua).
 -- After an outage of Redis itself only released jobs are taken: see lib/pulse.lua.
@@ -31,11 +31,12 @@
 --@include lib/orders.lua
 local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local takes_suspects = ARGV[6] == '1'
+local before_lane = tonumber(ARGV[7])
 local PAGE, SUSPECT_CRASHES, PROBE_MS = 64, 2, 3600000
 if redis.call('EXISTS', P .. 'w:' .. wid) == 0 then return {} end
 local probe_key = P .. 'probe:' .. wid
 local queues = {}
-for i = 7, #ARGV do queues[#queues + 1] = ARGV[i] end
+for i = 8, #ARGV do queues[#queues + 1] = ARGV[i] end
 local open = open_queues(wid, queues)
 local is_open = {}
 for _, queue in ipairs(open) do is_open[queue] = true end
@@ -61,7 +62,8 @@ local function take(queue, entry, dead, is_dead)
   if #got == 0 then redis.call('XACK', queue, GROUP, entry); return end
   local id, choices = read_entry(got[1][2])
   if not id then drop_entry(queue, entry); return end
-  local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v', 'losses')
+  local job = redis.call('HMGET', P .. 'job:' .. id, 'crashes', 'v', 'losses', 'lane')
+  if tonumber(job[4] or '0') >= before_lane then return end
   if tonumber(job[2] or '1') > SCHEMA_VERSION then
     if is_dead then redis.call('XCLAIM', queue, GROUP, RELEASED, 0, entry, 'JUSTID') end
     return

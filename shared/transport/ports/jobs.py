@@ -103,6 +103,7 @@ class JobRecord:
     durability: Durability = Durability.NONE  # that its acceptance waits for
     sampling: Mapping[str, float] | None = None  # of RECORDED_SAMPLING; None: of an older release
     deaths: int = 0  # unexplained ones of workers that held it
+    preemptions: int = 0  # for jobs of higher lanes
     until_ms: int | None = None  # kept until then, once it has ended; None: of an older release
     text_until_ms: int | None = None  # likewise its text
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release

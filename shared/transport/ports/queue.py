@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from shared.keys import NUM_LANES
 from shared.messages import (
     START,
     Cursor,
@@ -74,6 +75,7 @@ class Append(NamedTuple):
     end_hash: str
     end_of_job: JobEnd | None = None
     cached_tokens: int | None = None  # the first attempt's prefix hit, kept by its first append
+    num_lane_preemptions: int = 0  # for jobs of higher lanes, if it was preempted since the last
     prompt_slice: PromptSlice | None = None
     num_prompt_slices: int = 0
 
@@ -151,6 +153,7 @@ class Delivery:
     prompt_slices: tuple[PromptSlice, ...] = field(default=(), repr=False)  # where a delta follows
     # Seconds in the queue before the first claim; 0.0 after a later one. Measured, so not compared.
     waited_s: float = field(default=0.0, compare=False)
+    num_lane_preemptions: int = 0  # for jobs of higher lanes, in earlier attempts
     # Seconds since the worker of the previous claim released it; None if it did not.
     requeued_s: float | None = field(default=None, compare=False)
     lost_claim: LostClaim | None = field(default=None, compare=False)
@@ -205,6 +208,7 @@ class ClaimEnd(StrEnum):
     ENGINE_STALLED = "engine_stalled"
     DEVICE_LOST = "device_lost"
     RELEASED = "released"  # by its worker: a drain or a stop
+    PREEMPTED = "preempted"  # for a job of a higher lane; its worker had no slot for it again
 
 
 class CrashCause(StrEnum):
@@ -264,15 +268,25 @@ class JobQueue(Protocol):
         """
         ...
 
+    async def overtake(
+        self, worker_id: str, count: int, lane: int, block_ms: int
+    ) -> Sequence[Delivery]:
+        """Takes up to `count` jobs from the lanes before `lane` for a worker without a free place,
+        waiting up to `block_ms` for the first. For a moment new jobs are left to workers with a
+        free place. A lost reply may hold claims, as with `pull`.
+        """
+        ...
+
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         """Returns jobs that this worker has claimed and does not know (a reply was lost)."""
         ...
 
     async def recover(
-        self, worker_id: str, count: int, *, suspects: bool = True
+        self, worker_id: str, count: int, *, suspects: bool = True, before: int = NUM_LANES
     ) -> Sequence[Delivery]:
         """Takes over jobs of workers without a lease, and released ones; `count` as in `pull`.
-        Without `suspects` jobs that were in several crashes are left."""
+        Without `suspects` jobs that were in several crashes are left, and so are those of the lane
+        `before` and later ones."""
         ...
 
     async def append(
@@ -291,8 +305,11 @@ class JobQueue(Protocol):
         """
         ...
 
-    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
-        """Gives a running job back to the queue with its log. False: another attempt owns it."""
+    async def release(
+        self, worker_id: str, job_id: str, attempt: int, num_lane_preemptions: int = 0
+    ) -> bool:
+        """Gives a running job back to the queue with its log; `num_lane_preemptions` if that is
+        because it was preempted for higher lanes. False: another attempt owns it."""
         ...
 
     async def crashed(

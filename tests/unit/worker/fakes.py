@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from shared.keys import NUM_LANES
 from shared.messages import Job
 from shared.text.detokenizer import ByteDetokenizer
 from shared.transport.ports.jobs import Restored, TransportError
@@ -121,13 +122,23 @@ class FakeQueue:
             taken.append(self.deliveries.popleft())
         return taken
 
+    async def overtake(
+        self, worker_id: str, count: int, lane: int, block_ms: int
+    ) -> Sequence[Delivery]:
+        self._called("overtake")
+        await asyncio.sleep(block_ms / 1000)
+        higher = [delivery for delivery in self.deliveries if delivery.job.lane < lane][:count]
+        for delivery in higher:
+            self.deliveries.remove(delivery)
+        return higher
+
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         self._called("reconcile")
         lost, self.lost = [d for d in self.lost if d.job.job_id not in known], []
         return lost
 
     async def recover(
-        self, worker_id: str, count: int, *, suspects: bool = True
+        self, worker_id: str, count: int, *, suspects: bool = True, before: int = NUM_LANES
     ) -> Sequence[Delivery]:
         self._called("recover" if suspects else "recover without suspects")
         taken, self.recoverable = self.recoverable[:count], self.recoverable[count:]
@@ -149,7 +160,9 @@ class FakeQueue:
         self.on_restore(job_id)
         return self.restore_answers.popleft() if self.restore_answers else Restored.RESTORED
 
-    async def release(self, worker_id: str, job_id: str, attempt: int) -> bool:
+    async def release(
+        self, worker_id: str, job_id: str, attempt: int, num_lane_preemptions: int = 0
+    ) -> bool:
         self._called("release")
         self.released.append((job_id, attempt))
         return True

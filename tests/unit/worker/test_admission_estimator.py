@@ -11,7 +11,8 @@ import pytest
 from shared.transport.ports.queue import Delivery
 from tests.unit.worker.fakes import make_job
 from worker.engine.config import EngineConfig
-from worker.intake import MAX_NOT_BEGUN, AdmissionEstimator
+from worker.engine.running_slots import MAX_LANE_PREEMPTIONS
+from worker.intake import MAX_NOT_BEGUN, AdmissionEstimator, Overtaking
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.messages import EngineReady
 
@@ -189,3 +190,35 @@ def test_waiting_jobs_of_a_large_holder_keep_no_others_out(jobs: RunningJobs) ->
     more = estimator.oversubscription()
     assert more is not None
     assert (more.count, more.leave_out) == (1, ("large",))
+
+
+def lane_job(jobs: RunningJobs, engine: Engine, job_id: str, lane: int) -> RunningJob:
+    job = dataclasses.replace(make_job(job_id), lane=lane)
+    running = take(jobs, AdmissionEstimator(jobs, engine), Delivery(job, 1))
+    begin(running, engine)
+    return running
+
+
+def test_a_worker_full_of_rows_takes_what_would_preempt_them(jobs: RunningJobs) -> None:
+    engine, estimator = Engine(), AdmissionEstimator(jobs, Engine())
+    lane_job(jobs, engine, "0-first", 0)
+    rows = [lane_job(jobs, engine, f"0-{i}", 7) for i in range(6)]
+    assert estimator.overtaking() is None, "a slot is free"
+    lane_job(jobs, engine, "0-flex", 4)
+    assert estimator.overtaking() == Overtaking(6, 7)
+    lane_job(jobs, engine, "0-overtook", 0)
+    assert estimator.overtaking() == Overtaking(5, 7), "a row waits for it"
+    for row in rows:
+        row.choices[0].num_lane_preemptions = MAX_LANE_PREEMPTIONS
+    assert estimator.overtaking() is None, (
+        "these run to their ends, and a row of flex is soon taken"
+    )
+    jobs.remove(rows[0])
+    assert estimator.overtaking() == Overtaking(1, 4)
+
+
+def test_nothing_overtakes_the_first_lane(jobs: RunningJobs) -> None:
+    engine = Engine()
+    for i in range(8):
+        lane_job(jobs, engine, f"0-{i}", 0)
+    assert AdmissionEstimator(jobs, engine).overtaking() is None

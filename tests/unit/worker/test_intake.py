@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from shared.transport.ports.queue import Delivery
 from shared.transport.ports.registry import Order
 from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue, make_job
-from worker.intake import AdmissionEstimator, Intake, Oversubscription
+from worker.intake import AdmissionEstimator, Intake, Oversubscription, Overtaking
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.standing_order import StandingOrder
 
@@ -19,12 +20,16 @@ class EveryFreeSlot(AdmissionEstimator):
     """Estimates that every free slot can be used, and what `more` holds beyond them."""
 
     more: Oversubscription | None = None
+    overtakes: Overtaking | None = None
 
     def __call__(self) -> int:
         return self._jobs.free_slots
 
     def oversubscription(self) -> Oversubscription | None:
         return self.more
+
+    def overtaking(self) -> Overtaking | None:
+        return self.overtakes
 
 
 class Bench:
@@ -216,3 +221,28 @@ async def test_an_ordered_exit_comes_after_the_last_job_unless_it_is_taken_back(
         assert not exiting.done()
         bench.order.receive(Order.EXIT)
         await asyncio.wait_for(exiting, 10)
+
+
+async def test_a_job_of_a_higher_lane_overtakes_where_rows_hold_every_slot() -> None:
+    async with running(max_num_seqs=2) as bench:
+        bench.estimator.overtakes = Overtaking(2, 7)
+        bench.queue.deliveries.extend(
+            Delivery(replace(make_job(f"0-row{i}"), lane=7), 1) for i in range(3)
+        )
+        await until(lambda: len(bench.jobs) == 2)
+        bench.queue.deliveries.append(delivery("0-urgent"))
+        await until(lambda: len(bench.jobs) == 3)
+        assert bench.jobs.ids == {"0-row0", "0-row1", "0-urgent"}
+
+
+async def test_an_outage_while_a_job_may_overtake_ends_with_it() -> None:
+    async with running(max_num_seqs=1) as bench:
+        bench.estimator.overtakes = Overtaking(1, 7)
+        bench.queue.deliveries.append(delivery("0-a"))
+        await until(lambda: "overtake" in bench.queue.calls)
+        bench.queue.away = True
+        await asyncio.sleep(0.05)
+        bench.queue.away = False
+        await until(lambda: bench.num_repairs == 1)
+        bench.queue.deliveries.append(delivery("0-urgent"))
+        await until(lambda: len(bench.jobs) == 2)

@@ -11,7 +11,14 @@ from shared.transport.ports.queue import AppendResult, AppendStatus, Delivery
 from tests.support.polling import until
 from tests.unit.worker.fakes import EOS, VOCAB_SIZE, make_job
 from tests.unit.worker.runner_bench import Bench
-from worker.runtime.messages import AddChoices, AddRequest, CancelRequest, RequestRejected
+from worker.engine.running_slots import MAX_LANE_PREEMPTIONS
+from worker.runtime.messages import (
+    AddChoices,
+    AddRequest,
+    CancelRequest,
+    RequestRejected,
+    StepOutputs,
+)
 
 
 async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:
@@ -273,3 +280,38 @@ async def test_a_cancel_frees_everything_in_any_state(reach: Callable[[Bench], N
     assert bench.queue.appended == []
     bench.runner.cancel("0-a", None, "cancelled")  # again, by the next heartbeat
     assert [m.request_id for m in bench.sent if isinstance(m, CancelRequest)] == cancelled
+
+
+async def test_a_preempted_job_is_given_back_when_it_waits_and_its_output_is_durable() -> None:
+    bench = Bench()
+    request_id = bench.admit(replace(make_job("0-a"), lane=7))
+    bench.says(request_id, b"ab")
+    bench.runner.take(StepOutputs((), gave_way=(request_id,)))
+    assert bench.runner.take_preempted(0.0) == [], "its output is on the way"
+    await bench.log_of("0-a")
+    assert bench.runner.take_preempted(60.0) == []
+    (given_back,) = bench.runner.take_preempted(0.0)
+    assert given_back.num_lane_preemptions == 1
+    assert bench.sent[-1] == CancelRequest(request_id)
+    assert len(bench.jobs) == bench.jobs.num_in_engine == 0
+
+
+async def test_a_preempted_job_that_runs_again_stays_and_counts_it_in_its_log() -> None:
+    bench = Bench()
+    request_id = bench.admit(replace(make_job("0-a"), lane=7))
+    bench.says(request_id, b"a")
+    await bench.log_of("0-a")
+    bench.runner.take(StepOutputs((), gave_way=(request_id,)))
+    bench.says(request_id, b"b")
+    await bench.log_of("0-a")
+    assert bench.runner.take_preempted(0.0) == []
+    assert [item.num_lane_preemptions for step in bench.queue.appended for item in step] == [0, 1]
+
+
+def test_a_job_that_gave_way_often_is_in_the_first_lane_at_its_next_worker() -> None:
+    bench = Bench()
+    job = replace(make_job("0-a"), lane=7)
+    bench.runner.admit(Delivery(job, 2, num_lane_preemptions=MAX_LANE_PREEMPTIONS))
+    (added,) = bench.sent
+    assert isinstance(added, AddRequest)
+    assert (added.request.priority, added.request.num_lane_preemptions) == (0, MAX_LANE_PREEMPTIONS)

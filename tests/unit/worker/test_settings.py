@@ -67,14 +67,19 @@ def test_variables_have_the_fields_names_without_a_prefix(monkeypatch: pytest.Mo
     assert settings.log_level is LogLevel.DEBUG
     assert settings.num_threads is None
     options = settings.engine_options(Path("/m"))
-    assert (options.runner, options.max_num_seqs, options.scheduling_policy) == ("echo", 7, "fcfs")
+    assert (options.runner, options.max_num_seqs, options.scheduling_policy) == (
+        "echo",
+        7,
+        "priority",
+    )
 
 
 def test_every_engine_option_that_is_not_derived_is_a_setting_of_that_name() -> None:
     settings = WorkerSettings(runner="echo", device="cpu", num_kv_blocks=9, step_target_ms=70)
     options = settings.engine_options(Path("/m"))
     derived = {"checkpoint": "/m", "max_waiting": max_waiting(256), "structured_output": True}
-    derived |= {"cpu_weight_copies": "auto", "scheduling_policy": "fcfs"}  # of worker.llm alone
+    derived |= {"cpu_weight_copies": "auto"}  # of worker.llm alone
+    derived |= {"scheduling_policy": "priority"}
     for field in dataclasses.fields(EngineOptions):
         value = getattr(options, field.name)
         assert value == (derived.get(field.name) or getattr(settings, field.name)), field.name

@@ -184,6 +184,7 @@ class VllmEngine:
         if self._own_sampler and (ids := starved_ids(self._llm)):
             starved = [live for live in self._live.values() if live.vllm_id in ids]
         moves = self._admission.moves(starved)
+        self.measures.gave_way = [live.request.request_id for live in moves.gave_way]
         if moves.leaving:
             self._llm.abort_request([live.request.request_id for live in moves.leaving])
             for live in moves.leaving:
@@ -199,7 +200,7 @@ class VllmEngine:
                 request.request_id,
                 tokens_input(live.known_tokens, cache_salt=request.tenant),
                 vllm_params(live, self.config.eos_token_ids, own_sampler=self._own_sampler),
-                priority=request.priority if self.config.policy == "priority" else 0,
+                priority=live.priority if self.config.policy == "priority" else 0,
             )
         except (VLLMClientError, ValueError) as error:
             self.cancel(request.request_id)

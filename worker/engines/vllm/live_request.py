@@ -41,6 +41,12 @@ class LiveRequest:
     is_prefilling: bool = True  # since it entered: it has no output yet
     is_counted: bool = False  # its prompt, in vLLM's figures
     is_scored: bool = False  # the log probabilities of its prompt are out
+    priority: int = field(init=False)
+    num_lane_preemptions: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.priority = self.request.priority
+        self.num_lane_preemptions = self.request.num_lane_preemptions
 
     @property
     def tenant(self) -> str:
@@ -49,10 +55,6 @@ class LiveRequest:
     @property
     def job_id(self) -> str:
         return self.request.job_id or self.request.request_id
-
-    @property
-    def priority(self) -> int:
-        return self.request.priority
 
     @property
     def known_tokens(self) -> list[int]:

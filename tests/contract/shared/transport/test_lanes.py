@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
+from shared.messages import JobState
 from shared.transport.connect import RedisTransport
+from shared.transport.ports.queue import ClaimEnd
 from tests.support.jobs import MODEL, Stream
 from tests.support.transport_steps import FINISHED, Steps, other_process
 
@@ -191,3 +194,59 @@ async def test_a_lane_without_its_group_loses_no_claim_of_a_full_worker(
     await steps.redis.xgroup_destroy(steps.keys.queue(MODEL, 3), "w")
     (taken,) = await steps.queue.oversubscribe("w1", 4, [])
     assert taken.job.tenant == "first"
+
+
+async def test_a_worker_full_of_a_lower_lane_takes_what_waits_before_it(steps: Steps) -> None:
+    await steps.worker("w1")
+    await steps.submit(lane=7)
+    await steps.submit(lane=4)
+    assert await steps.queue.overtake("w1", 4, 4, 0) == []
+    urgent = (await steps.submit(tenant="b")).job_id
+    taken = await steps.queue.overtake("w1", 4, 7, 0)
+    assert [delivery.job.lane for delivery in taken] == [0, 4]
+    assert taken[0].job.job_id == urgent
+    assert await steps.queue.overtake("w1", 4, 7, 0) == []
+    await steps.assert_counters_true()
+
+
+async def test_a_job_that_overtakes_is_taken_when_it_comes(steps: Steps) -> None:
+    await steps.worker("w1")
+    await steps.submit(lane=7)
+    taking = asyncio.create_task(steps.queue.overtake("w1", 1, 7, 10_000))
+    await asyncio.sleep(0.1)
+    urgent = (await steps.submit(tenant="b")).job_id
+    async with asyncio.timeout(5):
+        (taken,) = await taking
+    assert taken.job.job_id == urgent
+
+
+async def test_a_job_is_left_to_a_worker_with_a_free_slot_before_it_overtakes(
+    transport: RedisTransport, steps: Steps
+) -> None:
+    patient = other_process(transport, defer_ms=60_000)
+    await steps.worker("w1")
+    await steps.worker("w2")
+    await patient.queue.setup([MODEL])
+    await steps.pull("w2", 8)
+    urgent = (await steps.submit()).job_id
+    assert await patient.queue.overtake("w1", 1, 7, 0) == []
+    (taken,) = await steps.pull("w2", 8)
+    assert taken.job.job_id == urgent
+    await steps.submit()
+    await steps.redis.hdel(steps.keys.worker("w2"), "pull_ms")  # it is full now
+    assert len(await patient.queue.overtake("w1", 1, 7, 0)) == 1
+
+
+async def test_a_preempted_job_that_is_given_back_keeps_tokens_and_count(steps: Steps) -> None:
+    row = Stream(await steps.running("w1", lane=7))
+    await steps.say("w1", row, [5], "a", num_lane_preemptions=1)
+    assert (await steps.record(row.job_id)).preemptions == 1
+    assert await steps.queue.release("w1", row.job_id, 1, 2)
+    record = await steps.record(row.job_id)
+    assert (record.state, record.preemptions, record.deaths) == (JobState.QUEUED, 2, 0)
+    assert record.claims[-1].cause == ClaimEnd.PREEMPTED
+    await steps.worker("w2")
+    assert await steps.queue.recover("w2", 1, before=7) == []
+    (taken,) = await steps.queue.recover("w2", 1)
+    assert (taken.output_token_ids, taken.num_lane_preemptions) == ((5,), 2)
+    await steps.assert_counters_true()

@@ -145,6 +145,7 @@ def make_request(
     tenant: str = "default",
     job_id: str = "",
     priority: int = 0,
+    num_lane_preemptions: int = 0,
     **params: object,
 ) -> EngineRequest:
     return EngineRequest(
@@ -154,6 +155,7 @@ def make_request(
         tenant=tenant,
         job_id=job_id,
         priority=priority,
+        num_lane_preemptions=num_lane_preemptions,
         params=SamplingParams(**{"max_tokens": 4, "seed": 0, **params}),  # type: ignore[arg-type]
     )
 

@@ -21,6 +21,7 @@ class Request:
     tenant: str
     job_id: str
     priority: int = 0
+    num_lane_preemptions: int = 0
 
 
 class Front:
