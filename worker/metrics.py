@@ -151,6 +151,12 @@ METRICS = MetricTable(
             "Jobs resumed from another attempt: after a crash, a drain or a lost lease.",
         ),
         MetricRow(
+            "penstock:jobs_by_prefix_total",
+            "counter",
+            (),
+            "Jobs that this worker got because its prefix cache held most of their prompts.",
+        ),
+        MetricRow(
             "penstock:publish_lag_seconds",
             "histogram",
             (),
@@ -211,14 +217,17 @@ class WorkerMetrics:
         self._max_tokens = histogram("penstock:request_params_max_tokens", registry, SIZES)
         self._ended = METRICS.counter("penstock:request_success_total", registry)
         self._migrations = METRICS.counter("penstock:migrations_total", registry)
+        self._by_prefix = METRICS.counter("penstock:jobs_by_prefix_total", registry)
         self._publish_lag_s = histogram("penstock:publish_lag_seconds", registry, _SECONDS)
         for reason in ("stop", "length", "error"):
             self._ended.labels(reason)  # a series that starts at 0 shows its first increase
 
-    def job_taken(self, attempt: int) -> None:
+    def job_taken(self, attempt: int, *, is_by_prefix: bool) -> None:
         """Counts a delivery."""
         if attempt > 1:
             self._migrations.inc()
+        if is_by_prefix:
+            self._by_prefix.inc()
 
     def sequence_ended(self, waited_s: float, times: RequestTimes) -> None:
         """Counts the times of one sequence, which had waited in the queue before."""

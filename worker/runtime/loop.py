@@ -136,6 +136,8 @@ class EngineLoop:
                 self._measures_at_s = now_s
                 measures = self._engine.measures.counts()
                 mask_s = self._engine.measures.drain_masks()
-            self._link.send(StepOutputs(outputs, asdict(self._engine.stats()), measures, mask_s))
+            prefixes = self._engine.measures.drain_prefixes()
+            stats = asdict(self._engine.stats())
+            self._link.send(StepOutputs(outputs, stats, measures, mask_s, prefixes))
         elif outputs:
             self._link.send(StepOutputs(outputs))
