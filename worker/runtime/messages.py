@@ -118,9 +118,9 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """The outputs of one step; with `stats` and `prefixes` at least every STATS_INTERVAL_S while busy, with
-    `measures` (see StepMeasures.counts) every MEASURES_INTERVAL_S, and then with the processor
-    seconds of masks since, by tenant."""
+    """The outputs of one step; with `stats` and `prefixes` at least every STATS_INTERVAL_S while
+    busy, with `measures` (see StepMeasures.counts) every MEASURES_INTERVAL_S, and then with the
+    processor seconds of masks since, by tenant."""
 
     outputs: tuple[EngineOutput, ...]
     stats: dict[str, int] | None = None

@@ -267,8 +267,8 @@ class JobQueue(Protocol):
         *,
         is_first: bool,
     ) -> int | None:
-        """Notes digests of prefixes (shared/prefixes.py) that this worker's cache holds, and that it
-        has lost; with `is_first` it holds no others. They last as long as the lease.
+        """Notes digests of prefixes (shared/prefixes.py) that this worker's cache holds, and those
+        that it has lost; with `is_first` it holds no others. They last as long as the lease.
 
         Returns how many are noted; -1 without a lease, None where the server has no memory.
         """

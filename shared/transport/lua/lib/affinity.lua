@@ -70,7 +70,7 @@ local function placement(wid, holds, level, affinity_ms)
     return {nil, affinity_ms - math.max(0, waits_ms)}
   end
   return function(item)
-    known[item[1]] = known[item[1]] or place(item)
-    return known[item[1]][1], known[item[1]][2]
+    known[item] = known[item] or place(item)  -- not by its id: two lanes may have the same one
+    return known[item][1], known[item][2]
   end
 end
