@@ -171,12 +171,9 @@ class RedisJobQueue:
                     continue
                 if pulled.held is not Held.NONE:  # no entry comes when they are opened again
                     left_s = min(HELD_S, left_s)
-                if pulled.deferred_ms:
-                    # Not a wait in the server: an idle one checks its blocked clients only ten
-                    # times a second.
-                    await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
-                    pulled = await self._pull_once(worker_id, count)
-                elif pulled.held is Held.ALL:
+                if pulled.deferred_ms:  # until then this portion may grow, as others end jobs
+                    left_s = min(POLL_S, left_s)
+                if pulled.held is Held.ALL:
                     await asyncio.sleep(left_s)
                     pulled = await self._pull_once(worker_id, count)
                 else:
@@ -349,8 +346,9 @@ class RedisJobQueue:
         Both commands are sent at once: no round trip lies between the wait and the pull.
         """
         last = before.last
-        if before.left_ms:
-            left_s = min(left_s, before.left_ms / 1000)
+        is_due = bool(before.deferred_ms or before.left_ms)
+        for due_ms in filter(None, (before.deferred_ms, before.left_ms)):
+            left_s = min(left_s, due_ms / 1000)
         if not last:
             await asyncio.sleep(min(RETRY_S, left_s))
             return await self._pull_once(worker_id, count)
@@ -360,7 +358,7 @@ class RedisJobQueue:
         block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
         wait: Command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *self._queues, *last)
         pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
-        async with _ending(self._redis, block_ms if before.left_ms else None):
+        async with _ending(self._redis, block_ms if is_due else None):
             waited, reply = await self._connections.blocking.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
             return await self._pull_once(worker_id, count)

@@ -38,14 +38,17 @@ local function split_digests(joined)
 end
 
 -- The worker of `holds` (worker -> jobs, each below `most`) with most of the prefix; of several the one with the
--- fewest jobs, `wid` where it is one of these. nil: none holds any of it.
+-- fewest jobs, `wid` where it is one of these, else the first by name. nil: none holds any of it.
 local function best_holder(wid, digests, holds, most)
-  local best, longest, fewest = nil, 0, 0
+  local best, longest = nil, 0
+  local function is_before(worker)
+    if holds[worker] ~= holds[best] then return holds[worker] < holds[best] end
+    return worker == wid or (best ~= wid and worker < best)
+  end
   for worker, jobs in pairs(holds) do
-    if jobs < most then
-      local length = held_of(worker, digests)
-      local is_better = length > longest or (length == longest and (jobs < fewest or (jobs == fewest and worker == wid)))
-      if length > 0 and is_better then best, longest, fewest = worker, length, jobs end
+    local length = jobs < most and held_of(worker, digests) or 0
+    if length > longest or (length > 0 and length == longest and is_before(worker)) then
+      best, longest = worker, length
     end
   end
   return best
