@@ -1,4 +1,4 @@
-"""What prefix affinity keeps and costs: cached share of later turns, and waits, with it and without.
+"""What prefix affinity gains and costs: cached part of later turns and waits, with and without it.
 
     python -m bench.prefix_affinity --workers 1 2 4 8
     python -m bench.prefix_affinity --workers 4 8 --load 0.8 --seconds 20

@@ -70,7 +70,7 @@ def pull_ahead(job: Job, worker: int, stamp: int) -> Job | None:
 
 
 def deliver_again(job: Job, worker: int, stamp: int, bug: Bug | None = None) -> Job | None:
-    """pull of an entry that was claimed ahead; a running job stays its owner's. None: it was not."""
+    """pull of an entry claimed ahead, where a running job stays its owner's. None: it was not."""
     if not job.is_ahead:
         return None
     delivered = job._replace(is_ahead=False)

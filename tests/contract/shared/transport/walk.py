@@ -445,7 +445,8 @@ class Walk:
             job_id = delivery.job.job_id
             self.touched.add(job_id)
             self.done["resumed" if delivery.output_token_ids else "claimed"] += 1
-            self.done["by prefix"] += delivery.is_by_prefix
+            if delivery.is_by_prefix:
+                self.done["by prefix"] += 1
             if self.rng.random() < 0.9:  # else its reply was lost
                 self.streams[worker, job_id] = Stream(delivery)
 
