@@ -30,7 +30,7 @@ from tests.support.launched import Launched
 TURNS, FIRST_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 6, 200, 60, 30
 CONVERSATIONS, MAX_PAUSE_S = 16, 0.2
 STEP_MS, SLOTS = 5, 16
-LOADED_STEP_MS, LOADED_SLOTS = 100, 16  # slow: the load fills the slots, not this machine
+LOADED_STEP_MS, LOADED_SLOTS = 200, 64  # slow: the load fills the slots, not this machine
 
 
 @dataclass

@@ -213,6 +213,7 @@ class JobObject(ResponseModel):
     queue_position: int | None
     queue_paused: bool  # it waits because an operator has paused its model's queue
     worker: str | None
+    placed: str | None  # why it got it: "prefix": by its prefix cache; "any": by turn
     attempt: int
     attempts: list[JobAttempt]  # the latest 16; none from an older release
     recovery: JobRecovery | None  # null: no worker was lost, or another one has resumed it
@@ -252,6 +253,7 @@ class JobObject(ResponseModel):
             queue_position=record.queue_position,
             queue_paused=record.state is JobState.QUEUED and model is not None and model.is_paused,
             worker=record.owner,
+            placed=record.placed,
             attempt=record.attempt,
             attempts=JobAttempt.all_of(record),
             recovery=JobRecovery.of(record),
