@@ -142,7 +142,7 @@ def _run(
         "ECHO_STEP_MS": str(step_ms),
         "WORKERS": str(workers),
         "BLOCK_SIZE": "16",
-        "NUM_KV_BLOCKS": "4096",
+        "NUM_KV_BLOCKS": str(256 * slots),  # 4096 tokens for each slot
         "MAX_NUM_SEQS": str(slots),
     }
     if affinity_wait_ms:

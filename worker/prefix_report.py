@@ -1,4 +1,4 @@
-"""PrefixReport: tells Redis which prefixes this worker's cache holds, as that changes.
+"""PrefixReport: reports to Redis which prefixes this worker's cache holds, as that changes.
 
 Jobs go first to the worker that holds most of their prefix (docs/adr/0030). A worker that is alone
 reports nothing.

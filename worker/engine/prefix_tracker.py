@@ -19,7 +19,7 @@ class PrefixTracker:
         self._changes: dict[bytes, bool] = {}
 
     def stored(self, sequence: Sequence, i: int, block: BlockHash) -> None:
-        """Block `i` of the sequence can be found from now on."""
+        """Notes that block `i` of the sequence can be found from now on."""
         first, end = (n * self._block_size // PREFIX_STEP for n in (i, i + 1))
         if first == end:
             return
@@ -33,7 +33,7 @@ class PrefixTracker:
             self._note(digest, is_held=True)
 
     def evicted(self, block: BlockHash) -> None:
-        """A block can no longer be found."""
+        """Notes that a block can no longer be found."""
         for digest in self._digests.pop(block, ()):
             self._note(digest, is_held=False)
 

@@ -1,4 +1,4 @@
-"""HeldPrefixes: what the engine's prefix cache holds, and what of it Redis has not heard yet."""
+"""HeldPrefixes: what the engine's prefix cache holds, and what of it is not reported yet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HeldPrefixes:
 
     @property
     def num_noted(self) -> int:
-        """How many digests Redis has if it has all that `take` returned."""
+        """Number of digests that Redis has if it has all that `take` returned."""
         return len(self._noted)
 
     def change(self, changes: Iterable[tuple[bytes, bool]]) -> None:
@@ -45,12 +45,12 @@ class HeldPrefixes:
             self._compare(oldest)
 
     def clear(self) -> None:
-        """The engine is gone, and its cache with it."""
+        """Forgets all: the engine is gone, and its cache with it."""
         self._held.clear()
         self.start_over()
 
     def start_over(self) -> None:
-        """Redis may have lost, or missed, any of them."""
+        """Offers all of them again: Redis may have lost, or missed, any."""
         self._noted.clear()
         self._news = dict.fromkeys(self._held, True)
         self._is_first = True

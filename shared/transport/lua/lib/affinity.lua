@@ -2,7 +2,7 @@
 -- cache holds most of its prompt. It is left to that worker for `affinity_ms` after its submit, if the worker
 -- has pulled lately and holds few enough jobs; then any worker takes it.
 -- Jobs are thus claimed ahead of older ones: in a stream, before the group's last delivered entry has come to
--- them. The group delivers them again, to somebody who then finds them claimed (`HELD` in lib/claim.lua).
+-- them. The group delivers them again, to a worker that then finds them claimed (`HELD` in lib/claim.lua).
 local DIGEST_BYTES, MAX_AHEAD = 8, 64
 local MAX_COMPARED, AGAIN_MS = 32, 10  -- jobs whose prefixes one pull compares; the others are for the next
 
