@@ -90,6 +90,9 @@ class Keys:
     def worker(self, worker_id: str) -> str:
         return f"{self.prefix}w:{worker_id}"
 
+    def prefixes(self, worker_id: str) -> str:
+        return f"{self.prefix}prefixes:{worker_id}"
+
     def order(self, worker_id: str) -> str:
         return f"{self.prefix}order:{worker_id}"
 

@@ -239,8 +239,8 @@ def find_checkpoint(
     """Returns the checkpoint; downloads a hub model, with a progress bar, unless it is cached.
     `owner/name@revision`: that branch, tag or commit of it.
 
-    `on_download` gets the downloaded share, in any thread. Without `with_weights` only the files that
-    text needs are downloaded. Raises CheckpointNotFound.
+    `on_download` gets the downloaded share, in any thread. Without `with_weights` the files of
+    weights are not downloaded. Raises CheckpointNotFound.
     """
     name = served_name(model, served_model_name)
     if sentence := gguf_refusal(model):

@@ -19,6 +19,7 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import UNKNOWN_FILES, AppendStatus, JobQueue, WorkerReport
+from worker.prefix_report import PrefixReport
 from worker.publisher import Publisher
 from worker.running_jobs import RunningJobs
 from worker.runtime.supervisor import EngineSupervisor
@@ -60,6 +61,7 @@ class Heartbeat:
         spent_us: Counter[str],
         on_drop: Callable[[str, int, str], None],
         on_trouble: Callable[[], None],
+        prefixes: PrefixReport,
     ) -> None:
         """`on_drop(job_id, attempt, why)`: the attempt is not this worker's any more; FENCED where
         there is a later one. `spent_us`: processor time by tenant, which each heartbeat takes out.
@@ -79,6 +81,7 @@ class Heartbeat:
         self._order = order
         self._on_drop = on_drop
         self._on_trouble = on_trouble
+        self._prefixes = prefixes
         # After this a reply is not waited for: there is time for two more tries.
         self._timeout_s = lease_ms / 1000 / 3
         self._outage = RateLimitedOutageLog(
@@ -140,6 +143,7 @@ class Heartbeat:
         self._confirmed_s = begin_s
         self._was_confirmed = True
         self._order.receive(reply.order)
+        self._prefixes.heard(reply.num_workers, reply.num_prefixes)
         self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:

@@ -248,7 +248,8 @@ class AdmissionEstimator:
 
     The blocks of jobs with a first token are known. A job that waits, or is in its prefill, counts
     with the tokens that it needs, so that a worker takes too few rather than too many jobs during
-    a long prefill. The next prompt is assumed to be as long as the last ones on average.
+    a long prefill. The next prompt is assumed to be as long as the last ones on average, the first
+    one as long as the model allows.
     """
 
     def __init__(self, jobs: RunningJobs, engine: EngineState) -> None:
@@ -262,15 +263,13 @@ class AdmissionEstimator:
         ready = self._engine.ready
         if slots == 0 or ready is None:
             return slots
-        if self._usual_tokens == 0.0:
-            return 1  # its prompt is the first estimate
         waiting = self._not_begun()
         slots = min(slots, MAX_NOT_BEGUN - sum(map(_num_in_engine, waiting)))
         if slots <= 0:
             return 0
         not_begun = sum(map(_tokens, waiting))
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size - not_begun
-        usual = max(self._usual_tokens, ready.config.block_size)
+        usual = max(self._usual_tokens or ready.config.max_model_len, ready.config.block_size)
         fitting = int(free_tokens // usual)
         if fitting < 1:
             return 0 if not_begun else 1

@@ -67,7 +67,7 @@ class JobRunner:
         running = RunningJob.of(delivery)
         self._jobs.add(running)
         self._start(running, delivery)
-        self._metrics.job_taken(delivery.attempt)
+        self._metrics.job_taken(delivery.attempt, is_by_prefix=delivery.is_by_prefix)
         self._traces.taken(running, delivery)
         log.info(
             "job started",

@@ -69,7 +69,9 @@ def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
 
 
 async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str, logs: Logs) -> int:
-    transport = await open_transport(settings.redis_url, namespace=settings.namespace)
+    transport = await open_transport(
+        settings.redis_url, namespace=settings.namespace, affinity_ms=settings.affinity_wait_ms
+    )
     try:
         service = WorkerService(
             settings,

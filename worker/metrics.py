@@ -157,6 +157,12 @@ METRICS = MetricTable(
             "Jobs resumed from another attempt: after a crash, a drain or a lost lease.",
         ),
         MetricRow(
+            "penstock:jobs_by_prefix_total",
+            "counter",
+            (),
+            "Jobs that this worker got because its prefix cache held most of their prompts.",
+        ),
+        MetricRow(
             "penstock:publish_lag_seconds",
             "histogram",
             (),
@@ -219,14 +225,17 @@ class WorkerMetrics:
         self._ended = METRICS.counter("penstock:request_success_total", registry)
         self._gave_way = METRICS.counter("penstock:lane_preemptions_total", registry)
         self._migrations = METRICS.counter("penstock:migrations_total", registry)
+        self._by_prefix = METRICS.counter("penstock:jobs_by_prefix_total", registry)
         self._publish_lag_s = histogram("penstock:publish_lag_seconds", registry, _SECONDS)
         for reason in ("stop", "length", "error"):
             self._ended.labels(reason)  # a series that starts at 0 shows its first increase
 
-    def job_taken(self, attempt: int) -> None:
+    def job_taken(self, attempt: int, *, is_by_prefix: bool) -> None:
         """Counts a delivery."""
         if attempt > 1:
             self._migrations.inc()
+        if is_by_prefix:
+            self._by_prefix.inc()
 
     def gave_way(self, lane: int) -> None:
         """Counts a sequence that was preempted for a job of a higher lane."""

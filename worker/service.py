@@ -35,6 +35,7 @@ from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import report_loading
 from worker.metrics import WorkerMetrics, WorkerStateCollector
+from worker.prefix_report import PrefixReport
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded
@@ -119,6 +120,9 @@ class WorkerService:
             on_published=self.metrics.published,
         )
         self._order = StandingOrder(self.worker_id, self._jobs)
+        self._prefixes = PrefixReport(
+            queue, self.worker_id, settings.lease_ms, self._supervisor.prefixes
+        )
         load = LoadReport(settings, self._jobs, self._supervisor, self._publisher)
         self._heartbeat = Heartbeat(
             queue,
@@ -134,6 +138,7 @@ class WorkerService:
             spent_us=self._supervisor.mask_us,
             on_drop=lambda job_id, attempt, why: self._runner.cancel(job_id, attempt, why),
             on_trouble=lambda: self._intake.suspect(),
+            prefixes=self._prefixes,
         )
         self._intake = Intake(
             queue,
@@ -291,6 +296,7 @@ class WorkerService:
                 "watch": self._supervisor.watch(),
                 "publisher": self._publisher.run(),
                 "heartbeat": self._heartbeat.run(),
+                "prefixes": self._prefixes.run(),
                 "announcer": self._announce_often(),
                 "cancellations": self._listen(),
                 "preempted": self._hand_back_preempted(),

@@ -79,6 +79,16 @@ class WorkerSettings(EngineSettings):
         json_schema_extra=symptom("The worker ends while it loads a large model from a slow disk."),
     )
 
+    affinity_wait_ms: int = Field(
+        default=100,
+        ge=0,
+        le=10_000,
+        description="Milliseconds for which this worker leaves a waiting job to the worker whose "
+        "prefix cache holds most of its prompt; 0: no worker is preferred.",
+        json_schema_extra=symptom(
+            "Follow-up turns compute their prompts again, or a job waits although a worker is idle."
+        ),
+    )
     max_unflushed_tokens: int = Field(
         default=256,
         ge=1,

@@ -79,9 +79,9 @@ class ErrorResponsesMiddleware:
         except asyncio.CancelledError:  # the server's last deadline: it would answer a bare 500
             if has_started:
                 raise
-            refusal = going_down("This frontend is shutting down. Try again.")
+            message = "This frontend is shutting down. Try again."
             with anyio.move_on_after(REFUSAL_S, shield=True):
-                await error_response(refusal, scope)(scope, receive, send)
+                await error_response(going_down(message), scope)(scope, receive, send)
         except Exception as error:
             if has_started:
                 raise

@@ -214,6 +214,7 @@ class JobObject(ResponseModel):
     queue_position: int | None
     queue_paused: bool  # it waits because an operator has paused its model's queue
     worker: str | None
+    placed: str | None  # why it got it: "prefix": by its prefix cache; "any": by turn
     attempt: int
     preemptions: int  # times that it gave its slot to a job of a higher lane, and waited
     attempts: list[JobAttempt]  # the latest 16; none from an older release
@@ -254,6 +255,7 @@ class JobObject(ResponseModel):
             queue_position=record.queue_position,
             queue_paused=record.state is JobState.QUEUED and model is not None and model.is_paused,
             worker=record.owner,
+            placed=record.placed,
             attempt=record.attempt,
             preemptions=record.preemptions,
             attempts=JobAttempt.all_of(record),

@@ -40,6 +40,8 @@ const cachedOf = ({ usage }) => {
   return count(usage.prompt_tokens) + (cached > 0 ? `, ${count(cached)} of them cached` : "");
 };
 
+const PLACED = { prefix: "its prefix in the worker's cache", any: "turn" };
+
 const FACTS = [
   ["Model", (job) => job.model],
   ["Kind", (job) => job.kind],
@@ -55,6 +57,7 @@ const FACTS = [
   ["Tokens per second", (job) => rate(rateOf(job))],
   ["Choices", (job) => count(job.num_choices)],
   ["Durability", (job) => job.durability],
+  ["Placed by", (job) => PLACED[job.placed] ?? "–"],
   ["Client request id", (job) => job.client_request_id ?? "–"],
 ];
 

@@ -21,7 +21,7 @@ from shared.transport.durability import RedisDurability
 from shared.transport.event_bus import RedisEventBus
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
-from shared.transport.job_queue import RedisJobQueue
+from shared.transport.job_queue import AFFINITY_MS, RedisJobQueue
 from shared.transport.job_search import RedisJobSearch
 from shared.transport.job_store import RedisJobStore
 from shared.transport.job_store import StorePolicy as StorePolicy
@@ -38,7 +38,9 @@ class RedisTransport:
     Nothing connects before it is used, so it can be created while Redis is unavailable.
     """
 
-    def __init__(self, redis_url: str, keys: Keys, policy: StorePolicy) -> None:
+    def __init__(
+        self, redis_url: str, keys: Keys, policy: StorePolicy, affinity_ms: int = AFFINITY_MS
+    ) -> None:
         self.url = redacted(redis_url)  # for logs
         self.keys = keys
         self.connections = Connections(redis_url, keys.live)
@@ -50,7 +52,9 @@ class RedisTransport:
         self.durability = RedisDurability(self.connections, scripts)
         self.store = RedisJobStore(keys, self.connections, scripts, policy, drains)
         self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains)
-        self.queue = RedisJobQueue(keys, self.connections, scripts, subscriber)
+        self.queue = RedisJobQueue(
+            keys, self.connections, scripts, subscriber, affinity_ms=affinity_ms
+        )
         self.bus = RedisEventBus(keys, subscriber)
         self.dead_letters = RedisDeadLetters(keys, self.connections.commands, scripts)
         self.search = RedisJobSearch(keys, self.connections, scripts)
@@ -85,10 +89,14 @@ async def open_transport(
     *,
     namespace: str = NAMESPACE,
     policy: StorePolicy | None = None,
+    affinity_ms: int = AFFINITY_MS,
 ) -> RedisTransport:
-    """Returns a transport that is not connected yet. Raises UnsupportedUrl with a sentence."""
+    """Returns a transport that is not connected yet. Raises UnsupportedUrl with a sentence.
+
+    `affinity_ms`: see RedisJobQueue.
+    """
     keys = Keys(namespace)
-    return RedisTransport(redis_url, keys, policy or StorePolicy())
+    return RedisTransport(redis_url, keys, policy or StorePolicy(), affinity_ms)
 
 
 async def check_schema(redis: Redis, keys: Keys) -> list[str]:

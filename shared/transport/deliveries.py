@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.keys import Keys
@@ -65,6 +65,7 @@ class DeliveryReader:
         logprobs: tuple[TokenLogprob, ...] = tuple(
             entry for delta in deltas for entry in delta.logprobs or ()
         )
+        names = dict(zip(fields[::2], fields[1::2], strict=True))
         return Delivery(
             job,
             int(attempt),
@@ -77,8 +78,9 @@ class DeliveryReader:
             logged=tuple(deltas),
             snapshot=JobSnapshot(request, record, tuple(fields), claimed_s),
             prompt_slices=tuple(slices),
-            num_lane_preemptions=_num_lane_preemptions(fields),
-            **_times(int(attempt), fields, *before[:4]),
+            num_lane_preemptions=int(names.get(b"preemptions", 0)),
+            is_by_prefix=names.get(b"placed") == b"prefix",
+            **_times(int(attempt), names, *before[:4]),
         )
 
     async def _logged(self, job_id: str, end: Cursor) -> tuple[list[PromptSlice], list[Delta]]:
@@ -115,13 +117,9 @@ class DeliveryReader:
         )
 
 
-def _num_lane_preemptions(fields: Sequence[bytes]) -> int:
-    return int(dict(zip(fields[::2], fields[1::2], strict=True)).get(b"preemptions", 0))
-
-
 def _times(
     attempt: int,
-    fields: Sequence[bytes],
+    names: Mapping[bytes, bytes],
     lost_owner: bytes = b"",
     lost_ms: bytes = b"",
     first_delta_ms: bytes = b"",
@@ -129,7 +127,6 @@ def _times(
 ) -> dict[str, Any]:
     """Returns the members of a delivery about the state before the claim, from the fields of the
     job's hash and from the earlier claim."""
-    names = dict(zip(fields[::2], fields[1::2], strict=True))
     claim_ms = int(names.get(b"claim_ms", 0))
 
     def since_s(since_ms: bytes) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -11,7 +12,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from shared.keys import GROUP, NUM_LANES, Keys
 from shared.redis.connections import BLOCK_MS, Connections
@@ -50,6 +52,8 @@ MAX_HINTS = 1024
 # last ASKING_MS. A worker that waits for work pulls again after BLOCK_MS.
 DEFER_MS = 50
 ASKING_MS = BLOCK_MS + 500
+AFFINITY_MS = 100
+LATE_MS = 2  # after the end of a wait, by this process's clock, it has ended by the server's too
 
 
 class Held(IntEnum):
@@ -68,6 +72,7 @@ class _Pulled(NamedTuple):
     # The newest entry of each queue, if the worker should wait for later entries.
     last: Sequence[bytes] = ()
     deferred_ms: int = 0  # until jobs left to other workers may be taken; 0 without any
+    left_ms: int = 0  # likewise, of jobs left to workers that hold their prefixes
     held: Held = Held.NONE
 
 
@@ -83,9 +88,12 @@ class RedisJobQueue:
         *,
         defer_ms: int = DEFER_MS,
         asking_ms: int = ASKING_MS,
+        affinity_ms: int = AFFINITY_MS,
     ) -> None:
         """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others (0: not
-        at all); `asking_ms`: a worker is one of the others if its last pull is no older."""
+        at all); `asking_ms`: a worker is one of the others if its last pull is no older;
+        `affinity_ms`: for how long `pull` leaves jobs to the worker that holds most of their
+        prefix (0: not at all)."""
         self._keys = keys
         self._connections = connections
         self._redis = connections.commands
@@ -93,6 +101,7 @@ class RedisJobQueue:
         self._subscriber = subscriber
         self._defer_ms = defer_ms
         self._asking_ms = asking_ms
+        self._affinity_ms = affinity_ms
         self._reader = DeliveryReader(keys, connections, scripts)
         self._models: tuple[str, ...] = ()
         self._queues: tuple[str, ...] = ()  # lane by lane, the first lane at the front
@@ -137,12 +146,12 @@ class RedisJobQueue:
         for job_id, attempt in report.running:
             arguments += (job_id, attempt)
         with translated("heartbeat"):
-            seen, *reply, order = await self._scripts.call(
+            seen, *reply, order, num_workers, num_prefixes = await self._scripts.call(
                 self._connections.heartbeat, "heartbeat", *arguments
             )
         clock.answered(begun_s, seen)
         dropped, lost, taken = ([job_id.decode() for job_id in job_ids] for job_ids in reply)
-        return HeartbeatReply(dropped, lost, taken, _order(order))
+        return HeartbeatReply(dropped, lost, taken, _order(order), num_workers, num_prefixes)
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         if count < 1:
@@ -162,16 +171,32 @@ class RedisJobQueue:
                     continue
                 if pulled.held is not Held.NONE:  # no entry comes when they are opened again
                     left_s = min(HELD_S, left_s)
-                if pulled.deferred_ms:
-                    # Not a wait in the server: an idle one checks its blocked clients only ten
-                    # times a second.
-                    await asyncio.sleep(min(POLL_S, left_s, pulled.deferred_ms / 1000))
-                    pulled = await self._pull_once(worker_id, count)
-                elif pulled.held is Held.ALL:
+                if pulled.deferred_ms:  # until then this portion may grow, as others end jobs
+                    left_s = min(POLL_S, left_s)
+                if pulled.held is Held.ALL:
                     await asyncio.sleep(left_s)
                     pulled = await self._pull_once(worker_id, count)
                 else:
-                    pulled = await self._wait_and_pull(worker_id, count, pulled.last, left_s)
+                    pulled = await self._wait_and_pull(worker_id, count, pulled, left_s)
+
+    async def note_prefixes(
+        self,
+        worker_id: str,
+        lease_ms: int,
+        held: Sequence[bytes],
+        lost: Sequence[bytes],
+        *,
+        is_first: bool,
+    ) -> int | None:
+        words = (worker_id, lease_ms, int(is_first), b"".join(held), b"".join(lost))
+        with translated("note_prefixes"):
+            try:
+                num_noted: int = await self._call("prefixes", *words)
+            except ResponseError as error:
+                if is_out_of_memory(error):
+                    return None
+                raise
+        return num_noted
 
     async def oversubscribe(
         self, worker_id: str, count: int, leave_out: Sequence[str]
@@ -351,12 +376,17 @@ class RedisJobQueue:
         return await self._pulled(reply)
 
     async def _wait_and_pull(
-        self, worker_id: str, count: int, last: Sequence[bytes], left_s: float
+        self, worker_id: str, count: int, before: _Pulled, left_s: float
     ) -> _Pulled:
-        """Pulls once something is queued after `last`, or a part of `left_s` has passed.
+        """Pulls once something is queued after `before.last`, a part of `left_s` has passed, or
+        jobs that were left to other workers may be taken.
 
         Both commands are sent at once: no round trip lies between the wait and the pull.
         """
+        last = before.last
+        is_due = bool(before.deferred_ms or before.left_ms)
+        for due_ms in filter(None, (before.deferred_ms, before.left_ms)):
+            left_s = min(left_s, due_ms / 1000)
         if not last:
             await asyncio.sleep(min(RETRY_S, left_s))
             return await self._pull_once(worker_id, count)
@@ -365,7 +395,8 @@ class RedisJobQueue:
             return await self._pull_once(worker_id, count)
         wait = _wait_for_entry(self._queues, last, left_s)
         pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
-        waited, reply = await self._connections.blocking.exchange(wait, pull)
+        async with _ending(self._redis, _block_ms(left_s) if is_due else None):
+            waited, reply = await self._connections.blocking.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
             return await self._pull_once(worker_id, count)
         pulled = await self._pulled(reply)
@@ -374,7 +405,8 @@ class RedisJobQueue:
         return pulled
 
     def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
-        return (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms, *self._queues)
+        waits_ms = (self._defer_ms, self._asking_ms, self._affinity_ms)
+        return (worker_id, count, MAX_CRASHES, *waits_ms, *self._queues)
 
     async def _pulled(self, reply: Any) -> _Pulled:
         """Decodes a pull's reply, or the error in its place. Raises ResponseError."""
@@ -389,9 +421,9 @@ class RedisJobQueue:
             raise reply
         if reply[0] == b"NOLEASE":
             return _Pulled()
-        _, claims, more, last, deferred_ms, held = reply
-        self._delivered = () if deferred_ms or held else last
-        return _Pulled(claims, bool(more), last, deferred_ms, Held(held))
+        _, claims, more, last, deferred_ms, left_ms, held = reply
+        self._delivered = () if deferred_ms or left_ms or held else last
+        return _Pulled(claims, bool(more), last, deferred_ms, left_ms, Held(held))
 
     async def _pending(
         self, queue: str, worker_id: str, after: str
@@ -431,8 +463,11 @@ class RedisJobQueue:
 
 def _wait_for_entry(queues: Sequence[str], last: Sequence[bytes], left_s: float) -> Command:
     """Returns the command that waits in the server for an entry after `last` of each queue."""
-    block_ms = max(1, min(BLOCK_MS, int(left_s * 1000)))
-    return ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *queues, *last)
+    return ("XREAD", "COUNT", 1, "BLOCK", _block_ms(left_s), "STREAMS", *queues, *last)
+
+
+def _block_ms(left_s: float) -> int:
+    return max(1, min(BLOCK_MS, int(left_s * 1000)))
 
 
 def _left_ms(snapshot: JobSnapshot, now_s: float) -> int:
@@ -448,6 +483,33 @@ def _order(word: bytes) -> Order | None:
         return Order(word.decode())
     except ValueError:
         return None
+
+
+@contextlib.asynccontextmanager
+async def _ending(redis: Redis, block_ms: int | None) -> AsyncIterator[None]:
+    """Makes the server end a wait of `block_ms` in time; None: there is no hurry.
+
+    An idle server looks at its blocked clients only ten times a second, and whenever it has
+    answered a command.
+    """
+    if block_ms is None:
+        yield
+        return
+
+    async def ping() -> None:
+        with contextlib.suppress(RedisError):  # the wait ends all the same, later
+            await redis.ping()
+
+    pings: list[asyncio.Task[None]] = []
+    due = asyncio.get_running_loop().call_later(
+        (block_ms + LATE_MS) / 1000, lambda: pings.append(asyncio.create_task(ping()))
+    )
+    try:
+        yield
+    finally:
+        due.cancel()
+        if pings:
+            await asyncio.wait(pings)
 
 
 class _Hints:

@@ -30,7 +30,7 @@ _JOB_FIELDS = frozenset(
     b"end_ms deadline_ms queue_deadline_ms orphan_ms reason stop_reason message by fe og crid "
     b"retain_ms choices lane work reserved idem durability sampling ps claims ends preemptions "
     b"held held_log lp_bytes kept_until_ms log_kept_until_ms brief "
-    b"record_ms text_ms own_text until_ms text_until_ms text_why".split()
+    b"record_ms text_ms own_text until_ms text_until_ms text_why placed".split()
 )
 
 Fields = Mapping[bytes, bytes]
@@ -106,6 +106,7 @@ def job_record(job_id: str, fields: Fields, position: int = NOT_QUEUED) -> JobRe
             claims=decode_claims(fields.get(b"claims", b""), fields.get(b"ends", b"")),
             last_ms=_whole(fields, b"last_ms"),
             is_worker_lost=position == WORKER_LOST,
+            placed=_text(fields, b"placed"),
         )
     except KeyError as error:
         raise ValueError(f"the hash of job {job_id} lacks {error}") from error

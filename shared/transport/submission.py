@@ -7,6 +7,7 @@ from typing import Any
 
 from shared.keys import NUM_LANES, is_job_id
 from shared.messages import Job, SamplingParams
+from shared.prefixes import digests_of_prompt
 from shared.transport.drain_rate import DrainRate, spread_s
 from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.jobs import Allowance
@@ -95,6 +96,7 @@ def submit_arguments(
         "idem": "" if job.idempotency is None else job.idempotency.key,
         "idem_body": "" if job.idempotency is None else job.idempotency.body,
         "prompt_digest": job.prompt_digest,
+        "prefixes": digests_of_prompt(job.tenant, job.prompt_token_ids),
         "dead_letter": dead_letter,
         "again": "1" if again else "",
     }

@@ -35,6 +35,7 @@ from collections.abc import Iterable, Sequence
 
 from worker.engine.block_hash import BlockHash, BlockHasher, block_hash, root_hash
 from worker.engine.errors import IntegrityError
+from worker.engine.prefix_tracker import PrefixTracker
 from worker.engine.sequence import Sequence as TokenSequence
 
 _UNPUBLISHED = 0
@@ -82,6 +83,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
         self._index: dict[BlockHash, int] = {}
         self._last_uid = _UNPUBLISHED
+        self.prefixes = PrefixTracker(block_size)
 
     @property
     def num_free(self) -> int:
@@ -241,6 +243,7 @@ class BlockManager:
     def _unindex(self, block: Block) -> None:
         assert block.hash is not None
         del self._index[block.hash]
+        self.prefixes.evicted(block.hash)
         block.hash = None
 
     def _publish_block(self, sequence: TokenSequence, i: int) -> None:
@@ -269,6 +272,7 @@ class BlockManager:
         block.uid = self._last_uid
         block.hash = key
         self._index[key] = block_id
+        self.prefixes.stored(sequence, i, key)
 
     def _hash_up_to(self, sequence: TokenSequence, num_full: int) -> None:
         hashes = sequence.block_hashes

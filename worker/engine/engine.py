@@ -86,7 +86,7 @@ class Engine:
         self._held: dict[Sequence, Future[None]] = {}  # with the future that each waits for
         self._next_seq_id = 0
         self._counts = EngineCounts()
-        self.measures = StepMeasures()
+        self.measures = StepMeasures(drain_prefixes=self._scheduler.blocks.prefixes.drain)
 
     def check(self, request: EngineRequest) -> None:
         """Raises RequestRefused when the request could never run here. Changes nothing."""

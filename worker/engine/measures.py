@@ -16,6 +16,9 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Counts between the bounds, the last one above all of them; and the sum of the observations.
 Counts = tuple[tuple[int, ...], float]
 
+# A digest of a prefix, and whether the prefix cache holds it now.
+PrefixChanges = tuple[tuple[bytes, bool], ...]
+
 
 class Distribution:
     """Counts values by the first of its bounds that is no less."""
@@ -37,11 +40,17 @@ class Distribution:
 class StepMeasures:
     """Distributions since the engine's start. The engine observes sizes, its caller seconds.
 
-    `drain_masks` returns the processor seconds of grammars' masks since its last call, by tenant.
+    `drain_masks` returns the processor seconds of grammars' masks since its last call, by tenant;
+    `drain_prefixes` the digests of prefixes that the prefix cache holds or has lost since.
     """
 
-    def __init__(self, drain_masks: Callable[[], dict[str, float]] = dict) -> None:
+    def __init__(
+        self,
+        drain_masks: Callable[[], dict[str, float]] = dict,
+        drain_prefixes: Callable[[], PrefixChanges] = tuple,
+    ) -> None:
         self.drain_masks = drain_masks
+        self.drain_prefixes = drain_prefixes
         self.seconds = Distribution(STEP_SECONDS)
         self.tokens = Distribution(SIZES)  # prompt tokens computed or hit, and generated ones
         self.sequences = Distribution(SIZES)

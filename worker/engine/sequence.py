@@ -59,6 +59,7 @@ class Sequence:
         "num_scored_tokens",
         "output_token_ids",
         "params",
+        "prefix_digests",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -115,6 +116,7 @@ class Sequence:
         self.num_counted_prompt_tokens = 0  # already in the engine's statistics
         self.block_table: list[int] = []
         self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as computed
+        self.prefix_digests: list[bytes] = []  # likewise, one for each PREFIX_STEP tokens
         self.num_published_blocks = 0
 
     @classmethod

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from shared.collector import resting
 from worker.engine.engine import Engine
 from worker.engine.interface import BuiltEngine, Progress
-from worker.engine.measures import StepMeasures
 from worker.engine_options import EngineOptions
 from worker.engines.echo import echo_runner
 from worker.model.config.preflight import check_checkpoint
@@ -43,7 +42,8 @@ def build_own_engine(
         mask_times = built.mask_times
         device, exact_resume = built.device, built.exact_resume
     engine = Engine(config, runner, clock=time.perf_counter)
-    engine.measures = StepMeasures(mask_times.drain if mask_times is not None else dict)
+    if mask_times is not None:
+        engine.measures.drain_masks = mask_times.drain
     return BuiltEngine(
         engine=engine,
         config=config,

@@ -137,7 +137,8 @@ class EngineLoop:
                 self._measures_at_s = now_s
                 measures = self._engine.measures.counts()
                 mask_s = self._engine.measures.drain_masks()
+            prefixes = self._engine.measures.drain_prefixes()
             stats = asdict(self._engine.stats())
-            self._link.send(StepOutputs(outputs, stats, measures, mask_s, gave_way))
+            self._link.send(StepOutputs(outputs, stats, measures, mask_s, prefixes, gave_way))
         elif outputs or gave_way:
             self._link.send(StepOutputs(outputs, gave_way=gave_way))

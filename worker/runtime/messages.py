@@ -15,7 +15,7 @@ import msgspec
 from shared.logs import LogFormat, LogLevel
 from shared.messages import ErrorCode
 from worker.engine.config import EngineConfig
-from worker.engine.measures import Counts
+from worker.engine.measures import Counts, PrefixChanges
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 
@@ -119,13 +119,15 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     """The outputs of one step, and the requests that were preempted in it for a higher lane; with
-    `stats` at least every STATS_INTERVAL_S while busy, with `measures` (see StepMeasures.counts)
-    every MEASURES_INTERVAL_S, and then with the processor seconds of masks since, by tenant."""
+    `stats` and `prefixes` at least every STATS_INTERVAL_S while busy, with `measures` (see
+    StepMeasures.counts) every MEASURES_INTERVAL_S, and then with the processor seconds of masks
+    since, by tenant."""
 
     outputs: tuple[EngineOutput, ...]
     stats: dict[str, int] | None = None
     measures: dict[str, Counts] | None = None
     mask_s: dict[str, float] = {}
+    prefixes: PrefixChanges = ()  # since the last ones
     gave_way: tuple[str, ...] = ()
 
 

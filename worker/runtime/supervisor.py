@@ -16,6 +16,7 @@ from shared.cuda_devices import is_device
 from shared.transport.ports.queue import CrashCause
 from worker.engine.measures import Counts, StepMeasures
 from worker.runtime.compilers import is_compiling
+from worker.runtime.held_prefixes import HeldPrefixes
 from worker.runtime.interpreter import EngineNotLoaded
 from worker.runtime.link import EngineDied, EngineLink
 from worker.runtime.messages import (
@@ -79,6 +80,7 @@ class EngineSupervisor:
         self.stats: dict[str, int] = {}
         self.measures: dict[str, Counts] = StepMeasures().counts()
         self.mask_us: Counter[str] = Counter()  # of masks, by tenant, since the last report
+        self.prefixes = HeldPrefixes()  # of its prefix cache
         self.ready: EngineReady | None = None
 
     async def start(self) -> EngineReady:
@@ -107,6 +109,7 @@ class EngineSupervisor:
                 self.stats = dict.fromkeys(
                     self.stats, 0
                 )  # nothing runs until its successor reports
+                self.prefixes.clear()
                 log.error(
                     "the engine process died", extra={"engine_pid": self.pid, "detail": str(died)}
                 )
@@ -136,6 +139,7 @@ class EngineSupervisor:
                         self.stats = step.stats
                     if step.measures is not None:
                         self.measures = step.measures
+                    self.prefixes.change(step.prefixes)
                     for tenant, seconds in step.mask_s.items():
                         self.mask_us[tenant] += round(seconds * 1e6)
                     if not self._has_output and any(o.token_ids for o in step.outputs):

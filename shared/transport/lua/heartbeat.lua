@@ -3,7 +3,8 @@
 --   then as many triples (lib/accounts.lua), number of fields f, f names and values, id and attempt of each
 --   job it runs
 -- Returns {what `pulse` returns, ids to drop, ids that the server has lost, ids to drop that have a later
---   attempt, an operator's order (lib/orders.lua; '' none is stored)}. To drop: ended, taken by another worker, orphaned or past the deadline (these two are ended
+--   attempt, an operator's order (lib/orders.lua; '' none is stored), number of workers, prefixes noted of
+--   this one (prefixes.lua)}. To drop: ended, taken by another worker, orphaned or past the deadline (these two are ended
 --   here). A job that this worker has
 --   meanwhile claimed again is not among them: a heartbeat that is older than the claim must not undo it.
 --   Lost: there is no such job, or the claim is missing; restore.lua decides whether that worker may put
@@ -31,6 +32,7 @@ local order = order_of(wid)
 if order ~= '' then redis.call('HSET', lease, 'order', order) end
 if takes_nothing(order) then redis.call('HSET', lease, 'draining', 1) end
 redis.call('PEXPIRE', lease, lease_ms)
+redis.call('PEXPIRE', P .. 'prefixes:' .. wid, lease_ms)
 redis.call('HSET', P .. 'workers', wid, ARGV[5])
 local drop, lost, taken = {}, {}, {}
 for i = jobs, #ARGV, 2 do
@@ -52,4 +54,5 @@ for i = jobs, #ARGV, 2 do
     end
   end
 end
-return {seen, drop, lost, taken, order}
+return {seen, drop, lost, taken, order, redis.call('HLEN', P .. 'workers'),
+  redis.call('SCARD', P .. 'prefixes:' .. wid)}

@@ -36,6 +36,6 @@ for i = 4, #ARGV do
     redis.pcall('XGROUP', 'DELCONSUMER', queue, GROUP, wid)
   end
 end
-redis.call('DEL', P .. 'probe:' .. wid, P .. 'order:' .. wid)
+redis.call('DEL', P .. 'probe:' .. wid, P .. 'order:' .. wid, P .. 'prefixes:' .. wid)
 redis.call('HDEL', P .. 'workers', wid)
 return given

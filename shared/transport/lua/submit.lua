@@ -13,6 +13,7 @@
 --   tok_s: tokens computed in a second while work waits, prompts and outputs ('' unknown).
 --   idem, idem_body: digests of the idempotency key and of the body ('' none).
 --   prompt_digest: of the model card that the prompt was prepared with ('' unknown).
+--   prefixes: digests of the prompt's prefixes (lib/affinity.lua; '' none), for a choice between workers.
 --   letter: the dead letter that it replaces ('' none).
 --   again: '1' for a job that was accepted before and that the server has lost: no limit holds for it.
 -- Returns {'OK', entry, left}; {'DUP', state, left}; {'FULL', scope, tokens of work that wait, ms until
@@ -180,9 +181,13 @@ end
 local now = now_ms()
 local queue = P .. 'q:' .. model .. ':' .. lane
 local life_ms = timeout_ms + LEFTOVER_MS
-local choices = params.choices ~= '' and {'c', params.choices} or {}
 local deadline_ms = whole(due_in(timeout_ms))
-local entry = redis.call('XADD', queue, '*', 'v', SCHEMA_VERSION, 'id', id, unpack(choices))
+local extra = params.choices ~= '' and {'c', params.choices} or {}
+if params.prefixes ~= '' and redis.call('HLEN', P .. 'workers') > 1 then
+  extra[#extra + 1] = 'p'
+  extra[#extra + 1] = params.prefixes
+end
+local entry = redis.call('XADD', queue, '*', 'v', SCHEMA_VERSION, 'id', id, unpack(extra))
 expire_at_least(queue, life_ms)
 redis.call('HSET', job_key, 'v', SCHEMA_VERSION, 'state', 'queued', 'model', model, 'tenant', tenant,
   'kind', params.kind, 'attempt', 0, 'crashes', 0, 'n', 0, 'b', 0, 'prompt_tokens', params.prompt_tokens,

@@ -157,6 +157,7 @@ class Delivery:
     # Seconds since the worker of the previous claim released it; None if it did not.
     requeued_s: float | None = field(default=None, compare=False)
     lost_claim: LostClaim | None = field(default=None, compare=False)
+    is_by_prefix: bool = False  # this worker got it because it holds its prefix
 
     @property
     def choices(self) -> tuple[LoggedChoice, ...]:
@@ -225,13 +226,16 @@ class HeartbeatReply:
     """Ids of the jobs to drop, and of those that the server has lost (see JobQueue.restore).
 
     `taken` are those of `dropped` that were claimed again: this worker's lease had ended.
-    `order`: an operator's; None: none is stored, and the last one holds.
+    `order`: an operator's; None: none is stored, and the last one holds. `num_workers` are
+    registered, `num_prefixes` are noted of this one (see JobQueue.note_prefixes).
     """
 
     dropped: Sequence[str] = ()
     lost: Sequence[str] = ()
     taken: Sequence[str] = ()
     order: Order | None = None
+    num_workers: int = 1
+    num_prefixes: int = 0
 
 
 class JobQueue(Protocol):
@@ -252,9 +256,25 @@ class JobQueue(Protocol):
         """Claims new jobs for `count` free places, waiting up to `block_ms` for the first.
 
         A job takes a slot for each of its choices; one is claimed while a slot is free, so the last
-        may have more choices than slots were left. From jobs that were just queued it claims this
-        worker's portion and leaves the rest to others for a moment. A reply that is lost may
-        hold claims: `reconcile` finds them.
+        may have more choices than slots were left. From jobs that were just queued it claims those
+        whose prefixes this worker holds and its portion of the others, and leaves the rest to other
+        workers for a moment. A reply that is lost may hold claims: `reconcile` finds them.
+        """
+        ...
+
+    async def note_prefixes(
+        self,
+        worker_id: str,
+        lease_ms: int,
+        held: Sequence[bytes],
+        lost: Sequence[bytes],
+        *,
+        is_first: bool,
+    ) -> int | None:
+        """Notes digests of prefixes (shared/prefixes.py) that this worker's cache holds, and those
+        that it has lost; with `is_first` it holds no others. They last as long as the lease.
+
+        Returns how many are noted; -1 without a lease, None where the server has no memory.
         """
         ...
 

@@ -19,6 +19,7 @@ class Bug(StrEnum):
     RESTORE_WITHOUT_TOMBSTONE = "a job is put back that has ended and whose record was removed"
     CLAIM_OF_OTHER_FILES = "a claim does not compare the job's files with its worker's"
     NO_END_WITHOUT_FILES = "a job that was set aside waits although no worker has its files"
+    DROPS_WHAT_IS_DELIVERED_AGAIN = "a running job that was claimed ahead loses its entry"
     # at a worker
     NO_RESTORE = "a worker drops a job that the server has lost"
     PUBLISH_BEFORE_LOG = "a worker publishes its tokens and then logs them"

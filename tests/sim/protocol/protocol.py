@@ -201,6 +201,13 @@ class Protocol:
         pulled = scripts.pull(job, number, world.claims + 1)
         if pulled is not None:
             yield from _claimed(world, number, "pull", pulled)
+            ahead = scripts.pull_ahead(job, number, world.claims + 1)
+            yield from _claimed(world, number, "pull ahead", ahead)
+        again = scripts.deliver_again(job, number, world.claims + 1, bug)
+        if again is not None and again.attempt == job.attempt:
+            yield Step(f"deliver again{number}", world._replace(job=again))
+        elif again is not None:
+            yield from _claimed(world, number, "deliver again", again)
         taken = scripts.recover(job, number, leases, world.claims + 1, bug)
         if taken is not None:
             if bug is Bug.RECOVER_BURIES_THE_PENDING and job.entry >= 0:

@@ -5,7 +5,8 @@ matter. What the model leaves out of a script: counters, times to live, blame an
 rest, crashed is a release), the time after an outage in which ended leases mean nothing and time
 stands still (recover and reap then come later), a clock that is set (here reap comes, and a lease
 ends, at any time), attach and detach (what they lead to is a cancel; test_readers.py has them),
-lanes, portions, limits, orders, pauses and keys (they decide whether and when, not what), several
+lanes, portions, prefixes, limits, orders, pauses and keys (they decide whether and when, not
+what; but a job may be claimed ahead of its turn), several
 jobs, how long a tombstone stands and who may put a job back for how long (nobody here is out of
 reach for ten minutes).
 """
@@ -42,7 +43,7 @@ def submit(job: Job) -> Job:
 
 
 def latch(job: Job, state: str) -> tuple[Job, Frames]:
-    ended = job._replace(state=state, entry=NOBODY)
+    ended = job._replace(state=state, entry=NOBODY, is_ahead=False)
     return ended, (Frame(len(job.tokens), (), state),)
 
 
@@ -60,6 +61,23 @@ def pull(job: Job, worker: int, stamp: int) -> Job | None:
     if job.entry != NEW:
         return None
     return claim(job._replace(entry=worker), worker, stamp)
+
+
+def pull_ahead(job: Job, worker: int, stamp: int) -> Job | None:
+    """lib/affinity.lua: as `pull`, before the group has come to the entry."""
+    pulled = pull(job, worker, stamp)
+    return None if pulled is None else pulled._replace(is_ahead=True)
+
+
+def deliver_again(job: Job, worker: int, stamp: int, bug: Bug | None = None) -> Job | None:
+    """pull of an entry claimed ahead, where a running job stays its owner's. None: it was not."""
+    if not job.is_ahead:
+        return None
+    delivered = job._replace(is_ahead=False)
+    if job.state == RUNNING:
+        dropped = bug is Bug.DROPS_WHAT_IS_DELIVERED_AGAIN
+        return delivered._replace(entry=NOBODY if dropped else job.owner)
+    return claim(delivered._replace(entry=worker), worker, stamp)
 
 
 def recover(
@@ -175,7 +193,8 @@ def restore(job: Job, worker: int, copy: Copy, bug: Bug | None = None) -> Job | 
     if is_later and bug is not Bug.RESTORE_WITHOUT_FENCE:
         return None
     log = () if is_gone else job.log
-    return Job(RUNNING, worker, copy.attempt, copy.stamp, worker, log)
+    is_ahead = is_gone or job.is_ahead
+    return Job(RUNNING, worker, copy.attempt, copy.stamp, worker, log, is_ahead)
 
 
 def is_dropped(job: Job, worker: int, attempt: int) -> bool:

@@ -51,6 +51,7 @@ SEEDED = {
     Bug.RESTORE_WITHOUT_TOMBSTONE: Seeded(CHANGED),
     Bug.CLAIM_OF_OTHER_FILES: Seeded(FOREIGN, replaced=True),
     Bug.NO_END_WITHOUT_FILES: Seeded(STUCK, replaced=True),
+    Bug.DROPS_WHAT_IS_DELIVERED_AGAIN: Seeded(STUCK),
     Bug.PUBLISH_BEFORE_LOG: Seeded(UNLOGGED),
     Bug.NO_RESTORE: Seeded(DROPPED, num_faults=1, rollback=True),
     Bug.NO_RECONCILE: Seeded(STUCK),

@@ -36,6 +36,7 @@ class Job(NamedTuple):
     # pending list holds it
     entry: int
     log: tuple[Tokens, ...]  # one part per log entry
+    is_ahead: bool = False  # claimed ahead of its turn: the group will deliver its entry (again)
 
     @property
     def tokens(self) -> Tokens:

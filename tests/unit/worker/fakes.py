@@ -79,6 +79,8 @@ class FakeQueue:
         self.blamed: list[tuple[str, int]] = []
         self.retired = False
         self.announced = 0
+        self.prefixes: list[tuple[list[bytes], list[bytes], bool]] = []  # held, lost, is_first
+        self.noted: set[bytes] = set()
         self.deliveries: deque[Delivery] = deque()
         self.lost: list[Delivery] = []
         self.recoverable: list[Delivery] = []
@@ -131,6 +133,20 @@ class FakeQueue:
         for delivery in higher:
             self.deliveries.remove(delivery)
         return higher
+
+    async def note_prefixes(
+        self,
+        worker_id: str,
+        lease_ms: int,
+        held: Sequence[bytes],
+        lost: Sequence[bytes],
+        *,
+        is_first: bool,
+    ) -> int | None:
+        self._called("note_prefixes")
+        self.prefixes.append((list(held), list(lost), is_first))
+        self.noted = ((set() if is_first else self.noted) | set(held)) - set(lost)
+        return len(self.noted)
 
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         self._called("reconcile")

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from shared.transport.ports.queue import Delivery
@@ -72,6 +73,14 @@ def test_short_prompts_are_limited_by_places_alone(jobs: RunningJobs) -> None:
     for index in range(8):
         begin(take(jobs, estimator, delivery(f"0-{index}", 20)), engine)
         assert estimator() == 7 - index
+
+
+def test_before_the_first_prompt_as_many_are_taken_as_would_fit_at_their_longest(
+    jobs: RunningJobs,
+) -> None:
+    config = dataclasses.replace(ready(100).config, max_model_len=500)
+    engine = Engine(ready=msgspec.structs.replace(ready(100), config=config))
+    assert AdmissionEstimator(jobs, engine)() == 3  # of the 1600 tokens that are free
 
 
 def test_long_prompts_are_taken_as_far_as_their_blocks_reach(jobs: RunningJobs) -> None:

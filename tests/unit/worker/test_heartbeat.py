@@ -13,7 +13,9 @@ from shared.transport.ports.queue import Delivery, HeartbeatReply, WorkerReport
 from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue, make_job
 from worker.heartbeat import Heartbeat
+from worker.prefix_report import PrefixReport
 from worker.running_jobs import RunningJob, RunningJobs
+from worker.runtime.held_prefixes import HeldPrefixes
 from worker.standing_order import StandingOrder
 
 
@@ -45,6 +47,7 @@ class Bench:
             spent_us=self.spent_us,
             on_drop=lambda *dropped: self.dropped.append(dropped),
             on_trouble=self._trouble,
+            prefixes=PrefixReport(self.queue, "w1", lease_ms, HeldPrefixes()),
         )
 
     def sure(self, job_ids: Iterable[str], since_s: float) -> None:

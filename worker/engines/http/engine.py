@@ -56,6 +56,12 @@ class LiveRequest:
     arrived_s: float = field(default_factory=time.monotonic)
     sent_s: float = 0.0
     first_token_s: float = 0.0
+    priority: int = field(init=False)
+    num_lane_preemptions: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.priority = self.request.priority
+        self.num_lane_preemptions = self.request.num_lane_preemptions
 
     @property
     def tenant(self) -> str:
@@ -64,10 +70,6 @@ class LiveRequest:
     @property
     def job_id(self) -> str:
         return self.request.job_id or self.request.request_id
-
-    @property
-    def priority(self) -> int:
-        return self.request.priority
 
     @property
     def times(self) -> RequestTimes:

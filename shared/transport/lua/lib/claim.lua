@@ -6,14 +6,16 @@
 -- before a reader elsewhere has taken the mark over): left untouched; the caller gives it back.
 -- {'OTHER'}: another model's files are needed (served_by.lua); the job was set aside, or has ended.
 -- `is_new`: the entry has just been delivered for the first time. A job that runs then was restored by
--- its owner (restore.lua): {'HELD', owner}, left untouched too.
+-- its owner (restore.lua), or claimed ahead of its turn (lib/affinity.lua): {'HELD', owner}, left untouched
+-- too. One that was in a crash since is given back: only recover may take it.
+-- `placed`: why this worker gets it; 'prefix': its cache holds the job's prefix; without: 'any' does.
 -- Its worker needs facts and fields to restore the job if Redis loses it.
 local function drop_entry(queue, entry)
   redis.call('XACK', queue, GROUP, entry)
   redis.call('XDEL', queue, entry)
 end
 
-local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
+local function claim(id, queue, entry, wid, blamed, max_crashes, is_new, placed)
   local job_key = P .. 'job:' .. id
   local job, flat = {}, redis.call('HGETALL', job_key)
   for k = 1, #flat, 2 do job[flat[k]] = flat[k + 1] end
@@ -22,6 +24,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   if TERMINAL[state] then drop_entry(queue, entry); return {'DONE', state} end
   if tonumber(job.v or '1') > SCHEMA_VERSION then return {'NEWER'} end
   if is_new and state == 'running' then return {'HELD', job.owner} end
+  if is_new and (job.crashes or '0') ~= '0' then return {'WAITS'} end
   if now_ms() >= tonumber(job.deadline_ms) then
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
     return {'DONE', 'expired'}
@@ -58,7 +61,8 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new)
   local attempt, claimed_ms = whole(tonumber(job.attempt or '0') + 1), whole(now_ms())
   local claims = with_claim(job.claims, attempt, job.n, job.deaths, wid)
   redis.call('HSET', job_key, 'state', 'running', 'attempt', attempt, 'owner', wid,
-    'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms, 'claims', claims)
+    'claim_ms', claimed_ms, 'start_ms', job.start_ms or claimed_ms, 'claims', claims,
+    'placed', placed or 'any')
   if job.last_ms then redis.call('HDEL', job_key, 'out_ms', 'last_ms') end
   if job.n == '0' and not job.ps then  -- the first output will be this worker's
     local weights = redis.call('HGET', P .. 'w:' .. wid, 'weights_digest') or ''

@@ -58,21 +58,24 @@ local function askers(wid, queues, held, asking_ms)
   return holds
 end
 
--- How many jobs this worker may take now, and after how many ms all that wait; nil: all.
-local function portion_of(wid, queues, defer_ms, asking_ms)
+-- Between which workers the waiting jobs are divided: `holds`, `level`, and how many jobs this worker `may` take
+-- now (math.huge: all), else after how many ms (`ms`). nil: no job waits, or no other worker is registered.
+local function division_of(wid, queues, defer_ms, asking_ms)
   if redis.call('HLEN', P .. 'workers') < 2 then return nil end
   local lanes, waiting, held = waiting_and_held(queues)
   if waiting == 0 then return nil end
   local holds = askers(wid, queues, held, asking_ms)
-  local may = math.max(0, even_level(holds, waiting) - holds[wid])
-  if may >= waiting then return nil end
+  local level = even_level(holds, waiting)
+  local all = {holds = holds, level = level, lanes = lanes, may = math.huge, ms = 0}
+  local may = math.max(0, level - holds[wid])
+  if may >= waiting then return all end
   local longest_ms = 0
   for _, queue in ipairs(lanes) do
     local first = redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', 1)[1]
     local waits_ms = first and server_ms() - tonumber(string.match(first[1], '^%d+')) or 0
     -- Before its time: the server's clock was set back. How long it waits is not known then.
-    if math.abs(waits_ms) >= defer_ms then return nil end
+    if math.abs(waits_ms) >= defer_ms then return all end
     longest_ms = math.max(longest_ms, waits_ms)
   end
-  return may, defer_ms - longest_ms
+  return {holds = holds, level = level, lanes = lanes, may = may, ms = defer_ms - longest_ms}
 end

@@ -110,6 +110,7 @@ class Target:
                 Subscriber(connections.new_pubsub),
                 defer_ms=FAR_MS,
                 asking_ms=FAR_MS,
+                affinity_ms=FAR_MS,
             )
             self._queues[worker]._serve(self.models_of(worker))
         return self._queues[worker]
@@ -214,6 +215,8 @@ class Target:
                 found[key] = sum(map(int, await self.redis.hvals(key)))
             elif kind == "tombstone":  # its times first
                 found[key] = (await self.redis.get(key)).split(b"|")[2:]
+            elif kind == "prefixes":
+                found[key] = sorted(await self.redis.smembers(key))
             elif kind == "paused":
                 found[key] = sorted(await self.redis.hkeys(key))
             elif kind in ("req", "prompt", "probe", "order", "f", "blob"):

@@ -19,6 +19,7 @@ from shared.messages import (
     JobState,
     OnDisconnect,
 )
+from shared.prefixes import DIGEST_BYTES, digests_of_prompt
 from shared.transport.ports.admission import AdmissionLimits, KeyTaken, QueueFull
 from shared.transport.ports.queue import Append, AppendStatus, CrashCause, Delivery, WorkerReport
 from shared.transport.ports.registry import Order, Ordered
@@ -292,6 +293,19 @@ class Walk:
         if dropped:
             self.done["drops"] += 1
 
+    async def _note_prefixes(self) -> None:
+        """The cache has grown, or lost some; of prompts that any of the tenants may submit."""
+        worker, tenant = self._worker(), self.rng.choice("abc")
+        joined = digests_of_prompt(tenant, range(self.rng.randint(2, 6)))
+        held = [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
+        lost = self.rng.sample(held, self.rng.randrange(len(held)))
+        is_first = self.rng.random() < 0.2
+        await self.mirrors.everywhere(
+            lambda target: target.queue(worker).note_prefixes(
+                worker, FAR_MS, held, lost, is_first=is_first
+            )
+        )
+
     async def _announce(self) -> None:
         model, digest = self.rng.choice(MODELS), self.rng.choice(("d1", "d2", "d3"))
         worker = self._worker()
@@ -431,6 +445,8 @@ class Walk:
             job_id = delivery.job.job_id
             self.touched.add(job_id)
             self.done["resumed" if delivery.output_token_ids else "claimed"] += 1
+            if delivery.is_by_prefix:
+                self.done["by prefix"] += 1
             if self.rng.random() < 0.9:  # else its reply was lost
                 self.streams[worker, job_id] = Stream(delivery)
 

@@ -18,6 +18,7 @@ WEIGHTS = {
     "recover_after_outage": 1,
     "reconcile": 4,
     "heartbeat": 5,
+    "note_prefixes": 8,
     "lose_lease": 3,
     "replace_worker": 3,
     "retire": 1,

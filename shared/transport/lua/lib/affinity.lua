@@ -1,0 +1,79 @@
+-- Needs lib/delivered.lua, lib/entry.lua and lib/portion.lua. A waiting job goes first to the worker whose prefix
+-- cache holds most of its prompt. It is left to that worker for `affinity_ms` after its submit, if the worker
+-- has pulled lately and holds few enough jobs; then any worker takes it.
+-- Jobs are thus claimed ahead of older ones: in a stream, before the group's last delivered entry has come to
+-- them. The group delivers them again, to a worker that then finds them claimed (`HELD` in lib/claim.lua).
+local DIGEST_BYTES, MAX_AHEAD = 8, 64
+local MAX_COMPARED, AGAIN_MS = 32, 10  -- jobs whose prefixes one pull compares; the others are for the next
+
+-- The group's last delivered entry, and a set of the entries after it that were claimed ahead. Moves the group
+-- past those that directly follow it.
+local function delivered_and_ahead(queue)
+  local last, ahead, passed = last_delivered(queue), {}, nil
+  local claimed = redis.call('XPENDING', queue, GROUP, '(' .. last, '+', MAX_AHEAD)
+  if #claimed == 0 then return last, ahead end
+  for _, pending in ipairs(claimed) do ahead[pending[1]] = true end
+  for _, item in ipairs(redis.call('XRANGE', queue, '(' .. last, '+', 'COUNT', #claimed)) do
+    if not ahead[item[1]] then break end
+    passed = item[1]
+  end
+  if passed then redis.call('XGROUP', 'SETID', queue, GROUP, passed) end
+  return passed or last, ahead
+end
+
+-- How many of these digests, the shortest prefix first, the worker's cache holds in a row.
+local function held_of(wid, digests)
+  local held = 0
+  for _, is_held in ipairs(redis.call('SMISMEMBER', P .. 'prefixes:' .. wid, unpack(digests))) do
+    if is_held == 0 then break end
+    held = held + 1
+  end
+  return held
+end
+
+local function split_digests(joined)
+  local digests = {}
+  for at = 1, #joined, DIGEST_BYTES do digests[#digests + 1] = string.sub(joined, at, at + DIGEST_BYTES - 1) end
+  return digests
+end
+
+-- The worker of `holds` (worker -> jobs, each below `most`) with most of the prefix; of several the one with the
+-- fewest jobs, `wid` where it is one of these, else the first by name. nil: none holds any of it.
+local function best_holder(wid, digests, holds, most)
+  local best, longest = nil, 0
+  local function is_before(worker)
+    if holds[worker] ~= holds[best] then return holds[worker] < holds[best] end
+    return worker == wid or (best ~= wid and worker < best)
+  end
+  for worker, jobs in pairs(holds) do
+    local length = jobs < most and held_of(worker, digests) or 0
+    if length > longest or (length > 0 and length == longest and is_before(worker)) then
+      best, longest = worker, length
+    end
+  end
+  return best
+end
+
+-- Where the jobs go that wait in one pull. `holds` and `level`: lib/portion.lua.
+-- Returns a function of a queue's item: 'prefix' or 'any' for one that this worker may take, as the job's
+-- record names it, else nil and the ms for which it is left to another worker.
+local function placement(wid, holds, level, affinity_ms)
+  local most, known, compared = math.ceil(level * 1.25) + 1, {}, 0
+  local function place(item)
+    local joined = entry_field(item[2], 'p')
+    local waits_ms = server_ms() - tonumber(string.match(item[1], '^%d+'))
+    -- Before its time: the server's clock was set back. How long it waits is not known then.
+    if not joined or math.abs(waits_ms) >= affinity_ms then return {'any'} end
+    if compared >= MAX_COMPARED then return {nil, AGAIN_MS} end
+    compared = compared + 1
+    local best = best_holder(wid, split_digests(joined), holds, most)
+    if not best then return {'any'} end
+    holds[best] = holds[best] + 1
+    if best == wid then return {'prefix'} end
+    return {nil, affinity_ms - math.max(0, waits_ms)}
+  end
+  return function(item)
+    known[item] = known[item] or place(item)  -- not by its id: two lanes may have the same one
+    return known[item][1], known[item][2]
+  end
+end
