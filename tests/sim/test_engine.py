@@ -25,6 +25,7 @@ EVERYTHING = {
     "faults",
     "faults while sampling by grammars",
     "full",
+    "longer than the cache",
     "mixed steps",
     "preemptions",
     "prefix hits",

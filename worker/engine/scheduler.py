@@ -16,11 +16,13 @@ bounds a step, after one that ran out of memory, is there less: prompts are cut 
 even all decodes fit they take turns.
 
 Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
-then it grows by decoding only. When a decode finds no free block, the running sequence of the
-largest rank is preempted, of the tenant with the most slots if there are several: it gives up its
-blocks, keeps its tokens and waits to be computed again, mostly out of the prefix cache. An
-admission leaves one block for each running sequence, or the newcomer would be preempted in the next
-step; one whose tenant holds fewer slots would not, and leaves none.
+then it grows by decoding only. If all layers have a window, it gets as many as it can hold at
+once, and as its prompt is computed, others for those that no query reaches any more. When a decode
+finds no free block, the running sequence of the largest rank is preempted, of the tenant with the
+most slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed
+again, mostly out of the prefix cache. An admission leaves one block for each running sequence, or
+the newcomer would be preempted in the next step; one whose tenant holds fewer slots would not, and
+leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks, so a
 failed step publishes nothing. A schedule may be made while the previous step is still in flight
@@ -49,7 +51,11 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         policy = make_policy(config.policy)
         self.blocks = BlockManager(
-            config.num_blocks, config.block_size, prefix_caching=config.prefix_caching
+            config.num_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            window=config.window,
+            held=config.sequence_blocks,
         )
         self.waiting = SequenceQueue(policy)
         self.running = SequenceQueue(policy)
@@ -250,15 +256,21 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the block books do not balance."""
-        self.blocks.check_integrity(s.block_table for s in (*self.running, *self.waiting))
+        self.blocks.check_integrity(
+            s.block_table[s.num_freed_blocks :] for s in (*self.running, *self.waiting)
+        )
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempts from the last claim up until the sequence fits; False if it was itself the last.
 
         Never takes back tokens planned in this step: decodes are planned in the order of their
-        claims, and a chunk has its blocks since its sequence was admitted.
+        claims. A chunk has its blocks since its sequence was admitted, or got them for those that
+        its window has left; where others still hold these, it gives up its own.
         """
         while not self.blocks.allocate(sequence, num_tokens):
+            if sequence.num_missing_tokens > 1:
+                self._preempt(sequence)
+                return False
             victim = self._claims.pop()
             while victim.status is not SequenceStatus.RUNNING:
                 victim = self._claims.pop()
@@ -351,9 +363,11 @@ class Scheduler:
             self._plan(sequence, min(sequence.num_tokens, num_hit_tokens + draft.left), draft)
 
     def _plan(self, sequence: Sequence, end: int, draft: Draft) -> None:
-        """Plans the sequence up to `end`, as a decode or as a chunk."""
+        """Plans the sequence up to `end`, or to its last block, as a decode or as a chunk."""
         start = sequence.next_position
-        assert end > start
+        end = min(end, len(sequence.block_table) * self.blocks.block_size)
+        if end <= start:
+            return  # its blocks come when the window leaves others
         draft.left -= end - start
         samples = end == sequence.num_virtual_tokens and not sequence.samples_nothing
         if samples and end - start == 1:
