@@ -12,8 +12,8 @@ batch.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
 than the budget has tokens, and every decode gets its token in every step. Only while `most_tokens`
-bounds a step, after one that ran out of memory, is there less: prompts are cut first, and where not
-even all decodes fit they take turns.
+bounds a step, after one that ran out of memory, is there less: prompts are cut first, and if not
+even all decodes fit, the last claims are preempted.
 
 Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
 then it grows by decoding only. If all layers have a window, it gets as many as it can hold at
@@ -32,7 +32,6 @@ a sequence gives up with a step in flight may be reused at once: steps execute i
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Set
 from collections.abc import Sequence as View
 
@@ -65,7 +64,6 @@ class Scheduler:
         self._rank = policy.rank
         self._decoding: Decoding | None = None  # the decodes of the last schedule
         self._num_departed = 0  # sequences that stopped running, and steps that were undone
-        self._last_in_turn = -1  # seq_id, where a step had not all decodes
         self.num_preemptions = 0
         self.num_prefix_query_tokens = 0
         self.num_prefix_hit_tokens = 0
@@ -111,7 +109,7 @@ class Scheduler:
         going_on = self._going_on(draft.left) if only is None else None
         decodes, prefills = going_on or self._candidates(only)
         if len(decodes) > draft.left:
-            decodes = self._in_turn(decodes, draft.left)
+            decodes = self._keep(decodes, draft.left)
         if decodes and prompt_tokens is not None:
             draft.left = min(draft.left, len(decodes) + prompt_tokens(len(decodes)))
         step = None
@@ -151,14 +149,13 @@ class Scheduler:
             (decodes if num_missing == 1 else prefills).append(sequence)
         return decodes, prefills
 
-    def _in_turn(self, decodes: View[Sequence], most: int) -> list[Sequence]:
-        """Returns `most` of more decodes, in their order: those whose turn it is, so that no stream
-        stops while steps are bounded to less than a token for each."""
-        round_ = sorted(decodes, key=lambda sequence: sequence.seq_id)
-        begin = bisect_right(round_, self._last_in_turn, key=lambda sequence: sequence.seq_id)
-        chosen = [*round_[begin:], *round_[:begin]][:most]
-        self._last_in_turn, members = chosen[-1].seq_id, set(chosen)
-        return [sequence for sequence in decodes if sequence in members]
+    def _keep(self, decodes: View[Sequence], most: int) -> list[Sequence]:
+        """Returns `most` of more decodes, in their order, and preempts the others, from the last
+        claim up: those that stay get a token in every step."""
+        by_claim = sorted(decodes, key=self._shares.claim)
+        for sequence in reversed(by_claim[most:]):
+            self._preempt(sequence)
+        return [s for s in decodes if s.status is SequenceStatus.RUNNING]
 
     def _going_on(self, left: int) -> tuple[View[Sequence], View[Sequence]] | None:
         """Returns what `_candidates` would, where the decodes are those of the last schedule again,
