@@ -120,7 +120,13 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
         run_widest_sample(runner, block_size, options.max_num_seqs)
         del runner
     else:
-        forward = RankForward(model, stack, block_size=block_size, shares_tokens=False)
+        forward = RankForward(
+            model,
+            stack,
+            block_size=block_size,
+            max_num_seqs=options.max_num_seqs,
+            shares_tokens=False,
+        )
         forward.run(ScheduledBatch((prefill(block_size, num_tokens),)))
         forward.run(widest_batch(block_size, options.max_num_seqs))
         del forward
