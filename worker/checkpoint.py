@@ -60,7 +60,7 @@ class LoadedModel:
             checkpoint.path,
             name=checkpoint.name,
             max_model_len=ready.config.max_model_len,
-            kv_capacity_tokens=ready.config.capacity_tokens,
+            kv_capacity_tokens=ready.config.sequence_capacity_tokens,
             context_length=checkpoint.context_length(),
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,

@@ -235,7 +235,7 @@ class LoadReport:
             stats["block_size"] = ready.config.block_size
             stats["max_model_len"] = ready.config.max_model_len
             stats["max_num_batched_tokens"] = ready.config.max_num_batched_tokens
-            stats["kv_capacity_tokens"] = ready.config.capacity_tokens
+            stats["kv_capacity_tokens"] = ready.config.sequence_capacity_tokens
         return stats
 
 

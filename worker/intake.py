@@ -17,6 +17,7 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait, first_of
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import Delivery, JobQueue
+from worker.engine.config import EngineConfig
 from worker.engine.running_slots import MAX_LANE_PREEMPTIONS, MIN_GAP
 from worker.engine_options import OVERSUBSCRIBED
 from worker.running_jobs import RunningJob, RunningJobs
@@ -267,9 +268,9 @@ class AdmissionEstimator:
         slots = min(slots, MAX_NOT_BEGUN - sum(map(_num_in_engine, waiting)))
         if slots <= 0:
             return 0
-        not_begun = sum(map(_tokens, waiting))
+        not_begun = sum(ready.config.held_tokens(_tokens(job)) for job in waiting)
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size - not_begun
-        usual = max(self._usual_tokens or ready.config.max_model_len, ready.config.block_size)
+        usual = _usual(self._usual_tokens, ready.config)
         fitting = int(free_tokens // usual)
         if fitting < 1:
             return 0 if not_begun else 1
@@ -285,8 +286,8 @@ class AdmissionEstimator:
             return None
         waiting = self._not_begun()
         free_tokens = self._engine.stats.get("free_blocks", 0) * ready.config.block_size
-        free_tokens -= sum(map(_tokens, waiting))
-        fits = free_tokens >= max(self._usual_tokens, ready.config.block_size)
+        free_tokens -= sum(ready.config.held_tokens(_tokens(job)) for job in waiting)
+        fits = free_tokens >= _usual(self._usual_tokens, ready.config)
         slots, widest = Counter[str](), Counter[str]()
         for job in self._jobs:
             held = _num_in_engine(job)
@@ -343,6 +344,11 @@ class AdmissionEstimator:
 
 def _num_in_engine(job: RunningJob) -> int:
     return sum(choice.has_slot for choice in job.choices)
+
+
+def _usual(num_tokens: float, config: EngineConfig) -> int:
+    """Returns the token positions that a prompt of the usual length holds, at least a block's."""
+    return config.held_tokens(max(math.ceil(num_tokens), config.block_size))
 
 
 def _tokens(job: RunningJob) -> int:

@@ -108,7 +108,7 @@ class LLM:
             checkpoint.path,
             name=checkpoint.name,
             max_model_len=built.engine_config.max_model_len,
-            kv_capacity_tokens=built.engine_config.capacity_tokens,
+            kv_capacity_tokens=built.engine_config.sequence_capacity_tokens,
             dtype=built.dtype,
             num_parameters=built.num_parameters,
         )

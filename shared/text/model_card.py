@@ -39,7 +39,7 @@ class ModelCard:
     facts_digest: str  # what tokenizer_config.json adds to tokenizer.json
     template_digest: str | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)  # role -> text
-    kv_capacity_tokens: int = 0  # of the worker's whole cache
+    kv_capacity_tokens: int = 0  # that the worker's cache has room for in one sequence
     context_length: int = 0  # that the checkpoint allows, at least max_model_len; 0: not known
     dtype: str = ""
     num_parameters: int = 0

@@ -3,8 +3,9 @@
 It executes steps at launch, in launch order, as one compute stream does, and hands the results out
 at collect. Sequences with a grammar are sampled by `sample_structured` alone, with or without
 lookahead, which has to come when all their tokens are known. Its model draws the next token from
-everything before it, so that one wrong, stale or foreign KV entry is seen at once. What it finds
-wrong is a DeviceViolation, which no engine catches.
+everything before it, so that one wrong, stale or foreign KV entry is seen at once. With a window it
+reads the last entries only, each of which still knows its whole prefix. What it finds wrong is a
+DeviceViolation, which no engine catches.
 """
 
 from __future__ import annotations
@@ -366,10 +367,17 @@ class FakeDevice:
         return token
 
     def _read(self, item: ScheduledSequence) -> None:
-        """Reads the whole context back."""
-        context = []
+        """Reads the context back, as far as the step's queries reach."""
+        known = [*item.prompt_token_ids, *item.output_token_ids]
+        truth = self.truth.setdefault(item.seq_id, known)
+        first = 0
+        if self.config.window is not None:
+            first = max(0, item.start - self.config.window + 1)
+        context = truth[:first]
         chain = self._root(item)
-        for position in range(item.end):
+        for position, token in enumerate(context):
+            chain = hash((chain, position, token))
+        for position in range(first, item.end):
             block, place = self._place(item, position)
             entry = block[place]
             require(entry is not None, "read garbage", item.seq_id, position)
@@ -377,8 +385,6 @@ class FakeDevice:
             chain = hash((chain, position, entry[0]))
             require(entry[1] == chain, "KV of another prefix", item.seq_id, position)
             context.append(entry[0])
-        known = [*item.prompt_token_ids, *item.output_token_ids]
-        truth = self.truth.setdefault(item.seq_id, known)
         if item.start < self.reached.get(item.seq_id, 0):
             require(known == truth, "started over with a token in flight", item.seq_id)
         self.reached[item.seq_id] = item.end

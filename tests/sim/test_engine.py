@@ -26,6 +26,7 @@ EVERYTHING = {
     "faults while sampling by grammars",
     "full",
     "gave way to a lane",
+    "longer than the cache",
     "mixed steps",
     "preemptions",
     "prefix hits",

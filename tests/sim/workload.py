@@ -34,7 +34,7 @@ def lone_run(
 ) -> tuple[list[int], Ending]:
     """What the request says when it has the whole engine for itself."""
     tokens = list(prompt)
-    capacity = config.num_blocks * config.block_size
+    capacity = config.sequence_capacity_tokens
     if params.max_tokens == 0:
         return [], Ending(FinishReason.LENGTH)
     while True:
@@ -120,6 +120,7 @@ class Workload:
             policy=rng.choice(["fcfs", "fcfs", "priority"]),
             eos_token_ids=frozenset({EOS}),
             structured_output=True,
+            window=rng.choice([None, None, rng.randint(1, 40)]),
         )
         rate = rng.choice([0.0, 0.0, 0.02])
         self.rates = FaultRates(rate, rate, rate, rate / 4, rate / 4, 2 * rate, unready=0.2)
@@ -195,8 +196,11 @@ class Workload:
 
     def _client(self, i: int) -> Client:
         rng, config = self.rng, self.config
-        room = min(config.max_model_len - 1, config.num_blocks * config.block_size)
-        prompt = rng.choice(self.prefixes) + self._tokens(1, 2 * config.block_size + 3)
+        room = min(config.max_model_len - 1, config.sequence_capacity_tokens)
+        longest = 2 * config.block_size + 3
+        if room > config.capacity_tokens and rng.random() < 0.3:
+            longest = room  # with a window it need not fit the cache
+        prompt = rng.choice(self.prefixes) + self._tokens(1, longest)
         prompt = prompt[: max(1, room if rng.random() < 0.05 else room // 2)]
         max_tokens = rng.randint(1, 400) if rng.random() < 0.05 else rng.randint(1, 30)
         max_tokens = 0 if rng.random() < 0.05 else max_tokens
@@ -212,7 +216,7 @@ class Workload:
         )
         want, ending = lone_run(prompt, params, config, self.vocab)
         num_resumed = rng.randint(0, len(want)) if rng.random() < 0.2 else 0
-        if len(prompt) + num_resumed > config.num_blocks * config.block_size:
+        if len(prompt) + num_resumed > config.sequence_capacity_tokens:
             num_resumed = 0
         tenant = rng.choice(self.tenants)
         request = EngineRequest(
@@ -256,12 +260,14 @@ class Workload:
         for output in outputs:
             by_id[output.request_id].take(output)
             self.seen[f"ended: {output.error or output.finish_reason}"] += 1
+            if len(by_id[output.request_id].got) > self.config.capacity_tokens:
+                self.seen["longer than the cache"] += output.finish_reason is not None
 
     def _resumed(self) -> list[Client]:
         """Some that failed or were cancelled come again, with the tokens that they had."""
         again = []
         for client in self.clients:
-            capacity = self.config.num_blocks * self.config.block_size
+            capacity = self.config.sequence_capacity_tokens
             num_known = len(client.request.prompt_token_ids) + len(client.got)
             if client.state in ("failed", "cancelled") and client.may_resume:
                 client.may_resume = False

@@ -111,6 +111,7 @@ def main(connection: Connection, store_fd: int, peer_fd: int, memory_fd: int) ->
             part.built.model,
             part.kv_cache.stack,
             block_size=part.kv_cache.block_size,
+            max_num_seqs=options.max_num_seqs,
             shares_tokens=part.lookahead > 0,
         )
         while (step := connection.recv_bytes()) != NO_MORE:

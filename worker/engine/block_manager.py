@@ -25,6 +25,11 @@ When two sequences compute the same content at the same time, the second block s
 *alias*: same uid, so its children chain on as if it were the first, but it is not findable and is
 simply free again when released.
 
+Windows: if no query reaches more than `window` tokens, a sequence gives up the blocks before
+them as it is computed, and holds at most `held` at once. Its table keeps their entries, which are
+any blocks by then and never read. A prefix hit needs the blocks of its last window only; the
+content of those before is compared as ever, so it is kept for a while when a block is evicted.
+
 Every operation costs O(1) per block it touches, whatever the size of the pool.
 """
 
@@ -39,6 +44,8 @@ from worker.engine.prefix_tracker import PrefixTracker
 from worker.engine.sequence import Sequence as TokenSequence
 
 _UNPUBLISHED = 0
+_UNREACHED = 0  # in a block table, where no query reads: any block
+_EVICTED_PER_BLOCK = 4  # contents that are kept for each block of the pool, with a window
 
 
 class Block:
@@ -73,7 +80,10 @@ class BlockManager:
         *,
         prefix_caching: bool = True,
         hasher: BlockHasher = block_hash,
+        window: int | None = None,
+        held: int | None = None,
     ) -> None:
+        """`held`: the most blocks of one sequence, EngineConfig.sequence_blocks."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
@@ -84,6 +94,12 @@ class BlockManager:
         self._index: dict[BlockHash, int] = {}
         self._last_uid = _UNPUBLISHED
         self.prefixes = PrefixTracker(block_size)
+        # The last full block of a sequence stays, as the parent of the next one.
+        self._window = None if window is None else max(window, block_size + 1)
+        self._held = held
+        self._evicted: OrderedDict[BlockHash, Block] = OrderedDict()  # contents; the oldest first
+        # A sequence may give up a block at this number of computed tokens modulo block size.
+        self.turn = 0 if self._window is None else (self._window - 1) % block_size
 
     @property
     def num_free(self) -> int:
@@ -101,7 +117,9 @@ class BlockManager:
         return len(self._free) + len(self._cached)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        """Returns the most blocks that a sequence of `num_tokens` holds at once."""
+        num_blocks = -(-num_tokens // self.block_size)
+        return num_blocks if self._held is None else min(num_blocks, self._held)
 
     def ref_count(self, block_id: int) -> int:
         return self._blocks[block_id].ref_count
@@ -109,36 +127,57 @@ class BlockManager:
     def match(self, sequence: TokenSequence) -> list[int]:
         """Returns the longest run of findable blocks that holds the sequence's first tokens.
 
-        Never covers a token that has to be computed: see Sequence.num_skippable_tokens.
-        Changes nothing: `allocate` takes the blocks.
+        Blocks that no later query reaches may be missing. Never covers a token that has to be
+        computed: see Sequence.num_skippable_tokens. Changes nothing: `allocate` takes the blocks.
         """
         if not self.prefix_caching:
             return []
-        hits: list[int] = []
+        hits: list[int | None] = []
         num_blocks = sequence.num_skippable_tokens // self.block_size
         parent: int | str = sequence.tenant
         for i in range(num_blocks):
             self._hash_up_to(sequence, i + 1)
-            block_id = self._index.get(sequence.block_hashes[i])
-            if block_id is None:
-                break
-            block = self._blocks[block_id]
-            if not block.holds(parent, self._tokens_of(sequence, i)):
+            key = sequence.block_hashes[i]
+            block_id = self._index.get(key)
+            block = self._evicted.get(key) if block_id is None else self._blocks[block_id]
+            if block is None or not block.holds(parent, self._tokens_of(sequence, i)):
                 break
             hits.append(block_id)
             parent = block.uid
-        return hits
+        return self._reachable(hits)
+
+    def _reachable(self, hits: list[int | None]) -> list[int]:
+        """Returns the longest beginning of `hits` whose last window is there, without the blocks
+        before it. None: a block was evicted."""
+        num_hits, first = len(hits), self._first_reached(len(hits) * self.block_size)
+        i = num_hits
+        while i > first:
+            i -= 1
+            if hits[i] is None:
+                num_hits, first = i, self._first_reached(i * self.block_size)
+        return [
+            _UNREACHED if i < first or block_id is None else block_id
+            for i, block_id in enumerate(hits[:num_hits])
+        ]
+
+    def _first_reached(self, num_computed: int) -> int:
+        """Returns the first block that queries after `num_computed` tokens reach."""
+        if self._window is None:
+            return 0
+        return max(0, num_computed - self._window + 1) // self.block_size
 
     def can_allocate(
         self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int] = (), spare: int = 0
     ) -> bool:
         """Returns whether `allocate` would succeed and leave `spare` blocks for others."""
         num_new = self._num_new(sequence, num_tokens, hits)
-        num_woken = sum(self._blocks[block_id].ref_count == 0 for block_id in hits)
+        reached = hits[self._first_reached(len(hits) * self.block_size) :]
+        num_woken = sum(self._blocks[block_id].ref_count == 0 for block_id in reached)
         return num_new + num_woken + spare <= self.num_available
 
     def allocate(self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int] = ()) -> bool:
-        """Grows the block table until it has places for `num_tokens`; False changes nothing.
+        """Grows the block table until it has places for `num_tokens`, or holds as many blocks as a
+        sequence may; False changes nothing.
 
         `hits` are what `match` found just now, for a sequence that holds no blocks yet.
         """
@@ -148,7 +187,9 @@ class BlockManager:
         if not self.can_allocate(sequence, num_tokens, hits):
             return False
         assert not (hits and sequence.block_table)
-        for block_id in hits:
+        if hits:
+            sequence.num_freed_blocks = self._first_reached(len(hits) * self.block_size)
+        for block_id in hits[sequence.num_freed_blocks :]:
             block = self._blocks[block_id]
             if block.ref_count == 0:
                 del self._cached[block_id]
@@ -159,11 +200,23 @@ class BlockManager:
             sequence.block_table.append(self._take())
         return True
 
-    def publish(self, sequence: TokenSequence, num_tokens: int) -> None:
-        """Makes the full blocks among the first `num_tokens` places findable.
+    def advance(self, sequence: TokenSequence, num_tokens: int) -> None:
+        """Makes the full blocks among the first `num_tokens` places findable, and gives up those
+        that no later query reaches. The known tokens of a prompt that lack blocks get others.
 
         Call it only for known tokens whose KV is written.
         """
+        self._publish(sequence, num_tokens)
+        first = self._first_reached(num_tokens)
+        if first <= sequence.num_freed_blocks:
+            return
+        for block_id in sequence.block_table[sequence.num_freed_blocks : first]:
+            self._give_up(block_id)
+        sequence.num_freed_blocks = first
+        if sequence.num_tokens > num_tokens + 1:  # a decode gets its block when it is planned
+            self.allocate(sequence, sequence.num_tokens)
+
+    def _publish(self, sequence: TokenSequence, num_tokens: int) -> None:
         if not self.prefix_caching:
             return
         num_full = num_tokens // self.block_size
@@ -177,20 +230,25 @@ class BlockManager:
     def release(self, sequence: TokenSequence) -> None:
         """Releases all blocks of a sequence. Published ones stay findable until evicted."""
         # The tail first: it is evicted first, so that prefixes stay longest.
-        for block_id in reversed(sequence.block_table):
-            block = self._blocks[block_id]
-            block.ref_count -= 1
-            assert block.ref_count >= 0
-            if block.ref_count == 0:
-                if block.hash is None:
-                    self._set_free(block_id)
-                else:
-                    self._cached[block_id] = None
+        for block_id in reversed(sequence.block_table[sequence.num_freed_blocks :]):
+            self._give_up(block_id)
         sequence.block_table = []
+        sequence.num_freed_blocks = 0
         sequence.num_published_blocks = 0
 
+    def _give_up(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        block.ref_count -= 1
+        assert block.ref_count >= 0
+        if block.ref_count == 0:
+            if block.hash is None:
+                self._set_free(block_id)
+            else:
+                self._cached[block_id] = None
+
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Raises IntegrityError unless the books balance. `block_tables` are all that live.
+        """Raises IntegrityError unless the books balance. `block_tables` are all that live, without
+        the blocks that were given up.
 
         Every block is exactly one of free, cached, owned; its reference count equals the tables
         that hold it; the index and the blocks agree. O(blocks); for tests and after a failed step.
@@ -221,20 +279,38 @@ class BlockManager:
                 raise IntegrityError(f"block {block_id} is not at the index entry of its hash")
         if len(self._index) != sum(block.hash is not None for block in self._blocks):
             raise IntegrityError("the index holds an entry that no block knows of")
+        if not self._evicted.keys().isdisjoint(self._index):
+            raise IntegrityError("an evicted content is in a block")
 
     def _num_new(self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int]) -> int:
-        held = len(sequence.block_table) + len(hits)
-        return max(0, self.num_blocks_for(num_tokens) - held)
+        num_there = len(sequence.block_table) + len(hits)
+        wanted = -(-num_tokens // self.block_size)
+        if self._held is not None:
+            num_freed = sequence.num_freed_blocks
+            if hits:
+                num_freed = self._first_reached(len(hits) * self.block_size)
+            wanted = min(wanted, num_freed + self._held)
+        return max(0, wanted - num_there)
 
     def _take(self) -> int:
         if self._free:
             block_id = self._free.pop()
         else:
             block_id, _ = self._cached.popitem(last=False)
-            self._unindex(self._blocks[block_id])
-            self._blocks[block_id].forget()
+            self._evict(block_id)
         self._blocks[block_id].ref_count = 1
         return block_id
+
+    def _evict(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        key = block.hash
+        self._unindex(block)
+        if self._window is None or key is None:
+            block.forget()
+            return
+        self._blocks[block_id], self._evicted[key] = Block(), block
+        if len(self._evicted) > _EVICTED_PER_BLOCK * self.num_blocks:
+            self._evicted.popitem(last=False)
 
     def _set_free(self, block_id: int) -> None:
         self._blocks[block_id].forget()
@@ -268,8 +344,12 @@ class BlockManager:
             if found.ref_count == 0:
                 del self._cached[found_id]
                 self._set_free(found_id)
-        self._last_uid += 1
-        block.uid = self._last_uid
+        evicted = self._evicted.pop(key, None)
+        if evicted is not None and evicted.holds(parent, block.token_ids):
+            block.uid = evicted.uid  # what came after it can be found again
+        else:
+            self._last_uid += 1
+            block.uid = self._last_uid
         block.hash = key
         self._index[key] = block_id
         self.prefixes.stored(sequence, i, key)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def window_blocks(window: int, block_size: int, num_tokens: int) -> int:
+    """Returns the most blocks that hold `num_tokens` and the window before the first of them."""
+    return (max(window, block_size + 1) + num_tokens + block_size - 3) // block_size + 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Raises ValueError for values that cannot work together."""
@@ -21,11 +26,39 @@ class EngineConfig:
     eos_token_ids: frozenset[int] = frozenset()
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
+    window: int | None = None  # tokens that a query reaches at most, its own included; None: all
 
     @property
     def capacity_tokens(self) -> int:
         """Token positions in the KV cache."""
         return self.num_blocks * self.block_size
+
+    @property
+    def sequence_blocks(self) -> int | None:
+        """The most blocks that one sequence holds; None: those of all its tokens.
+
+        With a window they are those of the tokens before the window's end, and of the steps that
+        are not committed. In a small cache the steps of a prompt are cut.
+        """
+        if self.window is None:
+            return None
+        steps = 1 + self.lookahead
+        usual = window_blocks(self.window, self.block_size, steps * self.max_num_batched_tokens)
+        least = window_blocks(self.window, self.block_size, steps)
+        return max(least, min(usual, self.num_blocks))
+
+    def held_tokens(self, num_tokens: int) -> int:
+        """Returns the token positions that a sequence of `num_tokens` holds at once."""
+        held = self.sequence_blocks
+        return num_tokens if held is None else min(num_tokens, held * self.block_size)
+
+    @property
+    def sequence_capacity_tokens(self) -> int:
+        """The most tokens of one sequence that the KV cache has room for."""
+        held = self.sequence_blocks
+        if held is None or held > self.num_blocks:
+            return self.capacity_tokens
+        return max(self.capacity_tokens, self.max_model_len)
 
     def __post_init__(self) -> None:
         for name in (

@@ -10,10 +10,10 @@ they are sampled when the previous step is committed and before the next one is 
 mask is not ready in time is held: it skips steps until it is, and the others continue.
 
 A fault of one sequence ends that sequence. A step that raises is computed again: when it was out of
-memory with fewer prompt tokens, then with fewer sequences, which take turns; else one sequence at a
-time. A sequence whose step raises alone is ended if the self-test passes. `step` raises
-EngineFailed when no further step can succeed in this process, and IntegrityError when the books are
-wrong; no sequence is ended then, and another engine can resume each of them.
+memory with fewer prompt tokens, then with fewer sequences, the youngest being preempted; else one
+sequence at a time. A sequence whose step raises alone is ended if the self-test passes. `step`
+raises EngineFailed when no further step can succeed in this process, and IntegrityError when the
+books are wrong; no sequence is ended then, and another engine can resume each of them.
 
 Not thread-safe: the thread that made the engine calls it.
 """

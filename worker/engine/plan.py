@@ -167,7 +167,7 @@ class Decoding:
         put_off: Set[Sequence],
     ) -> None:
         """Does as Schedule.commit. Two hundred sequences a step: it calls nothing for each."""
-        block_size, finished = blocks.block_size, SequenceStatus.FINISHED
+        block_size, turn, finished = blocks.block_size, blocks.turn, SequenceStatus.FINISHED
         for sequence, num_preemptions in zip(self.sequences, self.num_preemptions, strict=True):
             if put_off and sequence in put_off:
                 continue
@@ -182,8 +182,9 @@ class Decoding:
                 num_computed = sequence.num_computed_tokens + 1
                 sequence.num_computed_tokens = num_computed
                 sequence.num_scheduled_tokens -= 1
-                if num_computed % block_size == 0:
-                    blocks.publish(sequence, num_computed)
+                place = num_computed % block_size
+                if place in (0, turn):
+                    blocks.advance(sequence, num_computed)
 
 
 class Draft:
@@ -285,7 +286,7 @@ class Schedule:
             if item.num_preemptions == sequence.num_preemptions:
                 sequence.num_computed_tokens += item.num_tokens
                 sequence.num_scheduled_tokens -= item.num_tokens
-                blocks.publish(sequence, sequence.num_computed_tokens)
+                blocks.advance(sequence, sequence.num_computed_tokens)
         return grown
 
     def undo(self) -> None:

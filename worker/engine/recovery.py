@@ -1,8 +1,8 @@
 """How the engine continues after a step or a sequence in it failed.
 
-out of memory      the same again with half the prompt tokens; without any, with half the decodes,
-                   which take turns; the bound is doubled every REGROW_STEPS steps that succeed,
-                   until it is the whole budget
+out of memory      the same again with half the prompt tokens; without any, the youngest quarter of
+                   the decodes is preempted; the bound is doubled every REGROW_STEPS steps that
+                   succeed, until it is the whole budget
 any other error    each sequence of that step is computed alone until it has a token: one that
                    fails alone is at fault if the self-test passes
 """
@@ -62,12 +62,12 @@ class StepRecovery:
 
     def shrink(self, num_decodes: int, num_prompt_tokens: int) -> bool:
         """Bounds the next steps to less than what did not fit the memory. Decodes are the last to
-        be left out: their streams would stop.
+        be left out, and few of them: their streams stop.
 
         Returns False when there is no smaller step.
         """
         self.num_failed += 1
-        smaller = num_decodes // 2
+        smaller = num_decodes - max(1, num_decodes // 4)
         if num_prompt_tokens:
             smaller = num_decodes + num_prompt_tokens // 2
         self.most_tokens = max(1, smaller)

@@ -97,7 +97,7 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
             f"the prompt has {num_prompt} tokens; the context is {config.max_model_len} "
             f"and has to hold an output token as well",
         )
-    if num_known > config.capacity_tokens:
+    if num_known > config.sequence_capacity_tokens:
         raise RequestRefused(
             ErrorCode.KV_CAPACITY_EXCEEDED,
             f"{num_known} tokens can never fit the KV cache of {config.capacity_tokens}",

@@ -12,15 +12,17 @@ batch.
 
 A newcomer takes budget that every running sequence has left over, so there are never more running
 than the budget has tokens, and every decode gets its token in every step. Only while `most_tokens`
-bounds a step, after one that ran out of memory, is there less: prompts are cut first, and where not
-even all decodes fit they take turns.
+bounds a step, after one that ran out of memory, is there less: prompts are cut first, and if not
+even all decodes fit, the last claims are preempted.
 
 Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
-then it grows by decoding only. When a decode finds no free block, the running sequence of the
-largest rank is preempted, of the tenant with the most slots if there are several: it gives up its
-blocks, keeps its tokens and waits to be computed again, mostly out of the prefix cache. An
-admission leaves one block for each running sequence, or the newcomer would be preempted in the next
-step; one whose tenant holds fewer slots would not, and leaves none.
+then it grows by decoding only. If all layers have a window, it gets as many as it can hold at
+once, and as its prompt is computed, others for those that no query reaches any more. When a decode
+finds no free block, the running sequence of the largest rank is preempted, of the tenant with the
+most slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed
+again, mostly out of the prefix cache. An admission leaves one block for each running sequence, or
+the newcomer would be preempted in the next step; one whose tenant holds fewer slots would not, and
+leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks, so a
 failed step publishes nothing. A schedule may be made while the previous step is still in flight
@@ -30,7 +32,6 @@ a sequence gives up with a step in flight may be reused at once: steps execute i
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Set
 from collections.abc import Sequence as View
 
@@ -49,7 +50,11 @@ class Scheduler:
     def __init__(self, config: EngineConfig) -> None:
         policy = make_policy(config.policy)
         self.blocks = BlockManager(
-            config.num_blocks, config.block_size, prefix_caching=config.prefix_caching
+            config.num_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            window=config.window,
+            held=config.sequence_blocks,
         )
         self.waiting = SequenceQueue(policy)
         self.running = SequenceQueue(policy)
@@ -59,7 +64,6 @@ class Scheduler:
         self._rank = policy.rank
         self._decoding: Decoding | None = None  # the decodes of the last schedule
         self._num_departed = 0  # sequences that stopped running, and steps that were undone
-        self._last_in_turn = -1  # seq_id, where a step had not all decodes
         self.num_preemptions = 0
         self.gave_way: list[Sequence] = []  # to a higher class; the engine clears it
         self.num_prefix_query_tokens = 0
@@ -106,7 +110,7 @@ class Scheduler:
         going_on = self._going_on(draft.left) if only is None else None
         decodes, prefills = going_on or self._candidates(only)
         if len(decodes) > draft.left:
-            decodes = self._in_turn(decodes, draft.left)
+            decodes = self._keep(decodes, draft.left)
         if decodes and prompt_tokens is not None:
             draft.left = min(draft.left, len(decodes) + prompt_tokens(len(decodes)))
         step = None
@@ -146,14 +150,13 @@ class Scheduler:
             (decodes if num_missing == 1 else prefills).append(sequence)
         return decodes, prefills
 
-    def _in_turn(self, decodes: View[Sequence], most: int) -> list[Sequence]:
-        """Returns `most` of more decodes, in their order: those whose turn it is, so that no stream
-        stops while steps are bounded to less than a token for each."""
-        round_ = sorted(decodes, key=lambda sequence: sequence.seq_id)
-        begin = bisect_right(round_, self._last_in_turn, key=lambda sequence: sequence.seq_id)
-        chosen = [*round_[begin:], *round_[:begin]][:most]
-        self._last_in_turn, members = chosen[-1].seq_id, set(chosen)
-        return [sequence for sequence in decodes if sequence in members]
+    def _keep(self, decodes: View[Sequence], most: int) -> list[Sequence]:
+        """Returns `most` of more decodes, in their order, and preempts the others, from the last
+        claim up: those that stay get a token in every step."""
+        by_claim = sorted(decodes, key=self._shares.claim)
+        for sequence in reversed(by_claim[most:]):
+            self._preempt(sequence)
+        return [s for s in decodes if s.status is SequenceStatus.RUNNING]
 
     def _going_on(self, left: int) -> tuple[View[Sequence], View[Sequence]] | None:
         """Returns what `_candidates` would, where the decodes are those of the last schedule again,
@@ -251,15 +254,21 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the block books do not balance."""
-        self.blocks.check_integrity(s.block_table for s in (*self.running, *self.waiting))
+        self.blocks.check_integrity(
+            s.block_table[s.num_freed_blocks :] for s in (*self.running, *self.waiting)
+        )
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempts from the last claim up until the sequence fits; False if it was itself the last.
 
         Never takes back tokens planned in this step: decodes are planned in the order of their
-        claims, and a chunk has its blocks since its sequence was admitted.
+        claims. A chunk has its blocks since its sequence was admitted, or got them for those that
+        its window has left; where others still hold these, it gives up its own.
         """
         while not self.blocks.allocate(sequence, num_tokens):
+            if sequence.num_missing_tokens > 1:
+                self._preempt(sequence)
+                return False
             victim = self._claims.pop()
             while victim.status is not SequenceStatus.RUNNING:
                 victim = self._claims.pop()
@@ -383,9 +392,11 @@ class Scheduler:
             self._plan(sequence, min(sequence.num_tokens, num_hit_tokens + draft.left), draft)
 
     def _plan(self, sequence: Sequence, end: int, draft: Draft) -> None:
-        """Plans the sequence up to `end`, as a decode or as a chunk."""
+        """Plans the sequence up to `end`, or to its last block, as a decode or as a chunk."""
         start = sequence.next_position
-        assert end > start
+        end = min(end, len(sequence.block_table) * self.blocks.block_size)
+        if end <= start:
+            return  # its blocks come when the window leaves others
         draft.left -= end - start
         samples = end == sequence.num_virtual_tokens and not sequence.samples_nothing
         if samples and end - start == 1:

@@ -52,6 +52,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_counted_prompt_tokens",
+        "num_freed_blocks",
         "num_lane_preemptions",
         "num_preemptions",
         "num_published_blocks",
@@ -118,6 +119,7 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as computed
         self.prefix_digests: list[bytes] = []  # likewise, one for each PREFIX_STEP tokens
         self.num_published_blocks = 0
+        self.num_freed_blocks = 0  # at the table's beginning: no query reaches them any more
 
     @classmethod
     def of(

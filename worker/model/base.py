@@ -24,7 +24,7 @@ class AttentionMetadata:
 
     cu_q: Tensor  # [S + 1] where each sequence's queries begin; the last is T
     seq_lens: Tensor  # [S] keys of each sequence, this step's included
-    block_table: Tensor  # [S, max_blocks]; entries past a sequence's end are any valid block
+    block_table: Tensor  # [S, max_blocks]; entries that no query reaches are any valid block
     slots: Tensor  # [T] where each token's key and value go: block * block_size + offset
     num_decodes: int
     max_query_len: int
@@ -75,7 +75,8 @@ class AttentionBackend(Protocol):
     """Causal attention of ragged queries. One contract suite runs over every implementation.
 
     Heads are grouped: query head h reads key head h // (heads / kv_heads). Places of a block past
-    the sequence's end may hold anything, NaN included, and never show in the output.
+    the sequence's end may hold anything, NaN included, and never show in the output; so may blocks
+    wholly before the first place that its queries of this step reach.
     """
 
     def prepare(self, metadata: AttentionMetadata) -> None:
@@ -100,6 +101,7 @@ class KVLayer:
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None  # tokens that a query reaches at most, its own included; None: all
 
     @property
     def numbers(self) -> int:
@@ -112,6 +114,12 @@ class KeepsKV(Protocol):
 
     @property
     def kv_layers(self) -> Sequence[KVLayer]: ...
+
+
+def window_of(layers: Sequence[KVLayer]) -> int | None:
+    """Returns how many tokens the queries of all layers reach at most; None: all."""
+    windows = [layer.window for layer in layers if layer.window is not None]
+    return max(windows) if windows and len(windows) == len(layers) else None
 
 
 # Computes all rows of a step as a DecoderStack does, [num_tokens, hidden], in the last argument.

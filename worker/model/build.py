@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +19,7 @@ from worker.engine_options import (
     EngineOptions,
     ModelImpl,
 )
+from worker.model.base import window_of
 from worker.model.device import choose_device
 from worker.model.errors import ModelError, UnsupportedModel
 from worker.model.native import NativeSource
@@ -171,13 +172,16 @@ def complete(
     engine_config = options.engine_config(
         num_blocks=kv_cache.num_blocks,
         block_size=kv_cache.block_size,
-        max_model_len=min(part.longest, kv_cache.num_blocks * kv_cache.block_size),
+        max_model_len=part.longest,
         default_lookahead=part.lookahead,
         default_step_target_ms=_STEP_TARGET_MS,
         is_cuda=device.type == "cuda",
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
+        window=window_of(part.built.keeps.kv_layers),
     )
+    longest = min(part.longest, engine_config.sequence_capacity_tokens)
+    engine_config = replace(engine_config, max_model_len=longest)
     warm_up(runner, engine_config, device, report)
     built = BuiltModel(
         runner=runner,

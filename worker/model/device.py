@@ -160,30 +160,37 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class StepTimer:
-    """When a step's work begins and ends on its CUDA stream. On another device it knows neither."""
+    """How long a step's work takes on its CUDA stream. On another device it does not know.
 
-    __slots__ = ("_events",)
+    Work that the host has to wait for in between is a part of its own: the device idles meanwhile.
+    """
+
+    __slots__ = ("_is_cuda", "_parts")
 
     def __init__(self, device: torch.device) -> None:
         """Marks the beginning."""
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if device.type == "cuda":
+        self._is_cuda = device.type == "cuda"
+        self._parts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Marks the beginning of another part, after the end of the one before."""
+        if self._is_cuda:
             begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begun.record()
-            self._events = begun, done
+            self._parts.append((begun, done))
 
     def end(self) -> None:
-        """Marks the end; where it was marked before, the new one counts."""
-        if self._events is not None:
-            self._events[1].record()
+        """Marks the end of the part; where it was marked before, the new one counts."""
+        if self._is_cuda:
+            self._parts[-1][1].record()
 
     def wait(self) -> float | None:
-        """Waits for the end, which has to be marked; returns the seconds up to it."""
-        if self._events is None:
+        """Waits for the end, which has to be marked; returns the seconds of all parts."""
+        if not self._is_cuda:
             return None
-        begun, done = self._events
-        done.synchronize()
-        return float(begun.elapsed_time(done)) / 1000
+        self._parts[-1][1].synchronize()
+        return sum(float(begun.elapsed_time(done)) for begun, done in self._parts) / 1000
 
 
 _PIECE_BYTES = 64 << 20

@@ -20,9 +20,11 @@ from worker.runtime.messages import EngineReady
 BLOCK_SIZE = 16
 
 
-def ready(num_blocks: int) -> EngineReady:
+def ready(num_blocks: int, window: int | None = None) -> EngineReady:
     return EngineReady(
-        config=EngineConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8),
+        config=EngineConfig(
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8, window=window
+        ),
         vocab_size=100,
         num_parameters=0,
         dtype="",
@@ -64,6 +66,15 @@ def begin(running: RunningJob, engine: Engine) -> None:
     """Its first token has come: from now on the engine's own count has its blocks."""
     running.first_token_s = 1.0
     engine.stats["free_blocks"] -= -(-len(running.job.prompt_token_ids) // BLOCK_SIZE)
+
+
+def test_a_long_prompt_counts_with_what_its_window_and_a_step_hold(jobs: RunningJobs) -> None:
+    engine = Engine(ready=ready(100, window=64))
+    estimator = AdmissionEstimator(jobs, engine)
+    take(jobs, estimator, delivery("a", 10_000))  # holds a step of 512 and 64: 37 of 100 blocks
+    assert estimator() == 1
+    engine.ready = ready(100)
+    assert estimator() == 0
 
 
 def test_short_prompts_are_limited_by_places_alone(jobs: RunningJobs) -> None:

@@ -172,13 +172,16 @@ class _Recorder:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         layer_index = getattr(module, "layer_idx", None)
+        reach = self._reach(layer_index, attention_mask, kwargs)
         self.calls.append(
             AttentionCall(
-                kept=KVLayer(key.shape[1], key.shape[3], value.shape[3]),
+                kept=KVLayer(
+                    key.shape[1], key.shape[3], value.shape[3], reach.window or reach.chunk
+                ),
                 scores=LayerScores(
                     scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
                     softcap=kwargs.get("softcap"),
-                    reach=self._reach(layer_index, attention_mask, kwargs),
+                    reach=reach,
                 ),
                 has_sinks=kwargs.get("s_aux") is not None,
             )

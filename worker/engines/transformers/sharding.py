@@ -136,4 +136,7 @@ def rank_calls(
     with attention.replaced(attend):
         tokens = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         model(input_ids=tokens, position_ids=tokens, use_cache=False)
-    return tuple(replace(call, kept=layer) for call, layer in zip(calls, kept, strict=True))
+    return tuple(
+        replace(call, kept=replace(layer, window=call.kept.window))
+        for call, layer in zip(calls, kept, strict=True)
+    )

@@ -133,7 +133,10 @@ class ModelConfig:
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
         """What each layer keeps in the KV cache."""
-        return (KVLayer(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
+        return tuple(
+            KVLayer(self.num_kv_heads, self.head_dim, self.head_dim, layer.window)
+            for layer in self.layers
+        )
 
     @property
     def layer_scores(self) -> tuple[LayerScores, ...]:

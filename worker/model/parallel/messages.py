@@ -129,8 +129,12 @@ class StepDecoder:
         return ScheduledBatch(tuple(map(self._decode, step.sequences)), step.finished_seq_ids)
 
     def _decode(self, step: SequenceStep) -> ScheduledSequence:
-        table = self._tables.setdefault(step.seq_id, [])
-        table[step.num_kept_blocks :] = step.new_blocks
+        table = self._tables.get(step.seq_id)
+        if table is None or step.num_kept_blocks < len(table):
+            # Another list: a KeptBatch knows a table by its identity.
+            kept = [] if table is None else table[: step.num_kept_blocks]
+            table = self._tables[step.seq_id] = kept
+        table.extend(step.new_blocks)
         return ScheduledSequence(
             seq_id=step.seq_id,
             start=step.start,

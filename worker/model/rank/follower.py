@@ -104,6 +104,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         part.built.model,
         part.kv_cache.stack,
         block_size=part.kv_cache.block_size,
+        max_num_seqs=start.options.max_num_seqs,
         shares_tokens=part.lookahead > 0,
     )
     while True:

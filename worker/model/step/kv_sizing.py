@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from worker.engine.batch import ScheduledBatch
+from worker.engine.config import window_blocks
 from worker.engine_options import EngineOptions
-from worker.model.base import DecoderStack
+from worker.model.base import DecoderStack, window_of
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
@@ -57,7 +58,7 @@ def choose_num_blocks(
     serves the prefix cache. Raises KVCacheTooSmall.
     """
     keeps, kv_dtype = built.keeps, built.kv_dtype
-    per_sequence = -(-longest // block_size)
+    usual, least = _sequence_blocks(options, built, block_size, longest)
     if options.num_kv_blocks is not None:
         num_blocks = options.num_kv_blocks
     elif options.kv_cache_memory_gb is not None:
@@ -66,14 +67,29 @@ def choose_num_blocks(
     else:
         memory = _free_bytes(options, built, block_size, longest)
         num_blocks = blocks_that_fit(memory, keeps, block_size, kv_dtype)
-        num_blocks = min(num_blocks, 2 * options.max_num_seqs * per_sequence)
-    if options.max_model_len is not None and num_blocks < per_sequence:
+        num_blocks = min(num_blocks, 2 * options.max_num_seqs * usual)
+    if options.max_model_len is not None and num_blocks < least:
         raise KVCacheTooSmall(
             f"the KV cache holds {num_blocks * block_size} tokens, "
             f"max_model_len is {options.max_model_len}; "
             "raise PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS"
         )
     return num_blocks
+
+
+def _sequence_blocks(
+    options: EngineOptions, built: BuiltStack, block_size: int, longest: int
+) -> tuple[int, int]:
+    """Returns the most blocks that a sequence of `longest` tokens holds at once, and the fewest
+    with which it can be computed."""
+    num_blocks = -(-longest // block_size)
+    window = window_of(built.keeps.kv_layers)
+    if window is None:
+        return num_blocks, num_blocks
+    steps = 2  # with the one in flight
+    num_tokens = options.batched_tokens(is_cuda=built.model.placement.device.type == "cuda")
+    usual = window_blocks(window, block_size, steps * num_tokens)
+    return min(num_blocks, usual), min(num_blocks, window_blocks(window, block_size, steps))
 
 
 def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, longest: int) -> int:
@@ -104,7 +120,13 @@ def _free_bytes(options: EngineOptions, built: BuiltStack, block_size: int, long
         run_widest_sample(runner, block_size, options.max_num_seqs)
         del runner
     else:
-        forward = RankForward(model, stack, block_size=block_size, shares_tokens=False)
+        forward = RankForward(
+            model,
+            stack,
+            block_size=block_size,
+            max_num_seqs=options.max_num_seqs,
+            shares_tokens=False,
+        )
         forward.run(ScheduledBatch((prefill(block_size, num_tokens),)))
         forward.run(widest_batch(block_size, options.max_num_seqs))
         del forward

@@ -9,7 +9,7 @@ from worker.model.base import DecoderStack
 from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.prompt_scorer import logits_by_part
 from worker.model.served import ServedModel
-from worker.model.step.forward_batch import ForwardBatch
+from worker.model.step.forward_batch import ForwardBatch, KeptBatch
 
 
 class RankForward:
@@ -17,7 +17,13 @@ class RankForward:
     the same order."""
 
     def __init__(
-        self, model: ServedModel, stack: DecoderStack, *, block_size: int, shares_tokens: bool
+        self,
+        model: ServedModel,
+        stack: DecoderStack,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        shares_tokens: bool,
     ) -> None:
         """`shares_tokens`: a step's token ids come from rank 0's device."""
         self._model = model
@@ -28,10 +34,13 @@ class RankForward:
         self._nothing_sampled = PreviousSample(
             torch.empty(0, dtype=torch.int64, device=self._device), {}
         )
+        self._kept = KeptBatch(max_num_seqs, block_size, model.config.vocab_size, self._device)
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:
-        """Computes one step of known tokens; without sequences it does nothing."""
+        """Computes one step of known tokens; without sequences it computes nothing. After an
+        exception no other step can be computed."""
+        self._kept.forget(batch.finished_seq_ids)
         if not len(batch):
             return
         model = self._model
@@ -41,6 +50,7 @@ class RankForward:
             vocab_size=model.config.vocab_size,
             device=self._device,
             previous=self._nothing_sampled,
+            kept=self._kept,
         )
         if self._shares_tokens:
             model.placement.group.broadcast(forward.input_ids)

@@ -157,7 +157,9 @@ class TorchModelRunner:
         elif logits is not None:
             waiting = structured
             if structured and not runs_ahead:
+                handle.end()
                 unready = self._masks.unready([rows[i] for i in structured])
+                handle.begin_again()
                 waiting = [i for i in structured if rows[i].seq_id in unready]
                 handle.put_off(unready)
             if waiting:
@@ -220,6 +222,7 @@ class TorchModelRunner:
         rows = [sample.rows[i] for seq_id, i in places.items() if seq_id in wanted]
         self._masks.begin(rows)
         unready = self._masks.unready(rows)
+        handle.begin_again()
         handle.put_off(unready)
         drawn = [row.seq_id for row in rows if row.seq_id not in unready]
         if drawn:
@@ -297,8 +300,12 @@ class TorchStepHandle:
         self._rest = rest
 
     def end(self) -> None:
-        """Marks the end of the step's work, or a later one."""
+        """Marks the end of the step's work, as far as it is enqueued."""
         self._timer.end()
+
+    def begin_again(self) -> None:
+        """Marks the beginning of work that the host had to wait for, after an end."""
+        self._timer.begin()
 
     def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
         """Enqueues the rest of the step. Raises as `launch` does."""

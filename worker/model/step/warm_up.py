@@ -43,7 +43,8 @@ def warm_up(
 ) -> None:
     """Runs the first steps, and captures CUDA graphs where the stack has them, so that no job waits
     for a compiler."""
-    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+    longest = min(config.max_model_len, config.capacity_tokens)  # without a window's freed blocks
+    num_tokens = min(config.max_num_batched_tokens, longest)
     if device.type != "cuda":
         num_tokens = min(num_tokens, _CPU_TOKENS)
     stage, runs = "warming up", [(num_tokens, _FILTERED)]
@@ -53,8 +54,8 @@ def warm_up(
     for number, (tokens, params) in enumerate(runs):
         report(stage, number / len(runs))
         run_prefill(runner, config.block_size, tokens, params)
-    if device.type == "cuda" and config.max_model_len > _CUDA_SUFFIX:
-        past = config.max_model_len - _CUDA_SUFFIX
+    if device.type == "cuda" and longest > _CUDA_SUFFIX:
+        past = longest - _CUDA_SUFFIX
         run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=past)
     report(stage, 1.0)
     runner.capture(partial(report, "capturing CUDA graphs"))

@@ -86,6 +86,8 @@ def filled_step(
 ) -> Step:
     """Random keys and values: the past in the pool, at scattered blocks; everything else is NaN.
 
+    So are blocks wholly before what a query reaches, which have other owners by then.
+
     Of a pool in FP8 they are numbers of it. `dtype` is the step's, the pool's without it.
     """
     rng = np.random.default_rng(seed)
@@ -102,7 +104,7 @@ def filled_step(
         k, v = (rng.standard_normal((end, kv_heads, dim)) for dim in (head_dim, value_dim))
         if pool.storage.dtype is FP8:
             k, v = (saturated(torch.from_numpy(one)).double().numpy() for one in (k, v))
-        for place in range(past):
+        for place in range(scores.reach.first(past) // size * size, past):
             block, offset = table[place // size], place % size
             pool.keys[layer][block, offset] = torch.from_numpy(k[place]).to(pool.storage)
             pool.values[layer][block, offset] = torch.from_numpy(v[place]).to(pool.storage)

@@ -117,7 +117,8 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
     engine = new_engine(built)
     results = generate(engine, case.reference.prompts, GREEDY)
     assert [r.token_ids for r in results] == case.reference.outputs
-    assert engine.stats().preemptions > 0
+    if built.engine_config.window is None:  # else no sequence outgrows what it was admitted with
+        assert engine.stats().preemptions > 0
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

@@ -84,7 +84,8 @@ def run_step(
     layer: int = 1,
     scores: LayerScores = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step over scattered blocks; every place that is not a past token holds NaN."""
+    """One step over scattered blocks; every place that is not a past token holds NaN, and so do
+    blocks wholly before what a query reaches."""
     generator = torch.Generator().manual_seed(seed)
     kv_heads, head_dim = pool.keys[0].shape[2:]
     free = torch.randperm(pool.num_blocks, generator=generator).tolist()
@@ -95,7 +96,7 @@ def run_step(
         table = [free.pop() for _ in range(-(-end // 16))]
         q = torch.randn(new, heads, head_dim, generator=generator).to(BF16)
         k, v = torch.randn(2, end, kv_heads, head_dim, generator=generator).to(BF16)
-        for place in range(past):
+        for place in range(scores.reach.first(past) // 16 * 16, past):
             key, value = places(pool, layer, table[place // 16], place % 16)
             key.copy_(k[place].view(key.shape)), value.copy_(v[place])
         sequences.append(

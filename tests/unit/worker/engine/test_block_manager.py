@@ -30,7 +30,7 @@ def fill(manager: BlockManager, tokens: Iterable[int], tenant: str = "default") 
     """Admits a sequence, computes all of it and publishes what is full."""
     sequence = make_sequence(tokens, tenant)
     assert manager.allocate(sequence, sequence.num_tokens, manager.match(sequence))
-    manager.publish(sequence, sequence.num_tokens)
+    manager.advance(sequence, sequence.num_tokens)
     return sequence
 
 
@@ -170,8 +170,8 @@ def test_the_same_content_computed_twice_becomes_an_alias_that_children_chain_on
     a, b = make_sequence(range(13)), make_sequence([*range(8), 90, 91, 92, 93, 94])
     for sequence in (a, b):  # both admitted before either has published
         assert manager.allocate(sequence, 13, manager.match(sequence))
-    manager.publish(a, 13)
-    manager.publish(b, 13)
+    manager.advance(a, 13)
+    manager.advance(b, 13)
     assert set(a.block_table).isdisjoint(b.block_table)
     mixed = make_sequence([*range(8), 90, 91, 92, 93, 94])
     assert manager.match(mixed) == [*a.block_table[:2], b.block_table[2]]
@@ -187,8 +187,8 @@ def test_content_computed_again_after_its_parent_was_evicted_can_be_hit() -> Non
     a, b = make_sequence(tokens), make_sequence(tokens)
     for sequence in (a, b):
         assert manager.allocate(sequence, 9)
-    manager.publish(a, 4)  # a publishes the parent, b its child
-    manager.publish(b, 8)
+    manager.advance(a, 4)  # a publishes the parent, b its child
+    manager.advance(b, 8)
     manager.release(a)
     fillers = [fill(manager, [token]) for token in range(100, 105)]  # evicts a's parent
     assert manager.match(make_sequence(tokens)) == []
@@ -278,3 +278,81 @@ def test_check_integrity_notices_a_lost_reference() -> None:
         manager.check_integrity([sequence.block_table, sequence.block_table])
     with pytest.raises(IntegrityError, match="twice"):
         manager.check_integrity([[0, 0]])
+
+
+def windowed(num_blocks: int, window: int = 2 * SIZE, held: int = 4) -> BlockManager:
+    return BlockManager(num_blocks, SIZE, window=window, held=held)
+
+
+def compute(manager: BlockManager, sequence: Sequence) -> set[int]:
+    """Computes all tokens of an admitted sequence one by one; returns the blocks that it held."""
+    held: set[int] = set()
+    for computed in range(sequence.num_published_blocks * SIZE, sequence.num_tokens + 1):
+        assert manager.allocate(sequence, computed)
+        assert len(sequence.block_table) * SIZE >= computed
+        manager.advance(sequence, computed)
+        own = sequence.block_table[sequence.num_freed_blocks :]
+        assert len(own) <= 4
+        manager.check_integrity([own])
+        held.update(own)
+    return held
+
+
+def test_a_sequence_gives_up_the_blocks_that_its_window_has_left() -> None:
+    manager = windowed(4)
+    sequence = make_sequence(range(100))  # 25 blocks, out of a pool of four
+    assert manager.allocate(sequence, 100)
+    assert len(sequence.block_table) == 4
+    assert compute(manager, sequence) == {0, 1, 2, 3}
+    assert len(sequence.block_table) == 25
+    # The query at place 100 reaches the last 2 * SIZE, its own included: from place 93 on.
+    assert sequence.num_freed_blocks == 93 // SIZE
+    manager.release(sequence)
+    assert manager.num_available == 4
+    manager.check_integrity([])
+
+
+def test_a_hit_needs_the_blocks_of_its_last_window_alone() -> None:
+    manager = windowed(8)
+    first = make_sequence(range(40))
+    assert manager.allocate(first, 40)
+    compute(manager, first)  # ten blocks in a pool of eight: some of the first are evicted
+    manager.release(first)
+    second = make_sequence([*range(40), 99])
+    hits = manager.match(second)
+    assert len(hits) == 10
+    assert manager.allocate(second, 41, hits)
+    own = second.block_table[second.num_freed_blocks :]
+    assert own[:-1] == first_reached(hits, 40)
+    manager.check_integrity([own])
+    # Other tokens before the window: its own blocks look the same, and are of another prefix.
+    other = make_sequence([98, *range(1, 40), 99])
+    assert manager.match(other) == []
+
+
+def first_reached(hits: list[int], num_computed: int) -> list[int]:
+    return hits[(num_computed - 2 * SIZE + 1) // SIZE :]
+
+
+def test_a_hit_ends_where_a_block_of_its_last_window_is_missing() -> None:
+    manager = windowed(16, held=16)
+    first = fill(manager, range(40))
+    manager.release(first)
+    keep = make_sequence(range(24))  # the query at place 20 reaches blocks 3 and 4
+    assert manager.allocate(keep, 24, manager.match(keep))
+    others = [fill(manager, range(1000 + 10 * i, 1003 + 10 * i)) for i in range(13)]
+    assert manager.num_available == 0
+    assert len(manager.match(make_sequence(range(41)))) == 5
+    for other in others:
+        manager.release(other)
+    manager.release(keep)
+    again = fill(manager, range(40))  # whose content is known by its old name
+    assert len(manager.match(make_sequence(range(41)))) == 10
+    manager.check_integrity([again.block_table[again.num_freed_blocks :]])
+
+
+def test_contents_of_evicted_blocks_are_bounded() -> None:
+    manager = windowed(8, held=8)
+    for number in range(100):
+        manager.release(fill(manager, range(100 * number, 100 * number + 9)))
+    assert len(manager._evicted) == 4 * 8

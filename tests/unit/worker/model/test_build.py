@@ -13,10 +13,11 @@ import torch
 from shared import cuda_devices
 from shared.messages import InvalidParameter, SamplingParams
 from shared.text.checkpoint_text import card_from_checkpoint
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import WINDOW, make_checkpoint
 from tests.support.engine_run import generate, new_engine
 from tests.support.torch_device import torch_device
 from worker.engine.batch import ScheduledBatch
+from worker.engine.config import EngineConfig
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model import build
 from worker.model.build import build_model, resumes_exactly
@@ -51,6 +52,21 @@ def test_by_itself_it_fits_every_sequence_and_says_how_much(options: EngineOptio
         "warming up",
     ]
     assert all(shares == sorted(shares) and shares[-1] == 1.0 for shares in stages.values())
+
+
+def test_a_pool_for_windows_has_what_sequences_hold_at_once(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "mistral")
+    options = EngineOptions(checkpoint=str(path), device="cpu", max_num_batched_tokens=8)
+    config = build_model(options).engine_config
+    assert config.window == WINDOW
+    held = config.sequence_blocks
+    assert held is not None
+    assert 2 * 32 * held <= config.num_blocks < 2 * 32 * 512 // config.block_size
+    # Less than the context, and enough for its window.
+    config = build_model(replace(options, num_kv_blocks=3, max_model_len=512)).engine_config
+    assert (config.max_model_len, config.sequence_capacity_tokens) == (512, 512)
+    config = build_model(replace(options, num_kv_blocks=1)).engine_config
+    assert config.max_model_len == config.sequence_capacity_tokens == config.block_size
 
 
 @pytest.mark.parametrize(
@@ -211,7 +227,7 @@ def test_readiness_says_that_kernels_are_compiled(device: str, stage: str, count
         return SimpleNamespace(collect=lambda: None)
 
     runner: Any = SimpleNamespace(launch=launch, capture=lambda report: None)
-    config: Any = SimpleNamespace(max_num_batched_tokens=64, max_model_len=128, block_size=16)
+    config = EngineConfig(num_blocks=8, max_num_batched_tokens=64, max_model_len=256, block_size=16)
     reports: list[tuple[str, float]] = []
     warm_up(runner, config, torch.device(device), lambda *report: reports.append(report))
     assert {name for name, _ in reports} == {stage}

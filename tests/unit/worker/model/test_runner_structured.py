@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +26,7 @@ from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.parallel.group import Placement
 from worker.model.sampling import grammar_masks
 from worker.model.sampling.grammar_masks import GrammarMasks
+from worker.model.sampling.row import SamplingRow
 from worker.model.sampling.sampler import Sampler
 from worker.model.step.runner import TorchModelRunner
 from worker.model.weights.loader import Checkpoint
@@ -180,21 +182,21 @@ class Event:
     """Stands for torch.cuda.Event: time goes on by a second with each record."""
 
     now_ms: ClassVar[float] = 0.0
+    waited_ms: ClassVar[float] = 0.0  # what was recorded up to then has happened
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
         self.at_ms = -1.0
-        self.is_waited_for = False
 
     def record(self) -> None:
         Event.now_ms += 1000
         self.at_ms = Event.now_ms
 
     def synchronize(self) -> None:
-        self.is_waited_for = True
+        Event.waited_ms = self.at_ms
 
     def elapsed_time(self, end: Event) -> float:
-        assert end.is_waited_for
+        assert end.at_ms <= Event.waited_ms
         return end.at_ms - self.at_ms
 
 
@@ -204,7 +206,41 @@ def test_a_step_takes_from_its_first_launch_to_its_last(monkeypatch: pytest.Monk
     timer = StepTimer(torch.device("cuda"))
     timer.end()
     timer.end()
-    assert timer.wait() == 2.0
+    timer.begin()  # the second between is the host's
+    timer.end()
+    assert timer.wait() == 2.0 + 1.0
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_steps_seconds_are_without_the_wait_for_masks(
+    runner: TorchModelRunner, is_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch_device().type != "cpu":
+        pytest.skip("its events are real")
+    unready = GrammarMasks.unready
+
+    def late(masks: GrammarMasks, rows: Collection[SamplingRow]) -> dict[int, Future[None]]:
+        Event.now_ms += 100_000
+        return unready(masks, rows)
+
+    monkeypatch.setattr(GrammarMasks, "unready", late)
+    streams = Stream(1, FREE), Stream(2, KEPT)
+    before = runner.launch(batch(0, *streams)) if is_ahead else None
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timer = StepTimer(torch.device("cuda"))
+    monkeypatch.setattr("worker.model.step.runner.StepTimer", lambda device: timer)
+    begin_ms = Event.now_ms
+    handle = runner.launch(batch(int(is_ahead), *streams))
+    if before is not None:
+        collected = before.collect()
+        for stream in streams:
+            stream.outputs.append(collected.token_ids[stream.seq_id])
+    handle.sample_structured([2])
+    result = handle.collect()
+    assert len(result.token_ids) == 2
+    assert Event.now_ms - begin_ms >= 100_000
+    assert result.device_s is not None
+    assert 0 < result.device_s < 10
 
 
 def test_a_steps_result_has_the_devices_seconds(

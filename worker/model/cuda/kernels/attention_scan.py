@@ -20,6 +20,7 @@ def scan_keys(
     q,
     begin,
     end,
+    first_position,
     position,
     is_row,
     cache,
@@ -53,6 +54,11 @@ def scan_keys(
         offset = places % BLOCK_SIZE
         if IS_MASKED:
             is_place = places < end
+            # Before what the first row attends to are blocks that another sequence may have.
+            if HAS_WINDOW:
+                is_place = is_place & (places > first_position - window)
+            if HAS_CHUNK:
+                is_place = is_place & (places >= first_position // chunk * chunk)
             block = tl.load(table + places // BLOCK_SIZE, mask=is_place, other=0).to(tl.int64)
         else:
             block = tl.load(table + places // BLOCK_SIZE).to(tl.int64)
@@ -142,6 +148,7 @@ def scan_chain(
             q,
             begin,
             masked_begin,
+            first_position,
             position,
             is_row,
             cache,
@@ -165,6 +172,7 @@ def scan_chain(
         q,
         masked_begin,
         end,
+        first_position,
         position,
         is_row,
         cache,

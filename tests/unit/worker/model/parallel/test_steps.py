@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
@@ -14,6 +15,10 @@ from worker.engine.ports import StepHandle
 from worker.engine.request import EngineRequest
 from worker.engines.echo import EchoModelRunner
 from worker.model.parallel.messages import StepDecoder, StepEncoder, decode_step, encode
+from worker.model.sampling.base import PreviousSample
+from worker.model.step.forward_batch import ForwardBatch, KeptBatch
+
+CPU = torch.device("cpu")
 
 
 def most_bytes(batch: ScheduledBatch) -> int:
@@ -30,6 +35,7 @@ class Wire:
         self.vocab_size = vocab_size
         self._inner = EchoModelRunner(vocab_size)
         self._encoder, self._decoder = StepEncoder(), StepDecoder()
+        self._kept = KeptBatch(64, 4, vocab_size, CPU)  # rows stay while a sequence waits
         self.num_steps = 0
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
@@ -48,7 +54,31 @@ class Wire:
             num_blocks = -(-sent.end // 4)
             assert list(got.block_table[:num_blocks]) == list(sent.block_table[:num_blocks])
         assert len(self._decoder._tables) <= 64, "what has ended is forgotten"
+        self._check_kept(there)
         return self._inner.launch(batch)
+
+    def _check_kept(self, batch: ScheduledBatch) -> None:
+        """What a rank keeps between steps gives the tensors of a batch that is made anew."""
+        self._kept.forget(batch.finished_seq_ids)
+        kept, new = (
+            ForwardBatch.build(
+                batch,
+                block_size=4,
+                vocab_size=self.vocab_size,
+                device=CPU,
+                previous=PreviousSample(torch.empty(0, dtype=torch.int64), {}),
+                kept=each,
+            )
+            for each in (self._kept, None)
+        )
+        for name in ("input_ids", "positions", "logits_rows"):
+            assert torch.equal(getattr(kept, name), getattr(new, name)), name
+        for name in ("cu_q", "seq_lens", "slots"):
+            assert torch.equal(getattr(kept.metadata, name), getattr(new.metadata, name)), name
+        for row, length in enumerate(new.metadata.context_lens):
+            blocks = slice(-(-length // 4))
+            there = kept.metadata.block_table[row, blocks], new.metadata.block_table[row, blocks]
+            assert torch.equal(*there)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -80,6 +110,16 @@ def test_the_other_end_has_the_same_batches(seed: int, lookahead: int) -> None:
     assert wire.num_steps > 100
     assert engine.stats().preemptions > 0
     assert engine.stats().prefix_hit_tokens > 0
+
+
+def test_other_blocks_of_a_sequence_come_in_another_list() -> None:
+    wire = Wire(64)
+    tables = [[1, 2, 3], [4, 5, 6]]  # it lost its blocks in between, and is computed again
+    for table in tables:
+        params = SamplingParams()
+        item = ScheduledSequence(7, 8, 2, (3, 4), table, True, params, range(10), ())
+        batch = ScheduledBatch((item,))
+        wire._check_kept(wire._decoder.decode(wire._encoder.encode(batch)))
 
 
 def decode_bytes(num_sequences: int, context: int) -> int:
