@@ -44,6 +44,7 @@ class GraphDouble:
     def __init__(self, fastest: int = 0) -> None:
         """`fastest` is what it says of functions that it is to compare."""
         self._fastest = fastest
+        self.launches: list[list[str]] = []  # of each captured function: kernels and operators
 
     def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
         return min(self._fastest, len(replays) - 1)
@@ -57,6 +58,7 @@ class GraphDouble:
             with recorder.paused():
                 launch(executor, *args, **kwargs)
             recorder.calls.append(lambda: launch(executor, *args, **kwargs))
+            recorder.launches.append(executor.fn.__name__)
 
         interpreter.GridExecutor.__call__ = recorded_launch
         try:
@@ -65,6 +67,7 @@ class GraphDouble:
         finally:
             interpreter.GridExecutor.__call__ = launch
         calls = recorder.calls
+        self.launches.append(recorder.launches)
 
         def replay() -> T:
             with torch.inference_mode():
@@ -81,6 +84,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Callable[[], object]] = []
+        self.launches: list[str] = []
         self.is_paused = False
 
     def paused(self) -> _Pause:
@@ -104,6 +108,8 @@ class _Recorder(TorchDispatchMode):
             self.calls.append(lambda: _poison(result))
             return _poison(result)
         self.calls.append(lambda: _again(function, args, kwargs, result))
+        if writes(function, args, kwargs, result):
+            self.launches.append(name)
         return result
 
 
@@ -134,6 +140,21 @@ class _Pause:
 
     def __exit__(self, *exc: object) -> None:
         self._recorder.is_paused = False
+
+
+def writes(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Returns whether an operator wrote memory, which takes a launch; views do not."""
+    if any(one.alias_info and one.alias_info.is_write for one in function._schema.returns):
+        return True
+    before, after = (
+        {
+            leaf.untyped_storage().data_ptr()
+            for leaf in pytree.tree_leaves(leaves)
+            if isinstance(leaf, Tensor)
+        }
+        for leaves in ((args, kwargs), result)
+    )
+    return not after <= before
 
 
 def _poison(result: Tensor) -> Tensor:
