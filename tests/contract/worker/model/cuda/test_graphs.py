@@ -316,6 +316,20 @@ def test_a_step_has_as_many_launches_as_its_layers_take() -> None:
 
 
 @IN_THE_INTERPRETER
+def test_the_double_overwrites_what_other_graphs_allocated() -> None:
+    from tests.support.graph_double import GraphDouble
+
+    double, buffer = GraphDouble(), torch.ones(4)
+    tokens, logits = double(lambda: buffer.long() + 1), double(lambda: buffer * 3)
+    result = tokens()
+    assert result.tolist() == [2] * 4
+    assert logits().tolist() == [3.0] * 4
+    assert result.lt(0).all(), "the memory of an earlier graph is another one's"
+    assert buffer.tolist() == [1.0] * 4
+    assert tokens().tolist() == [2] * 4
+
+
+@IN_THE_INTERPRETER
 def test_the_double_is_as_strict_as_a_graph() -> None:
     from tests.support.graph_double import GraphDouble, NotCapturable
 
