@@ -57,7 +57,7 @@ def add_norm_kernel(
     LEAST_PEAK: tl.constexpr,
     HAS_SCALE: tl.constexpr,
 ):
-    """Ops.add_norm, a row for each program; and quantize_rows of what it returns."""
+    """Computes Ops.add_norm, a row for each program, and rounds it as quantize_rows."""
     start = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, WIDTH)
     inside = columns < SIZE
@@ -241,7 +241,7 @@ def gate_rounded_kernel(
     LEAST_PEAK: tl.constexpr,
     HAS_SCALE: tl.constexpr,
 ):
-    """gate_kernel, and quantize_rows of what it returns. Grid: (rows, tiles of BLOCK), or (rows, 1)
+    """Gates as gate_kernel, and rounds as quantize_rows. Grid: (rows, tiles of BLOCK), or (rows, 1)
     where a row has one scale.
 
     Such a row is computed twice, first for its largest number: it has no room in registers.
