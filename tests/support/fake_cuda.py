@@ -11,17 +11,18 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime import interpreter
 
-from tests.support.graph_double import READ_BY_THE_HOST
+from tests.support.graph_double import READ_BY_THE_HOST, writes
 from worker.model.cuda import toolchain
 
 CUDA = torch.device("cuda", 0)
@@ -93,6 +94,21 @@ class Event:
         return 1.0
 
 
+@dataclass(frozen=True)
+class Launched:
+    """What a launch gives the device to do."""
+
+    newest: ClassVar[Launched]
+
+    kernels: list[str] = field(default_factory=list)  # of Triton
+    operators: list[str] = field(default_factory=list)
+    to_device: list[Tensor] = field(default_factory=list)  # copies out of the host's memory
+    to_host: list[Tensor] = field(default_factory=list)
+
+
+Launched.newest = Launched()  # of what is made before the first launch
+
+
 class FakeCuda(TorchFunctionMode):
     """While it lasts, tensors made for a CUDA device are OnDevice."""
 
@@ -106,7 +122,8 @@ class FakeCuda(TorchFunctionMode):
         if name in _MOVES and tensors:
             return _moved(name, function, args, kwargs)
         if name == "pin_memory":
-            return args[0].clone().as_subclass(Pinned)
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                return args[0].clone().as_subclass(Pinned)
         if there:
             _refuse_reads(name, args)
             _refuse_the_host(name, tensors)
@@ -117,13 +134,12 @@ class FakeCuda(TorchFunctionMode):
             kwargs["device"] = "cpu"
             if name in ("tensor", "as_tensor", "asarray"):
                 raise Waits(f"torch.{name} copies from memory that is not pinned")
-            if name == "empty":
-                function = torch.zeros
             if name == "Generator":
                 return function(**kwargs)
-        if name == "empty_like":  # what no kernel writes here is read by operators
-            function = torch.zeros_like
         result = function(*args, **kwargs)
+        if (is_for_device and name == "empty") or name == "empty_like":
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                result.zero_()  # what no kernel writes here is read by operators
         if there or is_for_device:
             return pytree.tree_map_only(Tensor, _on_device, result)
         return result
@@ -167,8 +183,11 @@ def _moved(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(to, OnDevice) != isinstance(source, OnDevice):
             host = source if isinstance(to, OnDevice) else to
             _check_copy(host, kwargs)
-        Tensor.copy_(to, source)
-        return to
+            newest = Launched.newest
+            (newest.to_device if isinstance(to, OnDevice) else newest.to_host).append(host)
+            with _disable_current_modes():  # type: ignore[no-untyped-call]
+                return Tensor.copy_(to, source)
+        return Tensor.copy_(to, source)
     places = [*args[1:], kwargs.pop("device", None)]
     devices = [p for p in places if isinstance(p, torch.device | str)] or (
         ["cuda" if name == "cuda" else "cpu"] if name in ("cuda", "cpu") else []
@@ -179,13 +198,16 @@ def _moved(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise Waits(f"{name} reads a tensor of the device")
     if goes_there and not is_there:
         _check_copy(tensor, kwargs)
+        Launched.newest.to_device.append(tensor)
     kwargs.pop("non_blocking", None)
     others = [p for p in args[1:] if not isinstance(p, torch.device | str)]
     if name == "to" and (others or kwargs):
         result = function(tensor, *others, **kwargs)
     else:
         result = tensor.detach()
-    result = result.clone() if goes_there and not is_there else result
+    if goes_there and not is_there:
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            result = result.clone()
     return result.as_subclass(OnDevice) if goes_there else result
 
 
@@ -199,7 +221,7 @@ def _check_copy(host: Tensor, kwargs: dict[str, Any]) -> None:
 
 
 class _Operators(TorchDispatchMode):
-    """Refuses operators that read, also inside of others."""
+    """Refuses operators that read, also inside of others, and counts those that launch."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -214,17 +236,21 @@ class _Operators(TorchDispatchMode):
         if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), _MADE_OF_OTHERS):
             with self:
                 return function.decompose(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        if not name.startswith(("empty", "new_empty")) and writes(function, args, kwargs, result):
+            Launched.newest.operators.append(name)
+        return result
 
 
 @contextmanager
-def launching(*, goes_on: bool = False) -> Iterator[None]:
+def launching(*, goes_on: bool = False) -> Iterator[Launched]:
     """A launch of a step, or what goes on of the last one: nothing in it may wait."""
     Event.now += not goes_on
     Event.is_launching = True
+    Launched.newest = Launched()
     try:
         with FakeCuda(), _Operators():
-            yield
+            yield Launched.newest
     finally:
         Event.is_launching = False
 
@@ -245,7 +271,9 @@ def set_up(
             if isinstance(value, Tensor) and not isinstance(value, OnDevice):
                 raise Waits(f"{name} gets a tensor of the host")
         kernels.append(name)
-        draws(name, args)
+        Launched.newest.kernels.append(name)
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            draws(name, args)
 
     def synchronize(*_: object) -> None:
         raise Waits("the device is waited for")

@@ -3,7 +3,8 @@
 A graph replays kernels over the addresses that it was captured with. The double records operators,
 and kernels in Triton's interpreter, with the tensors that they read and wrote, and replays those: a
 tensor that the caller has replaced is not seen, and what the host would have to look at is refused.
-Memory that is allocated and not written is NaN, each time.
+Memory that is allocated and not written is NaN, each time. Graphs of one double share a pool of
+memory: a replay overwrites all that the others allocated, their results among it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ READ_BY_THE_HOST = {
 _READING_METHODS = {"__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist"}
 
 
+_GARBAGE = -77  # no token, block, slot or length
+
 T = TypeVar("T")
 
 
@@ -44,6 +47,8 @@ class GraphDouble:
     def __init__(self, fastest: int = 0) -> None:
         """`fastest` is what it says of functions that it is to compare."""
         self._fastest = fastest
+        self.launches: list[list[str]] = []  # of each captured function: kernels and operators
+        self._pool: list[list[Tensor]] = []  # of each captured function: what it allocates
 
     def fastest(self, replays: Sequence[Callable[[], None]]) -> int:
         return min(self._fastest, len(replays) - 1)
@@ -57,6 +62,7 @@ class GraphDouble:
             with recorder.paused():
                 launch(executor, *args, **kwargs)
             recorder.calls.append(lambda: launch(executor, *args, **kwargs))
+            recorder.launches.append(executor.fn.__name__)
 
         interpreter.GridExecutor.__call__ = recorded_launch
         try:
@@ -64,10 +70,16 @@ class GraphDouble:
                 result = run()
         finally:
             interpreter.GridExecutor.__call__ = launch
-        calls = recorder.calls
+        calls, memory = recorder.calls, recorder.memory
+        self.launches.append(recorder.launches)
+        self._pool.append(memory)
 
         def replay() -> T:
             with torch.inference_mode():
+                for of_graph in self._pool:
+                    if of_graph is not memory:
+                        for tensor in of_graph:
+                            _poison(tensor)
                 for call in calls:
                     call()
             return result
@@ -81,6 +93,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Callable[[], object]] = []
+        self.launches: list[str] = []
+        self.memory: list[Tensor] = []
         self.is_paused = False
 
     def paused(self) -> _Pause:
@@ -100,10 +114,13 @@ class _Recorder(TorchDispatchMode):
         )
         if name in READ_BY_THE_HOST or has_mask:
             raise NotCapturable(name)
+        self.memory += new_tensors(args, kwargs, result)
         if name.startswith(("empty", "new_empty")):
             self.calls.append(lambda: _poison(result))
             return _poison(result)
         self.calls.append(lambda: _again(function, args, kwargs, result))
+        if writes(function, args, kwargs, result):
+            self.launches.append(name)
         return result
 
 
@@ -136,8 +153,33 @@ class _Pause:
         self._recorder.is_paused = False
 
 
-def _poison(result: Tensor) -> Tensor:
-    return result.fill_(torch.nan) if result.is_floating_point() else result
+def writes(function: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Returns whether an operator wrote memory, which takes a launch; views do not."""
+    returns = [one.alias_info for one in function._schema.returns]
+    return any(alias and alias.is_write for alias in returns) or bool(
+        new_tensors(args, kwargs, result)
+    )
+
+
+def new_tensors(args: Any, kwargs: Any, result: Any) -> list[Tensor]:
+    """Returns the results of an operator that are in memory of their own."""
+    known = {_memory(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)}
+    results = [leaf for leaf in pytree.tree_leaves(result) if _is_tensor(leaf)]
+    return [leaf for leaf in results if _memory(leaf) not in known]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _poison(tensor: Tensor) -> Tensor:
+    if tensor.dtype is torch.bool:
+        return tensor.fill_(True)
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else _GARBAGE)
 
 
 def _again(function: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -89,7 +89,7 @@ class CapturingStack(Protocol):
         """Returns the most likely tokens [rows] int64 of the rows that the last call returned, and
         their logits [rows] float32; None where those are still to be computed.
 
-        There may be further rows, which mean nothing. Valid until the next call of it.
+        There may be further rows, which mean nothing. Valid until the next step.
         """
         ...
 

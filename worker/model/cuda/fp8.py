@@ -5,14 +5,16 @@ The twin is worker.model.layers.fp8.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
 
-from worker.model.base import FP8, Multiply
+from worker.model.base import FP8, Activation, Multiply
 from worker.model.cuda.kernels.fp8 import block_product_kernel, quantize_kernel
-from worker.model.cuda.layers import gate
+from worker.model.cuda.layers import Rounded, Rounding, gate, gate_rounded
 from worker.model.layers import fp8
 from worker.model.layers.fp8 import (
     BLOCK,
@@ -90,41 +92,63 @@ def multiply_in_blocks(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Product:
+    """The twin's `fp8_linear`. The weight's sizes divide by 16, with blocks by BLOCK."""
+
+    weight: Fp8Weight
+    bias: Tensor | None
+
+    @property
+    def rounding(self) -> Rounding:
+        return Rounding(self.weight.group, self.weight.input_scale)
+
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
+        """Maps [rows, in], which may be rounded before, to [rows, out]."""
+        weight = self.weight
+        if isinstance(x, Tensor):
+            x = Rounded(*quantize_rows(x, weight.group, weight.input_scale), x.dtype)
+        if weight.in_blocks:
+            return multiply_in_blocks(x.values, x.scales, weight, self.bias, x.dtype)
+        kind = functional.ScalingType.RowWise  # not imported above: older builds lack it
+        return functional.scaled_mm(
+            x.values,
+            weight.values.t(),
+            x.scales,
+            kind,
+            weight.scales[None],
+            kind,
+            bias=self.bias,
+            output_dtype=x.dtype,
+            use_fast_accum=True,  # the units' own sums: their numbers were rounded to e4m3
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8GatedProduct:
+    """activation(gate) * up; gate is the product's first half."""
+
+    product: Fp8Product
+    activation: Activation
+
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
+        return gate(self.product(x), self.activation)
+
+    def rounded(self, x: Tensor | Rounded, rounding: Rounding) -> Rounded:
+        """Returns what a product of that rounding takes, in one launch fewer."""
+        return gate_rounded(self.product(x), self.activation, rounding)
+
+
 class CudaFp8Method(Fp8Method):
-    """Fp8Method by these products; a gate is a kernel of its own."""
+    """Fp8Method by these products; CudaStack has norms and gates round their inputs."""
 
     def product(
         self, shape: LinearShape, weights: LinearWeights, input_sizes: Tensor | None = None
     ) -> Multiply:
         assert isinstance(weights, Fp8Weights), "they were created by Fp8Method"
-        multiply = fp8_linear(weights.weight, weights.bias)
+        multiply = Fp8Product(weights.weight, weights.bias)
         activation = shape.activation
-        return multiply if activation is None else lambda x: gate(multiply(x), activation)
-
-
-def fp8_linear(weight: Fp8Weight, bias: Tensor | None) -> Multiply:
-    """Does what the twin of this name does. The weight's sizes divide by 16, with blocks by
-    BLOCK."""
-    transposed, by_row = weight.values.t(), weight.scales[None]
-
-    def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]
-        values, scales = quantize_rows(x, weight.group, weight.input_scale)
-        if weight.in_blocks:
-            return multiply_in_blocks(values, scales, weight, bias, x.dtype)
-        kind = functional.ScalingType.RowWise  # not imported above: older builds lack it
-        return functional.scaled_mm(
-            values,
-            transposed,
-            scales,
-            kind,
-            by_row,
-            kind,
-            bias=bias,
-            output_dtype=x.dtype,
-            use_fast_accum=True,  # the units' own sums: their numbers were rounded to e4m3
-        )
-
-    return multiply
+        return multiply if activation is None else Fp8GatedProduct(multiply, activation)
 
 
 _SAMPLE = (3, 256, 128)  # rows, in, out
@@ -146,7 +170,7 @@ def unavailable_reason(device: torch.device) -> str | None:
         weight = Fp8Weight(values, scales)
         expected = fp8.fp8_linear(weight, None)(x).float()
         try:
-            error = (fp8_linear(weight, None)(x).float() - expected).norm() / expected.norm()
+            error = (Fp8Product(weight, None)(x).float() - expected).norm() / expected.norm()
         except OPERATOR_ERRORS as failure:
             return f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
         if not error <= _TOLERANCE:

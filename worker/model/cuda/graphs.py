@@ -205,7 +205,7 @@ class StepGraphs:
         """Returns the most likely tokens [rows] int64 of all rows of the last call and their logits
         [rows] float32, the first for the first row; None where it did not replay decodes alone.
 
-        There may be more rows, of padding. They hold until the next call of this method.
+        There may be more rows, of padding. They hold until the next replay: graphs share memory.
         """
         return None if self._last is None else self._best[self._last]()
 

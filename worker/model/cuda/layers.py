@@ -5,21 +5,49 @@ The twins are worker.model.layers.ops and worker.model.attention.sdpa.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
 
-from worker.model.base import Activation
+from worker.model.base import FP8, Activation
 from worker.model.cuda.kernels.layers import (
     add_norm_kernel,
     gate_kernel,
+    gate_rounded_kernel,
     rotate_and_store_kernel,
     store_kernel,
 )
+from worker.model.layers.fp8 import LARGEST, LEAST_PEAK
 from worker.model.layers.ops import HeadNorm, Norm
 
 _HEADS_A_PROGRAM = 4
 _PLACES_A_PROGRAM = 1024  # of a row of a gate
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How an FP8 product rounds its input: `group` numbers of a row share a scale, or all have the
+    given `scale` [1]."""
+
+    group: int
+    scale: Tensor | None
+
+    def empty(self, rows: int, size: int, like: Tensor) -> Rounded:
+        """Returns room for [rows, size] of the dtype of `like`."""
+        values = torch.empty((rows, size), dtype=FP8, device=like.device)
+        scales = torch.empty((rows, size // self.group), dtype=torch.float32, device=like.device)
+        return Rounded(values, scales, like.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """What `quantize_rows` returns of numbers that were of `dtype`."""
+
+    values: Tensor
+    scales: Tensor
+    dtype: torch.dtype
 
 
 def add_norm(
@@ -31,9 +59,32 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Does what Ops.add_norm does: the sum is written into x, its norm into `out` where
     there is one."""
-    size = x.shape[1]
     normed = torch.empty_like(x) if out is None else out
+    _launch_add_norm(x, delta, norm, delta_norm, normed)
+    return x, normed
+
+
+def add_norm_rounded(
+    x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None, rounding: Rounding
+) -> tuple[Tensor, Rounded]:
+    """Does what `add_norm` does, and rounds the norm as `quantize_rows` does."""
+    result = rounding.empty(x.shape[0], x.shape[1], x)
+    _launch_add_norm(x, delta, norm, delta_norm, result.values, result.scales, rounding)
+    return x, result
+
+
+def _launch_add_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    norm: Norm,
+    delta_norm: Norm | None,
+    normed: Tensor,
+    scales: Tensor | None = None,
+    rounding: Rounding | None = None,
+) -> None:
+    size = x.shape[1]
     width = triton.next_power_of_2(size)
+    input_scale = None if rounding is None else rounding.scale
     add_norm_kernel[(x.shape[0],)](
         x,
         x if delta is None else delta,
@@ -41,6 +92,8 @@ def add_norm(
         norm.weight if delta_norm is None else delta_norm.weight,
         x,
         normed,
+        x if scales is None else scales,
+        x if input_scale is None else input_scale,
         norm.eps,
         norm.eps if delta_norm is None else delta_norm.eps,
         SIZE=size,
@@ -48,9 +101,12 @@ def add_norm(
         HAS_DELTA=delta is not None,
         HAS_DELTA_NORM=delta_norm is not None,
         ADDS_ONE=norm.adds_one,
+        GROUP=0 if rounding is None else rounding.group,
+        LARGEST=LARGEST,
+        LEAST_PEAK=LEAST_PEAK,
+        HAS_SCALE=input_scale is not None,
         num_warps=min(16, max(1, width // 512)),
     )
-    return x, normed
 
 
 def rotate_and_store(
@@ -135,3 +191,25 @@ def gate(both: Tensor, activation: Activation) -> Tensor:
         num_warps=4,
     )
     return out
+
+
+def gate_rounded(both: Tensor, activation: Activation, rounding: Rounding) -> Rounded:
+    """Does what `gate` does, and rounds its result as `quantize_rows` does."""
+    rows, size = both.shape[0], both.shape[1] // 2
+    result = rounding.empty(rows, size, both)
+    tiles = 1 if rounding.group == size else triton.cdiv(size, _PLACES_A_PROGRAM)
+    gate_rounded_kernel[(rows, tiles)](
+        both,
+        result.values,
+        result.scales,
+        result.scales if rounding.scale is None else rounding.scale,
+        SIZE=size,
+        GROUP=rounding.group,
+        BLOCK=min(_PLACES_A_PROGRAM, triton.next_power_of_2(size)),
+        IS_SILU=activation == "silu",
+        LARGEST=LARGEST,
+        LEAST_PEAK=LEAST_PEAK,
+        HAS_SCALE=rounding.scale is not None,
+        num_warps=4,
+    )
+    return result

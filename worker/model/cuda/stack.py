@@ -8,8 +8,9 @@ from torch import Tensor
 from worker.model.base import Activation, AttentionMetadata, Multiply, RunInto
 from worker.model.cuda.attention import TritonAttention
 from worker.model.cuda.experts import Experts
+from worker.model.cuda.fp8 import Fp8GatedProduct, Fp8Product
 from worker.model.cuda.gemv import GatedProduct, Product, gemv
-from worker.model.cuda.layers import add_norm, rotate_and_store
+from worker.model.cuda.layers import Rounded, add_norm, add_norm_rounded, rotate_and_store
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, DecoderLayer
 from worker.model.layers.linear import Linear
@@ -45,7 +46,8 @@ class CudaStack:
 
     A layer is four products, the two kernels of attention, and four more: two norms, the rotation
     that stores keys and values, the gate. For a few tokens the products can have the norms and the
-    gate with them.
+    gate with them. In FP8, norms and the gate round what the products take; the output of attention
+    is rounded by a launch of its own.
     """
 
     def __init__(self, model: CausalLM, pool: KVCachePool, *, is_invariant: bool = False) -> None:
@@ -98,11 +100,13 @@ class CudaStack:
         delta: Tensor | None = None
         delta_norm: Norm | None = None
         for index, layer in enumerate(self._layers):
-            x, normed = add_norm(x, delta, layer.attention_norm, delta_norm)
+            x, normed = _normed_for(layer.qkv, x, delta, layer.attention_norm, delta_norm)
             attended = self._attend(index, layer.qkv(normed), positions, metadata)
             added = layer.output(attended)
-            x, normed = add_norm(x, added, layer.mlp_norm, layer.attention_output_norm)
-            delta, delta_norm = layer.down(layer.gate_up(normed)), layer.mlp_output_norm
+            x, normed = _normed_for(
+                layer.gate_up, x, added, layer.mlp_norm, layer.attention_output_norm
+            )
+            delta, delta_norm = layer.down(_inner(layer, normed)), layer.mlp_output_norm
         assert delta is not None, "a model has a layer"
         return x, delta
 
@@ -168,6 +172,27 @@ class _Layer:
         return self.attention_output_norm is None and all(
             isinstance(linear.product, Product | GatedProduct) for linear in products
         )
+
+
+def _normed_for(
+    linear: Linear, x: Tensor, delta: Tensor | None, norm: Norm, delta_norm: Norm | None
+) -> tuple[Tensor, Tensor | Rounded]:
+    """Returns what Ops.add_norm does; the norm is rounded where the layer multiplies in FP8."""
+    product = linear.product
+    if isinstance(product, Fp8GatedProduct):
+        product = product.product
+    if not isinstance(product, Fp8Product):
+        return add_norm(x, delta, norm, delta_norm)
+    return add_norm_rounded(x, delta, norm, delta_norm, product.rounding)
+
+
+def _inner(layer: _Layer, normed: Tensor | Rounded) -> Tensor | Rounded:
+    """Returns the input of an MLP's last product, rounded where that multiplies in FP8."""
+    gated, down = layer.gate_up.product, layer.down.product
+    if isinstance(gated, Fp8GatedProduct) and isinstance(down, Fp8Product):
+        return gated.rounded(normed, down.rounding)
+    inner: Tensor = layer.gate_up(normed)
+    return inner
 
 
 def _plain(linear: Linear) -> Product | GatedProduct:

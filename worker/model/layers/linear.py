@@ -70,7 +70,8 @@ class Linear(nn.Module):
         return self._multiply
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [rows, in_features] to [rows, sum of parts]."""
+        """Maps [rows, in_features], in a form that the method's product takes, to [rows, sum of
+        parts]."""
         return self._group.sum(self._multiply(x))
 
     def named_tensors(self, prefix: str) -> Iterator[tuple[str, Place]]:

@@ -6,6 +6,21 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def rounding_scale(peak, zeros, input_scale, LARGEST, LEAST_PEAK, HAS_SCALE: tl.constexpr):
+    """Returns the scale of numbers whose largest is `peak`; `zeros`, their sum times zero, is NaN
+    where not all are finite: neither the largest nor the bounds would show it."""
+    scale = tl.load(input_scale) if HAS_SCALE else tl.maximum(peak, LEAST_PEAK) / LARGEST
+    return scale + zeros
+
+
+@triton.jit
+def rounded(wide, scale, values, LARGEST):
+    """Returns float32 numbers by their scale in the type of `values`, e4m3."""
+    scaled = tl.clamp(wide / scale, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    return scaled.to(values.dtype.element_ty)
+
+
 # How many rows a step has changes: kernels for each divisor would be compiled in mid-answer.
 @triton.jit
 def quantize_kernel(
@@ -29,15 +44,10 @@ def quantize_kernel(
     columns = (group * GROUP)[:, None] + places[None, :]
     inside = (places < GROUP)[None, :] & (columns < SIZE)
     wide = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    if HAS_SCALE:
-        scale = tl.load(input_scale) + tl.zeros([GROUPS_A_PROGRAM], tl.float32)
-    else:
-        scale = tl.maximum(tl.max(tl.abs(wide), 1), LEAST_PEAK) / LARGEST
-    # NaN where not all are finite: neither the largest number nor the bounds would show it.
-    scale += tl.sum(wide * 0.0, 1)
-    scaled = wide / scale[:, None]
-    scaled = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(values + row * SIZE + columns, scaled.to(values.dtype.element_ty), mask=inside)
+    peak, zeros = tl.max(tl.abs(wide), 1), tl.sum(wide * 0.0, 1)
+    scale = rounding_scale(peak, zeros, input_scale, LARGEST, LEAST_PEAK, HAS_SCALE)
+    result = rounded(wide, scale[:, None], values, LARGEST)
+    tl.store(values + row * SIZE + columns, result, mask=inside)
     tl.store(scales + row * (SIZE // GROUP) + group, scale, mask=group < SIZE // GROUP)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from worker.model.cuda.kernels.fp8 import rounded, rounding_scale
+
 _LARGEST = tl.constexpr(448.0)  # of e4m3
 
 
@@ -40,7 +42,9 @@ def add_norm_kernel(
     weight,  # [size]
     delta_weight,
     summed,  # [rows, size]; may be x
-    normed,
+    normed,  # in e4m3 where it is rounded
+    scales,  # [rows, size / GROUP]
+    input_scale,  # [1]
     eps,
     delta_eps,
     SIZE: tl.constexpr,
@@ -48,8 +52,12 @@ def add_norm_kernel(
     HAS_DELTA: tl.constexpr,
     HAS_DELTA_NORM: tl.constexpr,
     ADDS_ONE: tl.constexpr,
+    GROUP: tl.constexpr,  # of numbers that share a scale; 0: they are not rounded
+    LARGEST: tl.constexpr,
+    LEAST_PEAK: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ):
-    """Ops.add_norm, a row for each program."""
+    """Computes Ops.add_norm, a row for each program, and rounds it as quantize_rows."""
     start = tl.program_id(0).to(tl.int64) * SIZE
     columns = tl.arange(0, WIDTH)
     inside = columns < SIZE
@@ -66,7 +74,20 @@ def add_norm_kernel(
         row = stored.to(tl.float32)
     by = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     result = _normalize(row, by, eps, SIZE, ADDS_ONE)
-    tl.store(normed + start + columns, result.to(normed.dtype.element_ty), mask=inside)
+    if GROUP:
+        # First rounded as it is between two launches: the products see the same numbers.
+        wide = result.to(summed.dtype.element_ty).to(tl.float32)
+        GROUP_WIDTH: tl.constexpr = WIDTH if GROUP == SIZE else GROUP
+        wide = tl.reshape(wide, [WIDTH // GROUP_WIDTH, GROUP_WIDTH])
+        peak, zeros = tl.max(tl.abs(wide), 1), tl.sum(wide * 0.0, 1)
+        scale = rounding_scale(peak, zeros, input_scale, LARGEST, LEAST_PEAK, HAS_SCALE)
+        small = tl.reshape(rounded(wide, scale[:, None], normed, LARGEST), [WIDTH])
+        tl.store(normed + start + columns, small, mask=inside)
+        groups = tl.arange(0, WIDTH // GROUP_WIDTH)
+        at = scales + tl.program_id(0).to(tl.int64) * (SIZE // GROUP) + groups
+        tl.store(at, scale, mask=groups < SIZE // GROUP)
+    else:
+        tl.store(normed + start + columns, result.to(normed.dtype.element_ty), mask=inside)
 
 
 # Parts of a step's one transfer lie anywhere: kernels for each alignment would be compiled in
@@ -182,6 +203,17 @@ def activated(gate, IS_SILU: tl.constexpr):
 
 
 @triton.jit
+def _gated(both, columns, SIZE: tl.constexpr, IS_SILU: tl.constexpr):
+    """Returns activation(gate) * up of columns of a row [2 * SIZE], in its type."""
+    inside = columns < SIZE
+    gate = tl.load(both + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(both + SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    # Rounded as it is between two operators: the products that follow see the same numbers.
+    activation = activated(gate, IS_SILU).to(both.dtype.element_ty).to(tl.float32)
+    return (activation * up).to(both.dtype.element_ty)
+
+
+@triton.jit
 def gate_kernel(
     both,  # [rows, 2 * size]
     out,  # [rows, size]
@@ -191,10 +223,55 @@ def gate_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < SIZE
-    at = both + row * 2 * SIZE + columns
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
-    # Rounded as it is between two operators: the products that follow see the same numbers.
-    rounded = activated(gate, IS_SILU).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * SIZE + columns, (rounded * up).to(out.dtype.element_ty), mask=inside)
+    gated = _gated(both + row * 2 * SIZE, columns, SIZE, IS_SILU)
+    tl.store(out + row * SIZE + columns, gated, mask=columns < SIZE)
+
+
+@triton.jit
+def gate_rounded_kernel(
+    both,  # [rows, 2 * size]
+    values,  # [rows, size], e4m3
+    scales,  # [rows, size / GROUP]
+    input_scale,  # [1]
+    SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_SILU: tl.constexpr,
+    LARGEST: tl.constexpr,
+    LEAST_PEAK: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):
+    """Gates as gate_kernel, and rounds as quantize_rows. Grid: (rows, tiles of BLOCK), or (rows, 1)
+    where a row has one scale.
+
+    Such a row is computed twice, first for its largest number: it has no room in registers.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    both += row * 2 * SIZE
+    values += row * SIZE
+    if GROUP == SIZE:
+        peaks = tl.zeros([BLOCK], tl.float32)
+        zeros = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, SIZE, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            wide = _gated(both, columns, SIZE, IS_SILU).to(tl.float32)
+            peaks = tl.maximum(peaks, tl.abs(wide))
+            zeros += wide * 0.0
+        peak, zero = tl.max(peaks, 0), tl.sum(zeros, 0)
+        scale = rounding_scale(peak, zero, input_scale, LARGEST, LEAST_PEAK, HAS_SCALE)
+        for start in range(0, SIZE, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            wide = _gated(both, columns, SIZE, IS_SILU).to(tl.float32)
+            tl.store(values + columns, rounded(wide, scale, values, LARGEST), mask=columns < SIZE)
+        tl.store(scales + row, scale)
+    else:
+        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        wide = _gated(both, columns, SIZE, IS_SILU).to(tl.float32)
+        wide = tl.reshape(wide, [BLOCK // GROUP, GROUP])
+        peak, zeros = tl.max(tl.abs(wide), 1), tl.sum(wide * 0.0, 1)
+        scale = rounding_scale(peak, zeros, input_scale, LARGEST, LEAST_PEAK, HAS_SCALE)
+        small = tl.reshape(rounded(wide, scale[:, None], values, LARGEST), [BLOCK])
+        tl.store(values + columns, small, mask=columns < SIZE)
+        groups = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+        at = scales + row * (SIZE // GROUP) + groups
+        tl.store(at, scale, mask=groups < SIZE // GROUP)

@@ -22,11 +22,20 @@ from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import FP8, Activation, Share
 from worker.model.cuda import fp8 as kernels
 from worker.model.cuda.fp8 import CudaFp8Method
+from worker.model.cuda.layers import (
+    Rounded,
+    Rounding,
+    add_norm,
+    add_norm_rounded,
+    gate,
+    gate_rounded,
+)
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.layers import fp8 as twins
 from worker.model.layers.decoder import LayerByLayer
 from worker.model.layers.fp8 import BLOCK, LARGEST, Fp8Layout, Fp8Method, Fp8Weight, Fp8Weights
 from worker.model.layers.linear_method import LinearShape
+from worker.model.layers.ops import Norm
 
 pytestmark = pytest.mark.triton
 
@@ -65,6 +74,59 @@ def test_rows_are_rounded_as_by_the_twin(
         assert values.float().abs().max() == LARGEST
 
 
+ROUNDINGS = pytest.mark.parametrize(
+    ("size", "group", "scale"),
+    [(96, 96, None), (1536, 1536, 0.01), (384, BLOCK, None), (2304, BLOCK, None)],
+)
+
+
+def rounding_of(group: int, scale: float | None) -> Rounding:
+    return Rounding(group, None if scale is None else torch.tensor([scale], device=torch_device()))
+
+
+def same_bits(seen: Rounded, expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Asserts that both are the same numbers; NaN is one."""
+    for left, right in zip((seen.values, seen.scales), expected, strict=True):
+        raw = torch.uint8 if left.dtype == FP8 else torch.int32
+        assert left.view(raw).equal(right.view(raw))
+
+
+@ROUNDINGS
+@pytest.mark.parametrize("has_delta", [False, True])
+@np.errstate(invalid="ignore")
+def test_a_norm_rounds_as_a_launch_of_its_own_does(
+    size: int, group: int, scale: float | None, has_delta: bool
+) -> None:
+    norm = Norm(numbers(size, seed=2).bfloat16(), 1e-6, adds_one=True)
+    delta = numbers(5, size, seed=1).bfloat16() if has_delta else None
+    delta_norm = norm if has_delta else None
+    rounding = rounding_of(group, scale)
+    x = numbers(5, size).bfloat16()
+    x[1] = 0
+    x[2, : size // 2] *= 100
+    x[3, 7] = torch.inf
+    expected_x, normed = add_norm(x.clone(), delta, norm, delta_norm)
+    seen_x, seen = add_norm_rounded(x.clone(), delta, norm, delta_norm, rounding)
+    assert seen_x.view(torch.int16).equal(expected_x.view(torch.int16))
+    same_bits(seen, kernels.quantize_rows(normed, group, rounding.scale))
+    assert seen.dtype == torch.bfloat16
+
+
+@ROUNDINGS
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@np.errstate(invalid="ignore")
+def test_a_gate_rounds_as_a_launch_of_its_own_does(
+    size: int, group: int, scale: float | None, activation: Activation
+) -> None:
+    rounding = rounding_of(group, scale)
+    both = numbers(5, 2 * size, scale=3).bfloat16()
+    both[1] = 0
+    both[2, : size // 2] *= 100
+    both[3, size - 1] = torch.inf
+    seen = gate_rounded(both, activation, rounding)
+    same_bits(seen, kernels.quantize_rows(gate(both, activation), group, rounding.scale))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @np.errstate(invalid="ignore")  # the interpreter computes with numpy, which warns
 def test_what_is_not_finite_shows_in_its_row_alone(bad: float) -> None:
@@ -97,14 +159,14 @@ def test_linear_layers_equal_the_twins(kind: str, activation: Activation) -> Non
     bias = numbers(256, seed=3).bfloat16()
     x = numbers(7, 256).bfloat16()
     layout = Fp8Layout(weight.in_blocks)
-    for gate in (None, activation):
-        sizes = [Share.all_of(256)] if gate is None else [Share.all_of(128)] * 2
+    for gated_by in (None, activation):
+        sizes = [Share.all_of(256)] if gated_by is None else [Share.all_of(128)] * 2
         shape = LinearShape(
             in_features=Share.all_of(256),
             parts=dict(zip("ab", sizes, strict=False)),
             has_bias=True,
             adds_bias=True,
-            activation=gate,
+            activation=gated_by,
         )
         weights = Fp8Weights(weight, bias)
         seen = CudaFp8Method(layout).product(shape, weights)(x)
@@ -123,12 +185,14 @@ def test_products_of_rows_let_the_matrix_units_sum_up(monkeypatch: pytest.Monkey
         return product(*args, **options)
 
     monkeypatch.setattr(functional, "scaled_mm", scaled_mm)
-    kernels.fp8_linear(weight_of(32, 32, "rows"), None)(numbers(3, 32).bfloat16())
+    kernels.Fp8Product(weight_of(32, 32, "rows"), None)(numbers(3, 32).bfloat16())
     assert [options["use_fast_accum"] for options in given] == [True]
 
 
 @pytest.mark.parametrize("name", ["fp8-static", "fp8-rows", "fp8-blocks"])
-def test_a_stack_over_fp8_weights_equals_torchs_operators(name: str, tmp_path: Path) -> None:
+def test_a_stack_over_fp8_weights_equals_torchs_operators(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A rounding to bfloat16 moves an input to the next number of e4m3, here or there, and this
     # model amplifies that. On CUDA there are no such products in float32.
     device = torch_device()
@@ -141,11 +205,21 @@ def test_a_stack_over_fp8_weights_equals_torchs_operators(name: str, tmp_path: P
     pools = [new_pool(model.config, device=device, dtype=dtype) for _ in range(2)]
     by_layers = LayerByLayer(twin, SdpaAttention(pools[0], model.config.layer_scores))
     stack = CudaStack(model, pools[1])
+    num_alone: list[int] = []
+    quantize = kernels.quantize_rows
+
+    def counted(*arguments: Any) -> Any:
+        num_alone.append(1)
+        return quantize(*arguments)
+
+    monkeypatch.setattr(kernels, "quantize_rows", counted)
     expected, seen = (
         run_step(one, [(5, 1), (16, 1), (0, 30)], device=device).float()
         for one in (by_layers, stack)
     )
     assert (seen - expected).norm() < tolerance * expected.norm()
+    # The output of attention; norms and gates round what they compute.
+    assert len(num_alone) == model.config.num_layers
 
 
 def test_the_check_before_loading_tells_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,6 +287,49 @@ def test_every_mixed_step_has_the_next_larger_shape(max_num_seqs: int, max_num_t
 
 
 @IN_THE_INTERPRETER
+def test_a_step_has_as_many_launches_as_its_layers_take() -> None:
+    from tests.support.graph_double import GraphDouble
+
+    # With fill_step, for the 28 layers of Qwen3-0.6B: 287 launches, and 203 by fused products.
+    layer = [
+        *("add_norm_kernel", "linear", "rotate_and_store_kernel", "attention", "merge_parts"),
+        *("linear", "add_norm_kernel", "linear", "gate_kernel", "linear"),
+    ]
+    fused_layer = [
+        *("gemv_kernel", "rotate_and_store_kernel", "attention", "merge_parts"),
+        *("gemv_kernel", "gemv_kernel", "gemv_kernel"),
+    ]
+    plan = "plan_attention"
+    for num_layers in (1, 2):
+        model = small_model(num_layers)
+        replayed, _ = graphs_over(model, small_pool(model), max_num_seqs=1, max_num_tokens=1)
+        double = GraphDouble()
+        replayed.capture_by(double, lambda share: None, largest_only=True)
+        mixed, decode, fused, best = map(sorted, double.launches)
+        ends = ["embedding", plan, "add_norm_kernel"]
+        assert decode == sorted([*ends, *layer * num_layers])
+        assert fused == sorted([*ends, *fused_layer * num_layers])
+        assert best == ["linear", "logits_scan", "sample_finalize"]
+        # Chunks are attended apart from decodes.
+        apart = ["attention", "merge_parts"]
+        assert mixed == sorted([*ends, plan, *(layer + apart) * num_layers])
+
+
+@IN_THE_INTERPRETER
+def test_the_double_overwrites_what_other_graphs_allocated() -> None:
+    from tests.support.graph_double import GraphDouble
+
+    double, buffer = GraphDouble(), torch.ones(4)
+    tokens, logits = double(lambda: buffer.long() + 1), double(lambda: buffer * 3)
+    result = tokens()
+    assert result.tolist() == [2] * 4
+    assert logits().tolist() == [3.0] * 4
+    assert result.lt(0).all(), "the memory of an earlier graph is another one's"
+    assert buffer.tolist() == [1.0] * 4
+    assert tokens().tolist() == [2] * 4
+
+
+@IN_THE_INTERPRETER
 def test_the_double_is_as_strict_as_a_graph() -> None:
     from tests.support.graph_double import GraphDouble, NotCapturable
 

@@ -379,6 +379,10 @@ def test_invariant_products_spill_no_register_and_use_the_matrix_units() -> None
             assert "wgmma.mma_async" in compiled.ptx, variant
 
 
+ROUNDED = {"values": "*fp8e4nv", "scales": "*fp32", "input_scale": "*fp32"}
+BOUNDS = {"LARGEST": LARGEST, "LEAST_PEAK": LEAST_PEAK}
+
+
 def quantize(arch: str, size: int, group: int, num_warps: int, has_scale: bool = False) -> Variant:
     width = 1 << (group - 1).bit_length()
     constants = {
@@ -386,13 +390,33 @@ def quantize(arch: str, size: int, group: int, num_warps: int, has_scale: bool =
         "GROUP": group,
         "WIDTH": width,
         "GROUPS_A_PROGRAM": max(1, 1024 // width),
-        "LARGEST": LARGEST,
-        "LEAST_PEAK": LEAST_PEAK,
         "HAS_SCALE": has_scale,
+        **BOUNDS,
     }
-    floats = dict.fromkeys(("scales", "input_scale"), "*fp32")
-    signature = {"x": "*bf16", "values": "*fp8e4nv", **floats, "x_stride": "i32:16"}
+    signature = {"x": "*bf16", **ROUNDED, "x_stride": "i32:16"}
     return Variant(f"{KERNELS}.fp8:quantize_kernel", signature, constants, arch, num_warps)
+
+
+def norm_rounded(arch: str, size: int, group: int, has_scale: bool = False) -> Variant:
+    width = 1 << (size - 1).bit_length()
+    names = ("x", "delta", "weight", "delta_weight", "summed")
+    signature = {
+        **dict.fromkeys(names, "*bf16"),
+        "normed": "*fp8e4nv",
+        **dict.fromkeys(("scales", "input_scale"), "*fp32"),
+        **dict.fromkeys(("eps", "delta_eps"), "fp32"),
+    }
+    flags = {"HAS_DELTA": True, "HAS_DELTA_NORM": True, "ADDS_ONE": True, "HAS_SCALE": has_scale}
+    constants = {"SIZE": size, "WIDTH": width, "GROUP": group, **flags, **BOUNDS}
+    name = f"{KERNELS}.layers:add_norm_kernel"
+    return Variant(name, signature, constants, arch, min(16, max(1, width // 512)))
+
+
+def gate_rounded(arch: str, size: int, group: int, has_scale: bool = False) -> Variant:
+    constants = {"SIZE": size, "GROUP": group, "BLOCK": 1024, "IS_SILU": True}
+    constants |= {"HAS_SCALE": has_scale, **BOUNDS}
+    name = f"{KERNELS}.layers:gate_rounded_kernel"
+    return Variant(name, {"both": "*bf16", **ROUNDED}, constants, arch, 4)
 
 
 def block_product(arch: str, rows: int, has_bias: bool = False) -> Variant:
@@ -459,6 +483,22 @@ def test_tiles_in_fp8_are_narrow_where_operands_are_in_registers(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
     assert attention._lacks_wgmma(torch.device("cuda", 0)) is is_narrow
+
+
+def test_norms_and_gates_that_round_spill_no_register() -> None:
+    variants = [
+        *(norm_rounded(arch, 8192, 8192) for arch in ("sm_89", "sm_90", "sm_100", "sm_120")),
+        norm_rounded("sm_90", 1024, 1024, has_scale=True),
+        norm_rounded("sm_89", 4096, BLOCK),
+        norm_rounded("sm_90", 4096, BLOCK),
+        *(gate_rounded(arch, 25600, 25600) for arch in ("sm_89", "sm_90", "sm_100", "sm_120")),
+        gate_rounded("sm_90", 3072, 3072, has_scale=True),
+        gate_rounded("sm_89", 12288, BLOCK),
+        gate_rounded("sm_90", 12288, BLOCK),
+    ]
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        assert "e4m3x2" in compiled.ptx, variant
 
 
 def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ if not (has_triton() and IS_INTERPRETED):
     pytest.skip(NOT_INTERPRETED, allow_module_level=True)
 
 from tests.support import fake_cuda
-from tests.support.fake_cuda import CUDA, FakeCuda, Waits, launching
+from tests.support.fake_cuda import CUDA, FakeCuda, Launched, Waits, launching
 from tests.support.step_graphs import new_graphs
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
@@ -30,6 +31,7 @@ from worker.engine.request import EngineRequest
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import DecoderStack
 from worker.model.config.model_config import ModelConfig
+from worker.model.cuda.graphs import Capture
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
@@ -86,7 +88,15 @@ class Uncaptured:
         return len(replays) - 1
 
 
-def with_graphs(model: CausalLM, pool: KVCachePool) -> DecoderStack:
+class Replayed(Uncaptured):
+    """A `Capture` whose replays are one launch, and compute nothing here."""
+
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
+        result = run()
+        return lambda: result
+
+
+def with_graphs(model: CausalLM, pool: KVCachePool, capture: Capture | None = None) -> DecoderStack:
     blocks = MAX_LEN // BLOCK_SIZE
     graphs = new_graphs(
         model,
@@ -96,7 +106,7 @@ def with_graphs(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         max_blocks=blocks,
         device=CUDA,
     )
-    graphs.capture_by(Uncaptured(), lambda share: None)
+    graphs.capture_by(capture or Uncaptured(), lambda share: None)
     return graphs
 
 
@@ -148,12 +158,16 @@ class Launches:
         self._runner = runner
         self.vocab_size = runner.vocab_size
         self.num_steps = self.num_mixed = 0
+        self.last = Launched()
 
     def launch(self, batch: Any) -> Any:
         self.num_steps += 1
         self.num_mixed += 0 < batch.num_decodes < len(batch)
-        with launching():
-            return LaunchedAhead(self._runner.launch(batch))
+        with launching() as launched:
+            handle = LaunchedAhead(self._runner.launch(batch))
+        if batch.num_decodes:
+            self.last = launched
+        return handle
 
 
 class LaunchedAhead:
@@ -252,6 +266,32 @@ def test_no_stack_makes_a_launch_wait_for_rows_of_all_kinds(
     assert launches.num_mixed > 5
     assert ("fill_step" in kernels) is (stack == "graphs")
     assert ("attention" in kernels) is (stack != "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("option", "to_device", "launches"),
+    [
+        ("greedy", 1, ["fill_step", "_to_copy"]),
+        ("temperature", 2, ["fill_step", "logits_scan", "sample_finalize", "_to_copy", "mm"]),
+        (
+            "presence",
+            3,
+            [
+                *("fill_step", "logits_scan", "sample_finalize", "_to_copy", "mm"),
+                *("index_select", "add", "ones_like", "index_add_"),  # counts the last token
+            ],
+        ),
+    ],
+)
+def test_a_decode_step_is_a_few_copies_and_launches_beside_its_graphs(
+    checkpoint: Path, kernels: list[str], option: str, to_device: int, launches: list[str]
+) -> None:
+    stack = partial(with_graphs, capture=Replayed())
+    engine, steps = new_engine(checkpoint, stack, uses_kernels=True)
+    assert run(engine, [EACH_OPTION[option]]) == 8
+    assert [*steps.last.kernels, *steps.last.operators] == launches
+    assert len(steps.last.to_device) == to_device
+    assert len(steps.last.to_host) == 2, "the token, and the best logit"
 
 
 PLANTED: dict[str, Callable[[torch.Tensor], object]] = {

@@ -152,6 +152,28 @@ def test_the_kernels_compute_what_they_recognise(
     assert (short == {ShortLayer}) is is_short
 
 
+@pytest.mark.skipif(not IS_INTERPRETED, reason="of the double of a graph")
+def test_a_replayed_step_has_as_many_launches_as_its_layers_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.support.graph_double import GraphDouble
+
+    launches = []
+    for num_layers in (1, 2):
+        double = GraphDouble()
+        monkeypatch.setattr(
+            StepGraphs,
+            "capture",
+            lambda self, report, double=double: self.capture_by(double, report),
+        )
+        path = tmp_path / str(num_layers)
+        write_tiny_model(path, "qwen3_moe", num_hidden_layers=num_layers)
+        build_model(options_for(path, max_num_seqs=1))
+        launches.append(len(double.launches[0]))
+    of_layer = launches[1] - launches[0]
+    assert (of_layer, launches[0] - of_layer) == (16, 15)
+
+
 def test_a_model_whose_host_reads_the_device_is_not_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
