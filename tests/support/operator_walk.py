@@ -28,12 +28,19 @@ from tests.support.walked_service import READY
 
 START_S = 240.0
 STOP_S = 60.0
+# What is waited for from a line on.
+STARTING = (
+    ("", "the process starts"),
+    ("private (valkey|redis)", "workers and a frontend start"),
+    ("starting the worker", "the worker's engine starts"),
+)
 PROMPT = "one gate two gates three gates four gates "
 MODEL = "penstock-demo"
 # An engine that repeats the prompt, at some speed: what is watched is what surrounds it.
-ECHO = {"PENSTOCK_RUNNER": "echo", "PENSTOCK_ECHO_STEP_MS": "20", "OMP_NUM_THREADS": "1"}
-ENDS_IN_S = 8  # an answer at that speed
-MAX_TOKENS = ENDS_IN_S * 50
+ECHO = {"PENSTOCK_RUNNER": "echo", "PENSTOCK_ECHO_STEP_MS": "10", "OMP_NUM_THREADS": "1"}
+ENDS_IN_S = 6  # an answer at that speed
+MAX_TOKENS = ENDS_IN_S * 100
+WHOLE = f"an answer of {MAX_TOKENS} tokens, one each 10 ms"
 DEMO = REPOSITORY / "worker/demo/checkpoint"
 SERVER_READY, WORKER_READY, FRONTEND_READY = (
     "Ready to accept",
@@ -61,7 +68,9 @@ def lasting(
     """Yields the terminal of a command that lasts, once it shows that it is ready; then presses
     Ctrl-C, if it still runs, and expects a good end."""
     with shell.start(line, **env) as terminal:
-        walk.add(Step(name, terminal.until(ready, START_S)))
+        step = Step(name, terminal.until(ready, START_S), cpu_s=terminal.cpu_s())
+        walk.phases(step, terminal, STARTING, step.seconds)
+        walk.add(step)
         yield terminal
         if terminal.process.poll() is None:
             terminal.press_ctrl_c()
@@ -225,7 +234,7 @@ def walk_drain(walk: Walk, deployment: Deployment) -> None:
         with walk.step("drain: its job, to its end") as step:
             answer.expect_whole()
             wait_until(lambda: deployment.worker(worker)["jobs"] == 0, "a worker without jobs")
-            step.waits.append(f"an answer of {MAX_TOKENS} tokens, which takes {ENDS_IN_S} s")
+            step.waits.append(WHOLE)
         assert deployment.job(answer.job)["attempt"] == 1, "it was not moved"
         after = Answer(client, 8)
         after.expect_whole()
@@ -247,12 +256,12 @@ def walk_incident(walk: Walk, deployment: Deployment) -> None:
         answer = Answer(client)
         worker = deployment.job(answer.job)["worker"]
         os.kill(deployment.worker(worker)["pid"], signal.SIGKILL)
-        with walk.step("incident: `kill -9` of a worker, until its job has another one") as step:
+        with walk.step("incident: `kill -9` of a worker, until its job has another one"):
             wait_until(lambda: deployment.job(answer.job)["attempt"] == 2, "a second attempt")
-            step.waits.append("its lease ends: PENSTOCK_LEASE_MS is 10 s")
         other = deployment.job(answer.job)["worker"]
-        with walk.step("incident: the rest of its answer"):
+        with walk.step("incident: the rest of its answer") as step:
             answer.expect_whole()
+            step.waits.append(WHOLE)
         with walk.step("incident: status, workers and the job, by the lines of the page"):
             assert re.search(r"ready +yes", shell.run(page.take("penstock status")))
             assert re.search(rf"^{other} +ok", shell.run(page.take("penstock workers")), re.M)
@@ -323,18 +332,22 @@ def walk_processes(walk: Walk, shell: Shell) -> None:
             while deployment.job(answers[-1].job)["worker"] != old_id:
                 assert len(answers) < 8, "the old worker takes no job"
                 answers.append(Answer(client))
-            with walk.step("upgrade: the old worker drained, until its process has ended"):
+            with walk.step("upgrade: the old worker drained, until its process has ended") as step:
                 shell.run(upgrade.take("penstock workers drain", WORKER=old_id))
                 assert old.wait(STOP_S) == 0, old.output
+                step.waits.append(WHOLE)
             line = upgrade.take("penstock api")
             running.enter_context(
                 lasting(walk, "upgrade: the new frontend", shell, line, FRONTEND_READY)
             )
             answers.append(Answer(client))
-            with walk.step("upgrade: SIGTERM to the old frontend, until all answers are whole"):
+            with walk.step(
+                "upgrade: SIGTERM to the old frontend, until all answers are whole"
+            ) as step:
                 shell.run(upgrade.take("kill -TERM", PID=frontend.process.pid))
                 for answer in answers:
                     answer.expect_whole()
+                step.waits.append(WHOLE)
         with walk.step("upgrade: the old frontend's process has ended"):
             assert frontend.wait(STOP_S) == 0, frontend.output
         shell.env["PENSTOCK_URL"] = next_url
