@@ -41,12 +41,10 @@ ECHO = {"PENSTOCK_RUNNER": "echo", "PENSTOCK_ECHO_STEP_MS": "10", "OMP_NUM_THREA
 ENDS_IN_S = 6  # an answer at that speed
 MAX_TOKENS = ENDS_IN_S * 100
 WHOLE = f"an answer of {MAX_TOKENS} tokens, one each 10 ms"
+COMMANDS = "each command starts an interpreter and imports the command line"
 DEMO = REPOSITORY / "worker/demo/checkpoint"
-SERVER_READY, WORKER_READY, FRONTEND_READY = (
-    "Ready to accept",
-    "the worker is ready",
-    "Uvicorn running",
-)
+SERVER_READY, FRONTEND_READY = "Ready to accept", "Uvicorn running"
+WORKER_READY = "the worker is ready"
 OF_SECOND = "of-the-second"
 # Ends TLS, as Redis' own tls-port does; the server that tests find has none.
 TLS_PROXY = """defaults
@@ -130,15 +128,15 @@ class Deployment:
 
 def shell_in(directory: Path) -> Shell:
     """Returns a shell whose lines use ports and paths that are free here."""
-    port, next_port, redis_port = free_port(), free_port(), free_port()
+    port = free_port(3)
     env = {
         "PENSTOCK_PORT": str(port),
         "PENSTOCK_URL": f"http://127.0.0.1:{port}",
         "OMP_NUM_THREADS": "1",
     }
     places = {
-        "8001": str(next_port),
-        "6379": str(redis_port),
+        "PENSTOCK_PORT=8001": f"PENSTOCK_PORT={port + 1}",
+        "--port 6379": f"--port {port + 2}",
         "/var/lib/redis": str(directory / "redis"),
     }
     return Shell(directory, env, places)
@@ -153,11 +151,11 @@ def make_key(shell: Shell, line: str) -> str:
 def walk_install(walk: Walk, shell: Shell) -> None:
     """The demo model, started and asked."""
     page = Page("install")
-    with walk.step("install: `penstock doctor`"):
+    with walk.step("install: `penstock doctor`", COMMANDS):
         shell.run(page.take("penstock doctor"))
     with (
         lasting(walk, "install: `penstock up`", shell, page.take("penstock up"), READY),
-        walk.step("install: ready, and its status"),
+        walk.step("install: ready, and its status", COMMANDS),
     ):
         shell.run(page.take("/ready"))
         assert re.search(r"ready +yes", shell.run(page.take("penstock status")))
@@ -177,14 +175,14 @@ def walk_service(walk: Walk, shell: Shell) -> None:
 def walk_secure(walk: Walk, shell: Shell) -> Iterator[tuple[Deployment, Terminal]]:
     """Yields a service with keys and two workers, and its terminal."""
     page = Page("secure")
-    with walk.step("secure: `penstock keys new`"):
+    with walk.step("secure: `penstock keys new`", COMMANDS):
         key = make_key(shell, page.take("penstock keys new"))
     up = page.take("penstock up")
     env = {**ECHO, "PENSTOCK_WORKERS": "2"}
     with lasting(
         walk, "secure: `penstock up` with two workers", shell, up, READY, **env
     ) as terminal:
-        with walk.step("secure: 401 without a key, status with one"):
+        with walk.step("secure: 401 without a key, status with one", COMMANDS):
             assert " 401 " in shell.run(page.take("curl "))
             status = page.take("penstock status")
             assert "running jobs" not in shell.run(status), "that is for operators"
@@ -198,11 +196,14 @@ def walk_secure(walk: Walk, shell: Shell) -> Iterator[tuple[Deployment, Terminal
 def walk_watch(walk: Walk, deployment: Deployment) -> None:
     """Every view of the page, in the terminal and in the browser."""
     page, shell = Page("watch"), deployment.shell
-    with walk.step("watch: `penstock status`, `penstock workers`"):
+    with walk.step("watch: `penstock status`, `penstock workers`", COMMANDS):
         assert re.search(r"ready +yes", shell.run(page.take("penstock status")))
         listed = shell.run(page.take("penstock workers"))
         assert len(re.findall(rf"\bok +{MODEL}\b", listed)) == 2, listed
-    with walk.step("watch: `penstock top`"), shell.start(page.take("penstock top")) as terminal:
+    with (
+        walk.step("watch: `penstock top`", COMMANDS),
+        shell.start(page.take("penstock top")) as terminal,
+    ):
         terminal.until(MODEL, STOP_S)
         terminal.press_ctrl_c()
         assert terminal.wait(STOP_S) == 130, terminal.output
@@ -210,7 +211,7 @@ def walk_watch(walk: Walk, deployment: Deployment) -> None:
         assert "\npenstock:" in shell.run(page.take("/metrics/deployment"))
         assert "\npenstock:" in shell.run(page.take("/metrics"))
     assert page.unwalked == []
-    with walk.step("watch: the dashboard"), headless_chromium() as browser:
+    with walk.step("watch: the dashboard", "the browser starts"), headless_chromium() as browser:
         tab = Tab(browser, deployment.url)
         tab.page.goto("/dashboard#tab=workers")
         tab.page.get_by_label("API key").fill(deployment.key)
@@ -228,21 +229,20 @@ def walk_drain(walk: Walk, deployment: Deployment) -> None:
     with deployment.client() as client:
         answer = Answer(client)
         worker = deployment.job(answer.job)["worker"]
-        with walk.step("drain: the order, until the worker drains"):
+        with walk.step("drain: the order, until the worker drains", COMMANDS):
             shell.run(page.take("penstock workers drain", WORKER=worker))
             wait_until(lambda: deployment.worker(worker)["status"] == "draining", "the order")
-        with walk.step("drain: its job, to its end") as step:
+        with walk.step("drain: its job, to its end", WHOLE):
             answer.expect_whole()
             wait_until(lambda: deployment.worker(worker)["jobs"] == 0, "a worker without jobs")
-            step.waits.append(WHOLE)
         assert deployment.job(answer.job)["attempt"] == 1, "it was not moved"
         after = Answer(client, 8)
         after.expect_whole()
         assert deployment.job(after.job)["worker"] != worker
-        with walk.step("drain: `penstock workers` shows it without a job"):
+        with walk.step("drain: `penstock workers` shows it without a job", COMMANDS):
             listed = shell.run(page.take("penstock workers"))
             assert re.search(rf"^{worker} +draining +{MODEL} +0 ", listed, re.M), listed
-        with walk.step("drain: `penstock workers resume`, until it takes jobs"):
+        with walk.step("drain: `penstock workers resume`, until it takes jobs", COMMANDS):
             shell.run(page.take("penstock workers resume", WORKER=worker))
             wait_until(lambda: deployment.worker(worker)["status"] == "ok", "its resumption")
     assert page.take("penstock workers") == "penstock workers"
@@ -259,15 +259,14 @@ def walk_incident(walk: Walk, deployment: Deployment) -> None:
         with walk.step("incident: `kill -9` of a worker, until its job has another one"):
             wait_until(lambda: deployment.job(answer.job)["attempt"] == 2, "a second attempt")
         other = deployment.job(answer.job)["worker"]
-        with walk.step("incident: the rest of its answer") as step:
+        with walk.step("incident: the rest of its answer", WHOLE):
             answer.expect_whole()
-            step.waits.append(WHOLE)
-        with walk.step("incident: status, workers and the job, by the lines of the page"):
+        with walk.step("incident: status, workers and the job, by the lines of the page", COMMANDS):
             assert re.search(r"ready +yes", shell.run(page.take("penstock status")))
             assert re.search(rf"^{other} +ok", shell.run(page.take("penstock workers")), re.M)
             shown = shell.run(page.take("penstock jobs show", JOB=answer.job))
             assert re.search(rf"^worker +{other} *\nattempt +2 ", shown, re.M), shown
-        with walk.step("incident: no failed job, no dead letter"):
+        with walk.step("incident: no failed job, no dead letter", COMMANDS):
             assert answer.job not in shell.run(page.take("penstock jobs list --state failed"))
             assert "no dead letters" in shell.run(page.take("penstock jobs list --dead"))
     assert other != worker
@@ -299,9 +298,10 @@ def walk_processes(walk: Walk, shell: Shell) -> None:
     server = back_up.take("redis-server")
     files = shell.directory / "files"
     files.mkdir()
+    port = int(shell.env["PENSTOCK_PORT"])
     shell.env |= {
         **ECHO,
-        "PENSTOCK_REDIS_URL": f"redis://127.0.0.1:{shell.places['6379']}/0",
+        "PENSTOCK_REDIS_URL": f"redis://127.0.0.1:{port + 2}/0",
         "PENSTOCK_SERVED_MODEL_NAME": MODEL,
         "PENSTOCK_FILES_DIR": str(files),
     }
@@ -324,7 +324,7 @@ def walk_processes(walk: Walk, shell: Shell) -> None:
             files={"file": ("rows.jsonl", FILE)},
             data={"purpose": "batch"},
         ).json()["id"]
-        next_url = f"http://127.0.0.1:{shell.places['8001']}"
+        next_url = f"http://127.0.0.1:{port + 1}"
         (old_id,) = (one["id"] for one in deployment.workers())
         running.enter_context(lasting(walk, "upgrade: the new worker", shell, worker, WORKER_READY))
         with Client([deployment.url, next_url]) as client:
@@ -332,26 +332,24 @@ def walk_processes(walk: Walk, shell: Shell) -> None:
             while deployment.job(answers[-1].job)["worker"] != old_id:
                 assert len(answers) < 8, "the old worker takes no job"
                 answers.append(Answer(client))
-            with walk.step("upgrade: the old worker drained, until its process has ended") as step:
+            with walk.step("upgrade: the old worker drained, until its process has ended", WHOLE):
                 shell.run(upgrade.take("penstock workers drain", WORKER=old_id))
                 assert old.wait(STOP_S) == 0, old.output
-                step.waits.append(WHOLE)
             line = upgrade.take("penstock api")
             running.enter_context(
                 lasting(walk, "upgrade: the new frontend", shell, line, FRONTEND_READY)
             )
             answers.append(Answer(client))
             with walk.step(
-                "upgrade: SIGTERM to the old frontend, until all answers are whole"
-            ) as step:
+                "upgrade: SIGTERM to the old frontend, until all answers are whole", WHOLE
+            ):
                 shell.run(upgrade.take("kill -TERM", PID=frontend.process.pid))
                 for answer in answers:
                     answer.expect_whole()
-                step.waits.append(WHOLE)
         with walk.step("upgrade: the old frontend's process has ended"):
             assert frontend.wait(STOP_S) == 0, frontend.output
         shell.env["PENSTOCK_URL"] = next_url
-        with walk.step("upgrade: `penstock status`, `penstock jobs list --dead`"):
+        with walk.step("upgrade: `penstock status`, `penstock jobs list --dead`", COMMANDS):
             assert re.search(r"ready +yes", shell.run(upgrade.take("penstock status")))
             assert "no dead letters" in shell.run(upgrade.take("penstock jobs list --dead"))
         assert upgrade.unwalked == []
@@ -382,9 +380,8 @@ def walk_processes(walk: Walk, shell: Shell) -> None:
 
 def walk_size(walk: Walk, deployment: Deployment) -> None:
     page, shell = Page("size"), deployment.shell
-    with walk.step("size: `penstock bench`") as step:
+    with walk.step("size: `penstock bench`", "32 requests of 64 tokens, 8 at once"):
         shell.run(page.take("penstock bench"))
-        step.waits.append("32 requests of 64 tokens, 8 at once")
     with walk.step("size: what Redis uses, and each tenant"):
         assert "used_memory:" in shell.run(page.take("info memory"))
         shell.run(page.take("penstock:{p0}:held"))
@@ -451,5 +448,5 @@ def _join_by_tls(walk: Walk, page: Page, first: Shell, second: Shell) -> None:
 
 def _expect_an_answer(walk: Walk, shell: Shell) -> None:
     ask = f"penstock chat --model {OF_SECOND} --max-tokens 8 'a gate'"
-    with walk.step("add a machine: an answer of B's worker by A's frontend"):
+    with walk.step("add a machine: an answer of B's worker by A's frontend", COMMANDS):
         wait_until(lambda: shell.run(ask).strip(), "an answer")
