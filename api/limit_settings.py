@@ -85,7 +85,7 @@ class LimitSettings(SharedSettings):
         description="Share of the places in the queue that are its own or free that one tenant may "
         "have, of jobs and of prompt tokens alike; more are 429. The last tenth of the queue is "
         "reserved for tenants that have nothing or little waiting (1/200 of it). The same holds "
-        "for what tenants share of a frontend: docs/guides/production.md. 1: neither bound.",
+        "for what tenants share of a frontend: docs/guides/operate/secure.md. 1: neither bound.",
         json_schema_extra=symptom(
             "One tenant fills the queue, or a single tenant gets 429 with places left."
         ),

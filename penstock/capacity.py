@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 WORKERS = (10, 100, 1000)  # for which the first bottleneck is shown
 MIN_FRONTENDS = 2  # in case one fails
 TOKENS = "BENCHMARKS.md#what-a-token-costs"
-MEMORY = "guides/production.md#memory"
+MEMORY = "guides/operate/size.md#memory"
 
 
 @dataclass(frozen=True, slots=True)

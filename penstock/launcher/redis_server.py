@@ -212,7 +212,7 @@ class PrivateServer:
             "save": "",
             "maxmemory": str(_machine_memory() // MEMORY_PART),
             "maxmemory-policy": "noeviction",
-            "stream-node-max-bytes": "1024",  # docs/guides/production.md, Redis
+            "stream-node-max-bytes": "1024",  # docs/guides/operate/install.md, Redis
             "daemonize": "no",
         }
         if self._listen is not None:

@@ -16,7 +16,7 @@ from shared.transport.scripts import Argument
 from shared.transport.wire import encode_job
 
 MAX_TIMEOUT_MS = 7 * 24 * 3_600_000
-# Bytes of a token in the log (docs/guides/production.md, Memory), and of each log probability.
+# Bytes of a token in the log (docs/guides/operate/size.md, Memory), and of each log probability.
 TOKEN_BYTES, LOGPROB_BYTES = 34, 30
 # Members of SamplingParams that a job's record shows: those that a model may have defaults for.
 RECORDED_SAMPLING = (

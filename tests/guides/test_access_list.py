@@ -1,4 +1,4 @@
-"""The access list of the production guide suffices for frontends and workers, and has nothing that
+"""The access list of the secure page suffices for frontends and workers, and has nothing that
 they do not use."""
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,41 +15,29 @@ from openai import OpenAI
 
 from penstock.client import Client, JobCancelled
 from penstock.launcher.redis_server import PrivateServer
+from tests.support.launched import REPOSITORY
+from tests.support.operator_pages import access_list
+from tests.support.redis_topologies import HAS_WAITAOF
 from tests.support.running_service import RunningService, frontend_of_workers, make_tiny_checkpoint
 from tests.support.service_processes import MODEL
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-GUIDE = REPOSITORY / "docs/guides/production.md"
 SECRET = "word"
-SINCE_7_2 = {"+waitaof", "+client|setinfo"}
 # What redis-py's methods are called where the name is not the command's.
 METHODS = {"delete": "del", "xgroup_create": "xgroup|create"}
 # Not called by name: redis-py's own, of a transaction, of a subscriber's reply, and of Sentinel.
 BY_LIBRARY = {"select", "client|setinfo", "multi", "exec", "ping"}
 
 
-def rule() -> list[str]:
-    """The words of `ACL SETUSER` in the guide."""
-    (block,) = re.findall(r"```\n(ACL SETUSER .*?)```", GUIDE.read_text(), re.S)
-    return list(block.replace(">SECRET", f">{SECRET}").split())
-
-
 def permitted() -> set[str]:
-    return {word.removeprefix("+") for word in rule() if word.startswith("+")}
+    return {word.removeprefix("+") for word in access_list(SECRET) if word.startswith("+")}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PrivateServer]:
     with PrivateServer() as made:
-        left_out = set() if has_waitaof(made) else SINCE_7_2  # as the guide says
         with redis.Redis.from_url(made.url) as admin:
-            admin.execute_command(*(word for word in rule() if word not in left_out))
+            admin.execute_command(*access_list(SECRET))
         yield made
-
-
-def has_waitaof(server: PrivateServer) -> bool:
-    """Whether it is Redis 7.2 or newer, or Valkey."""
-    return tuple(map(int, server.version.split(" ")[1].split("."))) >= (7, 2)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +56,7 @@ def test_a_service_runs_with_this_user_alone(
     server: PrivateServer, service: RunningService
 ) -> None:
     with Client(service.base_url) as client:
-        use_jobs(client, ["fsync", "none"] if has_waitaof(server) else ["none"])
+        use_jobs(client, ["fsync", "none"] if HAS_WAITAOF else ["none"])
     use_batches(service.base_url)
     with redis.Redis.from_url(server.url) as admin:
         refused = admin.execute_command("ACL", "LOG")

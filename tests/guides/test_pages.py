@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
+import typer.main
+import yaml
+
+from penstock.cli.application import application
 from penstock.launcher.settings import setting_names
 from shared.environment import PREFIX
+from tests.support.operator_pages import OPERATE, lines_of
 from tests.support.sentences import error_codes, start_sentences
 from tests.support.table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))
+GUIDES = sorted((REPOSITORY / "docs/guides").rglob("*.md"))
 TROUBLES = REPOSITORY / "docs/guides/troubleshooting.md"
 # Of a row's first cell: what looks like a code.
 CODE = re.compile(r"`([a-z]+(?:_[a-z]+)*)`")
@@ -65,4 +72,47 @@ def test_a_guide_writes_settings_with_their_prefix(guide: Path) -> None:
 def test_guides_are_linked_from_readme_and_architecture() -> None:
     for page in ("README.md", "docs/ARCHITECTURE.md"):
         text = (REPOSITORY / page).read_text()
-        assert [guide.name for guide in GUIDES if f"guides/{guide.name}" not in text] == []
+        pages = [guide.name for guide in GUIDES if guide.parent.name == "guides"]
+        assert [
+            name for name in [*pages, "operate/README.md"] if f"guides/{name}" not in text
+        ] == []
+
+
+def test_each_task_of_an_operator_is_linked_and_begins_with_its_commands() -> None:
+    pages = {page.stem: page.read_text() for page in OPERATE.glob("*.md")}
+    index = pages.pop("README")
+    assert set(re.findall(r"\]\(([\w-]+)\.md\)", index)) == set(pages)
+    for name, text in pages.items():
+        before, _, _ = text.partition("```sh\n")
+        assert len(before.splitlines()) <= 6, name
+        assert lines_of(name), name
+
+
+@table("page", sorted(OPERATE.glob("*.md")))
+def test_commands_and_values_that_a_task_names_exist(page: Path) -> None:
+    """Those that no test runs, too: of helm, and of the tasks that only the program walks."""
+    for line in lines_of(page.stem):
+        words = shlex.split(line)
+        if "penstock" in words:
+            named = words[words.index("penstock") + 1 :]
+            assert has_command(typer.main.get_command(application()), named), line
+        for name in re.findall(r"([\w.]+)=(?:OLD|NEW)", line):
+            values = yaml.safe_load((REPOSITORY / "deploy/helm/penstock/values.yaml").read_text())
+            for key in name.split("."):
+                values = values[key]
+
+
+def has_command(command: Any, words: list[str]) -> bool:
+    """Whether a command has these subcommands and flags, but for those of settings."""
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    given = {word for word in words if word.startswith("--")}
+    settings = {f"--{name.lower().replace('_', '-')}" for name in SETTINGS}
+    is_whole = not words or not hasattr(command, "commands")
+    return is_whole and command.name != "penstock" and given <= flags | settings
+
+
+@table("line", ["workers drian X", "workerz", "jobs list --died", ""])
+def test_a_command_that_does_not_exist_is_found(line: str) -> None:
+    assert not has_command(typer.main.get_command(application()), line.split())

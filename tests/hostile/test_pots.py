@@ -1,6 +1,6 @@
 """One tenant fills a pot of a frontend; another one's requests all succeed, about as fast.
 
-The pots are those of `docs/guides/production.md`, "What tenants share". What succeeds is asserted
+The pots are those of `docs/guides/operate/secure.md`, "What tenants share". What succeeds is asserted
 for every request; times are ratios to the calm period of the same run, with slack for a machine
 that others use.
 """
@@ -115,5 +115,5 @@ async def innocent(service: Shared, pot: str) -> None:
 
 
 def test_every_pot_has_its_filler_and_its_row_in_the_guide() -> None:
-    guide = Path("docs/guides/production.md").read_text()
+    guide = Path("docs/guides/operate/secure.md").read_text()
     assert [pot for pot in FILLERS if f"`{pot}`" not in guide] == []

@@ -38,12 +38,14 @@ class Walk:
         self.steps: list[Step] = []
 
     @contextmanager
-    def step(self, name: str) -> Iterator[Step]:
-        """Times the block; what it raises ends the walk."""
+    def step(self, name: str, wait: str = "") -> Iterator[Step]:
+        """Times the block; what it raises ends the walk. `wait`: why it may take long."""
         step = Step(name)
         began_s, used_s = time.monotonic(), _used_s()
         yield step
         step.seconds, step.cpu_s = time.monotonic() - began_s, _used_s() - used_s
+        if wait and step.seconds > LONG_S:
+            step.waits.append(f"{step.seconds:.1f} s: {wait}")
         self.add(step)
 
     def add(self, step: Step) -> None:

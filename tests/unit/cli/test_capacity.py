@@ -60,7 +60,7 @@ def test_the_other_costs_are_those_of_the_measurements() -> None:
     for row, name in ((worker, "worker"), (frontend, "frontend")):
         assert COSTS[f"idle {name}"].value == float(row[1])
         assert COSTS[f"{name}'s connections"].value == float(row[2])
-    page = (DOCS / "guides/production.md").read_text()
+    page = (DOCS / "guides/operate/size.md").read_text()
     for name, sentence in {
         "running job": "3.3 KB (Valkey 2.6), and 6 to 7 bytes for each token of the prompt",
         "output token of a running job": "as above, and 34 bytes for each token of the output",

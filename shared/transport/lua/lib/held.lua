@@ -2,7 +2,7 @@
 -- sizes. `held`: tenant -> bytes, of live and of ended jobs. `kept:<tenant>`: time -> the part of them that
 -- has expired by then; `kept`: tenant -> the first of these times. `reap` subtracts expired bytes. Times are
 -- the server's clock's, by which Redis expires keys.
-local JOB_BYTES, ENDED_JOB_BYTES, TOKEN_BYTES = 3300, 5000, 34   -- docs/guides/production.md, Memory
+local JOB_BYTES, ENDED_JOB_BYTES, TOKEN_BYTES = 3300, 5000, 34   -- docs/guides/operate/size.md, Memory
 local BUCKETS = 16               -- per lifetime: kept bytes count at most a sixteenth of it too long
 local RESERVED_BYTES = 1 / 10    -- of Redis' memory, for small jobs that keep nothing after their end
 local SMALL_BYTES = 65536
