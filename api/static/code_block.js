@@ -5,7 +5,10 @@ import { element } from "./element.js";
 import { unescaped } from "./entities.js";
 import { Renderer } from "./renderer.js";
 
-const MAX_CHARS = 20_000; // longer code has no colours
+// Other code has no colours: the work for hostile code grows with the square of its length, most
+// of all in long lines.
+const MAX_CHARS = 10_000;
+const LONG_LINE = /[^\n]{500}/;
 const CUT_MS = 1000; // a block without an end is taken for a cut one after this time without change
 const CLOSED = /\n {0,3}(?:`{3,}|~{3,})[ \t]*\n*$/;
 
@@ -50,6 +53,7 @@ class Nodes {
 const colors = new Renderer(async () => {
   const { default: hljs } = await import("./highlight.min.js");
   hljs.configure({ __emitter: Nodes });
+  hljs.unregisterLanguage("markdown"); // 10,000 characters of it can take 20 s
   return hljs;
 });
 
@@ -71,7 +75,8 @@ export function codeBlock(token) {
   const code = element("code", "", token.text);
   text.append(code);
   node.append(head, text);
-  if (language === "" || token.text.length > MAX_CHARS) return node;
+  const isLong = token.text.length > MAX_CHARS || LONG_LINE.test(token.text);
+  if (language === "" || isLong) return node;
   const color = () =>
     colors.render(code, `${language}\n${token.text}`, (hljs) => colored(hljs, language, token.text));
   if (CLOSED.test(token.raw)) color();

@@ -5,10 +5,15 @@ import { count } from "./units.js";
 
 const NEARLY = 0.85; // of the context, from which it warns
 
-/** `place` has a meter and a text. Hidden until `numTokens` and the model's limit are known. */
-export function showContext(place, numTokens, maxTokens) {
-  place.hidden = numTokens === null || maxTokens === null;
+/**
+ * Shows what the last answer of `turns` used, prompt and output. `place` has a meter and a text; it
+ * is hidden while this or `maxTokens`, the model's limit, is not known.
+ */
+export function showContext(place, turns, maxTokens) {
+  const last = turns.findLast(({ answer }) => answer?.numPrompt != null)?.answer;
+  place.hidden = !last || maxTokens === null;
   if (place.hidden) return;
+  const numTokens = last.numPrompt + last.numTokens;
   const [bar, text] = place.children;
   const isNearlyFull = numTokens >= NEARLY * maxTokens;
   bar.max = maxTokens;

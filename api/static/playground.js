@@ -57,7 +57,7 @@ const picker = new ModelPicker(byId("model"), {
     showSuggestions(byId("suggestions"), model);
     settings.showDefaults(model);
     maxTokens = model?.max_model_len ?? null;
-    showContext(byId("context"), session.numTokens, maxTokens);
+    showContext(byId("context"), session.chat.turns, maxTokens);
   },
 });
 const session = new Session({
@@ -89,7 +89,7 @@ function setControls() {
   byId("chat-menu").hidden = session.isEmpty;
   byId("chat-title").textContent = session.chat.title;
   tabStore.set(OPEN, session.isEmpty ? "" : session.chat.id);
-  showContext(byId("context"), session.numTokens, maxTokens);
+  showContext(byId("context"), session.chat.turns, maxTokens);
   list.show(session.chat.id);
 }
 

@@ -7,7 +7,7 @@ import { keepMarks } from "./resumed_mark.js";
 import { keepEnd } from "./scroll.js";
 
 const SLICE_MS = 15; // of work at a time
-const MAX_MS = 500; // a part that takes longer is the last one: harmless ones take a hundredth of it
+const MAX_MS = 300; // a part that takes longer is the last one: no harmless one does
 const MAX_CACHED = 200; // parts
 
 const nextTask = () => new Promise((resolve) => setTimeout(resolve));

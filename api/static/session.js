@@ -50,13 +50,6 @@ export class Session {
     return this.chat.turns.length === 0;
   }
 
-  /** Tokens of the context that the last answer used, its own included; null before the first. */
-  get numTokens() {
-    const answers = this.chat.turns.map(({ answer }) => answer);
-    const last = answers.findLast((answer) => answer?.numPrompt != null);
-    return last ? last.numPrompt + last.numTokens : null;
-  }
-
   /** Opens a chat, or a new one, and resumes its running answer. */
   open(chat = newChat()) {
     this.#live?.leave();
