@@ -142,7 +142,7 @@ def test_hostile_formulas_are_inert_and_bounded(playground: Page, tab: Tab) -> N
         assert not [name for name in one["attributes"] if name.startswith(("on", "data-"))]
         assert one["math"] <= 500, text[:60]
         assert one["widest"] < 20_000, text[:60]
-    by_text = {text: one for text, one in zip(HOSTILE, found, strict=True)}
+    by_text = dict(zip(HOSTILE, found, strict=True))
     for text in HOSTILE:  # what is refused is its source
         if text.startswith((r"$\href", r"$\def", r"$\newcommand", r"$\frac", r"$\id", "$$xx")):
             assert by_text[text]["math"] == 0, text[:60]
