@@ -28,6 +28,7 @@ export const newAnswer = (body) => ({
   numReasoning: 0, // tokens
   text: "",
   numTokens: 0, // of reasoning, text and calls
+  numPrompt: null, // tokens of the question and all before it, once it is over
   calls: [], // {item, id, name, arguments, result}
   isCut: false, // by the token limit
   error: null,
@@ -72,6 +73,7 @@ function end(answer, response) {
   answer.status = response.status;
   answer.isCut = response.incomplete_details?.reason === "max_output_tokens";
   if (response.usage) {
+    answer.numPrompt = response.usage.input_tokens;
     answer.numTokens = response.usage.output_tokens;
     answer.numReasoning = response.usage.output_tokens_details.reasoning_tokens;
   }

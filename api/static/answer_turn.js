@@ -50,9 +50,9 @@ export class AnswerTurn {
     this.#facts.append(this.#measures, " ", this.#job);
     this.#actions.append(
       copyButton("Copy the answer", () => answer.text),
-      action("Regenerate", "Answer the question again", actions.regenerate),
-      action("Share", "Share this answer", actions.share),
-      action("Job", "Show the job", actions.showJob),
+      action("retry", "Regenerate", "Answer the question again", actions.regenerate),
+      action("share", "Share", "Share this answer", actions.share),
+      action("job", "Job", "Show the job", actions.showJob),
     );
     this.#error.setAttribute("role", "alert");
     this.node.append(this.#who);

@@ -1,6 +1,7 @@
 /** Copies text. The clipboard's own interface is missing where the page did not come over HTTPS. */
 
 import { element } from "./element.js";
+import { icon } from "./icons.js";
 
 const SHOWN_MS = 1500;
 
@@ -22,13 +23,16 @@ async function copy(text) {
 
 /** A button that copies the result of `text()`, and confirms it. */
 export function copyButton(label, text) {
-  const button = element("button", "quiet", "Copy");
+  const button = element("button", "quiet");
+  const state = (name, word) => button.replaceChildren(icon(name), word);
+  state("copy", "Copy");
   button.type = "button";
   button.setAttribute("aria-label", label);
   button.addEventListener("click", async () => {
     const isCopied = await copy(text()).catch(() => false);
-    button.textContent = isCopied ? "Copied" : "Not copied";
-    setTimeout(() => (button.textContent = "Copy"), SHOWN_MS);
+    if (isCopied) state("done", "Copied");
+    else state("copy", "Not copied");
+    setTimeout(() => state("copy", "Copy"), SHOWN_MS);
   });
   return button;
 }

@@ -1,9 +1,8 @@
 /** The turns of a chat on the page, in a log that stays at its end while the reader is there. */
 
 import { AnswerTurn } from "./answer_turn.js";
+import { keepEnd } from "./scroll.js";
 import { UserTurn } from "./turn.js";
-
-const NEAR_END_PX = 60;
 
 export class Conversation {
   #log;
@@ -57,10 +56,6 @@ export class Conversation {
 
   /** Makes a change and keeps the newest line in sight, unless the reader has scrolled away. */
   follow(change) {
-    const { scrollHeight, scrollTop, clientHeight } = this.#log;
-    change();
-    if (scrollHeight - scrollTop - clientHeight < NEAR_END_PX) {
-      this.#log.scrollTop = this.#log.scrollHeight;
-    }
+    keepEnd(this.#log, change);
   }
 }

@@ -4,13 +4,14 @@
  * and mail addresses alone, pictures are links.
  */
 
-import { copyButton } from "./clipboard.js";
+import { codeBlock } from "./code_block.js";
 import { element } from "./element.js";
 import { unescaped } from "./entities.js";
+import { FORMULAS, formula } from "./formulas.js";
 import { Lexer } from "./marked.esm.js";
 import { withMarks } from "./resumed_mark.js";
 
-const OPTIONS = { gfm: true, breaks: true };
+const OPTIONS = { gfm: true, breaks: true, extensions: FORMULAS };
 // Beyond these a text is shown as it is: the work for hostile ones grows with the square.
 const MAX_CHARS = 200_000;
 const MAX_INLINE_CHARS = 5000; // of a paragraph, a cell, a heading
@@ -45,19 +46,6 @@ function link(token, content) {
   node.rel = "noopener noreferrer";
   node.append(...content);
   return [node];
-}
-
-function codeBlock(token) {
-  const node = element("div", "code");
-  const head = element("div", "code-head");
-  const language = (token.lang ?? "").split(/\s/, 1)[0];
-  head.append(element("span", "", unescaped(language) || "text"));
-  head.append(copyButton("Copy code", () => token.text));
-  const text = element("pre");
-  text.tabIndex = 0; // it scrolls sideways
-  text.append(element("code", "", token.text));
-  node.append(head, text);
-  return node;
 }
 
 function table(token) {
@@ -111,6 +99,8 @@ const MAKERS = {
   em: (token) => [filled("em", token)],
   del: (token) => [filled("del", token)],
   code: (token) => [codeBlock(token)],
+  formula: (token) => [formula(token)],
+  formulaBlock: (token) => [formula(token)],
   codespan: (token) => [element("code", "", token.text)],
   table: (token) => [table(token)],
   list: (token) => [list(token)],

@@ -4,11 +4,13 @@ import { ChatList } from "./chat_list.js";
 import { wireImport } from "./chat_file.js";
 import { wireChatMenu } from "./chat_menu.js";
 import { Chats } from "./chats.js";
+import { showContext } from "./context_meter.js";
 import { Conversation } from "./conversation.js";
 import { showText } from "./dialogs.js";
 import { Drawer } from "./drawer.js";
 import { setText } from "./element.js";
 import { jobLink } from "./job_state.js";
+import { showIcons } from "./icons.js";
 import { keyGiven } from "./key.js";
 import { clearLink, disclosed, linkOf, linkedChat, linkedJob, refusalOf } from "./link.js";
 import { cancelAnswer } from "./live_answer.js";
@@ -44,6 +46,7 @@ const chats = new Chats((id) => {
 });
 const settings = new Settings(byId("settings-form"), showSettingsCount);
 let linkRefused = ""; // why the linked answer is not shown; the model picker appends its status
+let maxTokens = null; // the context of the chosen model
 const picker = new ModelPicker(byId("model"), {
   say: (text) => {
     if (!session.isBusy) say(`${linkRefused} ${text}`.trim());
@@ -53,6 +56,8 @@ const picker = new ModelPicker(byId("model"), {
   chosen: (model) => {
     showSuggestions(byId("suggestions"), model);
     settings.showDefaults(model);
+    maxTokens = model?.max_model_len ?? null;
+    showContext(byId("context"), session.chat.turns, maxTokens);
   },
 });
 const session = new Session({
@@ -84,12 +89,13 @@ function setControls() {
   byId("chat-menu").hidden = session.isEmpty;
   byId("chat-title").textContent = session.chat.title;
   tabStore.set(OPEN, session.isEmpty ? "" : session.chat.id);
+  showContext(byId("context"), session.chat.turns, maxTokens);
   list.show(session.chat.id);
 }
 
 function showSettingsCount() {
   const { count } = settings;
-  byId("show-settings").textContent = count === 0 ? "Settings" : `Settings · ${count}`;
+  byId("settings-count").textContent = count === 0 ? "Settings" : `Settings · ${count}`;
 }
 
 /** The members of a request, or null while a setting is not valid, which is then shown. */
@@ -194,6 +200,7 @@ addEventListener("hashchange", () => {
   if (linkedJob() !== null) void openLink(linkedJob());
 });
 
+showIcons();
 message.value = tabStore.get(DRAFT) ?? "";
 showSettingsCount();
 if (linkedJob() === null) openAgain();

@@ -5,7 +5,7 @@ import { element } from "./element.js";
 function* textsOf(node) {
   const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
-    if (!walker.currentNode.parentElement?.closest(".code-head")) yield walker.currentNode;
+    if (!walker.currentNode.parentElement?.closest(".code-head, .formula")) yield walker.currentNode;
   }
 }
 
@@ -19,11 +19,15 @@ function renderedBefore(source, at, rendered) {
   return place;
 }
 
-function markAt(fragment, place, label) {
+function newMark(label) {
   const mark = element("span", "resumed");
   mark.setAttribute("role", "img");
   mark.setAttribute("aria-label", label);
   mark.title = label;
+  return mark;
+}
+
+function putAt(fragment, place, mark) {
   let left = place;
   for (const text of textsOf(fragment)) {
     if (left <= text.length) {
@@ -41,7 +45,19 @@ export function withMarks(nodes, source, marks) {
   fragment.append(...nodes);
   for (const { at, label } of marks) {
     const rendered = [...textsOf(fragment)].map(({ data }) => data).join("");
-    markAt(fragment, renderedBefore(source, at, rendered), label);
+    putAt(fragment, renderedBefore(source, at, rendered), newMark(label));
   }
   return [...fragment.childNodes];
+}
+
+/** Makes a change that replaces a node's content by the same text; marks in it keep their places. */
+export function keepMarks(node, change) {
+  const marks = [...node.querySelectorAll(".resumed")].map((mark) => {
+    const before = document.createRange();
+    before.setStart(node, 0);
+    before.setEndBefore(mark);
+    return [before.toString().length, mark];
+  });
+  change();
+  for (const [place, mark] of marks) putAt(node, place, mark);
 }

@@ -2,10 +2,12 @@
 
 import { copyButton } from "./clipboard.js";
 import { element } from "./element.js";
+import { icon } from "./icons.js";
 
-/** A quiet button. */
-export function action(text, label, run) {
+/** A quiet button. `iconName`: of the icon before its text, or null. */
+export function action(iconName, text, label, run) {
   const button = element("button", "quiet", text);
+  if (iconName !== null) button.prepend(icon(iconName));
   button.type = "button";
   button.setAttribute("aria-label", label);
   button.addEventListener("click", run);
@@ -22,7 +24,7 @@ export class UserTurn {
     this.#body = element("div", "text", text);
     this.#actions.append(
       copyButton("Copy the question", () => text),
-      action("Edit", "Edit the question", () => this.#edit(text, onEdit)),
+      action("edit", "Edit", "Edit the question", () => this.#edit(text, onEdit)),
     );
     this.node.append(element("h3", "who", "You"), this.#body, this.#actions);
   }
@@ -38,7 +40,7 @@ export class UserTurn {
       this.#actions.lastChild.focus();
     };
     const send = element("button", "primary", "Send again");
-    form.append(area, send, action("Cancel", "Leave the question as it was", close));
+    form.append(area, send, action(null, "Cancel", "Leave the question as it was", close));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (area.value.trim() !== "" && onEdit(area.value) === false) area.focus();

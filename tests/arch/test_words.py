@@ -38,7 +38,9 @@ PATTERN = re.compile("|".join(f"(?P<p{i}>{pattern})" for i, pattern in enumerate
 EXEMPT = (
     "docs/adr/",
     "docs/rescue.svg",  # the demo model's answer
+    "api/static/highlight.min.js",
     "api/static/marked.esm.js",
+    "api/static/temml.min.js",
     "worker/demo/",
     "tools/demo_model/",
     "clients/typescript/node_modules/",

@@ -11,7 +11,8 @@ from tests.support.playground import ask, expect_whole, ready, say, text_of
 pytestmark = pytest.mark.browser
 
 ANSWER = (
-    "<think>Hm.</think>A **gate**, `code`, [a link](https://example.org)\n\n```\nx\n```\n\n- one"
+    "<think>Hm.</think>A **gate**, `code`, [a link](https://example.org)\n\n```python\n"
+    "# why\n@a\nclass B(C):\n    d = 1.5 if e else 'f'\n```\n\n$$\\frac{1}{2}$$\n\n- one"
 )
 
 
@@ -29,6 +30,8 @@ def test_the_playground_is_accessible_in_every_state(schemed: Page) -> None:
     page.get_by_role("button", name="Done").click()
     answer = say(page, ANSWER)
     expect_whole(answer)
+    expect(answer.locator(".hljs-comment")).to_have_text("# why")
+    expect(answer.locator("mfrac")).to_have_text("12")
     answer.locator("summary").first.click()
     expect_accessible(page)
     page.get_by_role("button", name="Share this answer").click()

@@ -18,6 +18,8 @@ from tests.support.playground import (
     last_answer,
     output_of,
     poll,
+    ready,
+    response_of,
     say,
     set_settings,
     text_of,
@@ -258,6 +260,46 @@ def test_an_answer_under_way_can_be_stopped_in_a_chat_that_is_opened_again(
     playground.get_by_role("button", name="Stop").click()
     expect_whole(last_answer(playground))
     expect(playground.locator("#status")).to_contain_text("Stopped: the job is cancelled")
+
+
+def test_the_meter_shows_how_much_of_the_context_is_used(
+    playground: Page, service: Launched
+) -> None:
+    (model,) = httpx.get(f"{service.base_url}/v1/models").json()["data"]
+    limit = model["max_model_len"]
+    context = playground.locator("#context")
+    expect(context).to_be_hidden()
+    answer = say(playground, "A gate.")
+    expect_whole(answer)
+    response = httpx.get(f"{service.base_url}/v1/responses/{response_of(answer)}").json()
+    used = response["usage"]["total_tokens"]
+    expect(context).to_have_text(f"{used} of {limit:,} tokens")
+    meter = playground.get_by_role("meter", name="Context")
+    assert meter.evaluate("({ value, max }) => [value, max]") == [used, limit]
+    ready(playground)  # a reload
+    expect(context).to_have_text(f"{used} of {limit:,} tokens")
+    set_settings(playground, system="x" * (limit - 300), max_tokens="4", stop_texts="")
+    expect_whole(ask(playground, "More."))
+    expect(context).to_have_text(re.compile(rf"[\d,]+ of {limit:,} tokens: nearly full"))
+    expect(context).to_have_class("context full")
+    playground.get_by_role("button", name="New chat").click()
+    expect(context).to_be_hidden()
+
+
+def test_buttons_have_icons_that_are_no_part_of_their_names(playground: Page) -> None:
+    answer = say(playground, "A gate.")
+    names = ["Chats", "New chat", "Send", "Settings · 3", "Copy the answer", "Share this answer"]
+    expect_whole(answer)
+    for name in names:
+        button = playground.get_by_role("button", name=name, exact=True, include_hidden=True)
+        expect(button.locator("svg.icon[aria-hidden=true] path")).to_have_attribute(
+            "d", re.compile(r"\w")
+        )
+    playground.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    copy = answer.get_by_role("button", name="Copy the answer")
+    copy.click()
+    expect(copy).to_have_text(re.compile("Copied"))
+    expect(copy.locator("svg.icon")).to_have_count(1)
 
 
 def test_the_playground_works_by_keyboard_alone(playground: Page) -> None:

@@ -15,12 +15,28 @@ from api.system.pages import MAX_FILE_BYTES, MEDIA_TYPES, STATIC, pages_router, 
 
 FILES = sorted(path.name for path in STATIC.iterdir())
 PAGES = [name for name in FILES if name.endswith(".html")]
-MARKED = "marked.esm.js"  # of others, unchanged
-SCRIPTS = [name for name in FILES if name.endswith(".js") and name != MARKED]
+# Of others: the digest of the published file, a line that was appended, the licence's file.
+LIBRARIES = {
+    "marked.esm.js": (
+        "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de",
+        b"",
+        "marked.license.txt",
+    ),
+    "highlight.min.js": (
+        "1ed8fc5256b738b8875b74e4d3f0754f60d6411fb034d618dfbc4e6e6c9999d7",
+        b"",
+        "highlight.license.txt",
+    ),
+    "temml.min.js": (
+        "1ab19148afe0dbc836b7a74f344071b3f3a70a7a8259ae4049e76894fcdf8d95",
+        b"\nexport default temml;\n",
+        "temml.license.txt",
+    ),
+}
+SCRIPTS = [name for name in FILES if name.endswith(".js") and name not in LIBRARIES]
 STYLES = [name for name in FILES if name.endswith(".css")]
 MAX_SCRIPT_LINES = 220
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"  # a name, not an address
-MARKED_SHA256 = "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de"
 
 
 def client() -> httpx.AsyncClient:
@@ -189,22 +205,24 @@ def test_a_script_never_makes_markup_from_text_and_imports_only_its_neighbours(n
     source = (STATIC / name).read_text("utf-8").replace(f'"{SVG_NAMESPACE}"', "")
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://"):
         assert word not in source
-    for target in re.findall(r'from "([^"]+)"', source):
+    for target in re.findall(r'(?:from |import\()"([^"]+)"', source):
         assert target.startswith("./")
-        assert target.removeprefix("./") in [*SCRIPTS, MARKED]
+        assert target.removeprefix("./") in [*SCRIPTS, *LIBRARIES]
     assert len(source.splitlines()) <= MAX_SCRIPT_LINES
 
 
-def test_marked_is_the_published_file_and_its_licence_is_beside_it() -> None:
-    """Its digest is that of `lib/marked.esm.js` in marked-18.2.1.tgz of npm."""
-    content = (STATIC / MARKED).read_bytes()
-    assert hashlib.sha256(content).hexdigest() == MARKED_SHA256
-    assert b"innerHTML" not in content
-    licence = (STATIC / "marked.license.txt").read_text("utf-8")
-    assert "Permission is hereby granted" in licence
-    assert re.findall(rb"marked v([\d.]+)", content) == [
-        version.encode() for version in re.findall(r"marked ([\d.]+),", licence)
-    ]
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_is_the_published_file_and_its_licence_is_beside_it(name: str) -> None:
+    """The digests are those of files in marked-18.2.1.tgz, cdn-assets-11.12.0.tgz and
+    temml-0.13.5.tgz of npm; each licence's first line names file and version."""
+    digest, appended, licence_name = LIBRARIES[name]
+    content = (STATIC / name).read_bytes()
+    assert content.endswith(appended)
+    assert hashlib.sha256(content.removesuffix(appended)).hexdigest() == digest
+    licence = (STATIC / licence_name).read_text("utf-8")
+    assert "copyright notice" in licence
+    (version,) = re.findall(r" (\d+\.\d+\.\d+)[ ,]", licence.partition("\n")[0])
+    assert version.encode() in content
 
 
 @pytest.mark.parametrize("name", STYLES)
