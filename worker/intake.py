@@ -347,8 +347,10 @@ def _num_in_engine(job: RunningJob) -> int:
 
 
 def _usual(num_tokens: float, config: EngineConfig) -> int:
-    """Returns the token positions that a prompt of the usual length holds, at least a block's."""
-    return config.held_tokens(max(math.ceil(num_tokens), config.block_size))
+    """Returns the token positions that a prompt of the usual length, or of the longest where none
+    was seen, holds: at least those of a block."""
+    length = math.ceil(num_tokens or config.max_model_len)
+    return config.held_tokens(max(length, config.block_size))
 
 
 def _tokens(job: RunningJob) -> int:

@@ -1,6 +1,6 @@
 """One tenant fills a pot of a frontend; another one's requests all succeed, about as fast.
 
-The pots are those of `docs/guides/operate/secure.md`, "What tenants share". What succeeds is asserted
+The pots are those of `docs/guides/operate/secure.md`, "What tenants share". Success is asserted
 for every request; times are ratios to the calm period of the same run, with slack for a machine
 that others use.
 """

@@ -116,12 +116,6 @@ class KeepsKV(Protocol):
     def kv_layers(self) -> Sequence[KVLayer]: ...
 
 
-def window_of(layers: Sequence[KVLayer]) -> int | None:
-    """Returns how many tokens the queries of all layers reach at most; None: all."""
-    windows = [layer.window for layer in layers if layer.window is not None]
-    return max(windows) if windows and len(windows) == len(layers) else None
-
-
 # Computes all rows of a step as a DecoderStack does, [num_tokens, hidden], in the last argument.
 RunInto = Callable[[Tensor, Tensor, AttentionMetadata, Tensor], None]
 

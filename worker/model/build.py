@@ -19,7 +19,6 @@ from worker.engine_options import (
     EngineOptions,
     ModelImpl,
 )
-from worker.model.base import window_of
 from worker.model.device import choose_device
 from worker.model.errors import ModelError, UnsupportedModel
 from worker.model.native import NativeSource
@@ -178,7 +177,7 @@ def complete(
         is_cuda=device.type == "cuda",
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
-        window=window_of(part.built.keeps.kv_layers),
+        window=kv_cache.window,
     )
     longest = min(part.longest, engine_config.sequence_capacity_tokens)
     engine_config = replace(engine_config, max_model_len=longest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from worker.engine.batch import ScheduledBatch
 from worker.engine.config import window_blocks
 from worker.engine_options import EngineOptions
-from worker.model.base import DecoderStack, window_of
+from worker.model.base import DecoderStack, KVLayer
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool, blocks_that_fit
@@ -31,6 +32,13 @@ class KVCache:
     stack: DecoderStack
     num_blocks: int
     block_size: int
+    window: int | None  # tokens that its queries reach at most; None: all
+
+
+def window_of(layers: Sequence[KVLayer]) -> int | None:
+    """Returns how many tokens the queries of all layers reach at most; None: all."""
+    windows = [layer.window for layer in layers if layer.window is not None]
+    return max(windows) if windows and len(windows) == len(layers) else None
 
 
 def allocate_kv_cache(
@@ -46,7 +54,8 @@ def allocate_kv_cache(
         built.keeps, num_blocks, block_size, device=place.device, dtype=built.kv_dtype
     )
     report("allocating KV cache", 1.0)
-    return KVCache(built.stack(pool), num_blocks, block_size)
+    window = window_of(built.keeps.kv_layers)
+    return KVCache(built.stack(pool), num_blocks, block_size, window)
 
 
 def choose_num_blocks(

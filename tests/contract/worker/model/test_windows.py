@@ -20,12 +20,13 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.model.attention.sdpa import SdpaAttention
-from worker.model.base import DecoderStack, window_of
+from worker.model.base import DecoderStack
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.ops import TorchOps
+from worker.model.step.kv_sizing import window_of
 from worker.model.step.runner import TorchModelRunner, TorchStepHandle
 
 Way = tuple[CausalLM, DecoderStack, KVCachePool]
