@@ -101,7 +101,8 @@ SHOW = """async (texts) => {
     for (const share of [0.3, 0.6, 0.9, 1]) {
       view.show(text.slice(0, Math.ceil(text.length * share)));
     }
-    const all = [...view.node.querySelectorAll("*")];
+    const isIcon = (node) => node.closest("button > .icon") !== null; // ours
+    const all = [...view.node.querySelectorAll("*")].filter((node) => !isIcon(node));
     for (const node of all) if (node.matches("a")) node.dispatchEvent(new Event("mouseover"));
     found.push({
       tags: [...new Set(all.map((node) => node.localName))],
