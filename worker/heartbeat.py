@@ -199,7 +199,6 @@ class LoadReport:
         self._tokens_per_s = TokenRate()
         self._fixed: dict[str, float | str] = {
             "pid": os.getpid(),
-            "max_num_seqs": settings.max_num_seqs,
             "policy": "fcfs",
             "tensor_parallel_size": settings.tensor_parallel_size,
         }
@@ -219,6 +218,7 @@ class LoadReport:
             **engine,
             "pending": self.num_pending,
             "jobs": len(self._jobs),
+            "max_num_seqs": self._jobs.max_num_seqs,
             "step_age_s": round(self._supervisor.step_age_s, 3),
             "engine_up": int(self._supervisor.up.is_set()),
             "engine_pid": self._supervisor.pid or 0,

@@ -214,6 +214,7 @@ class WorkerService:
 
     async def _load(self) -> None:
         ready = await self._supervisor.start()
+        self._jobs.max_num_seqs = ready.config.max_num_seqs  # an upstream may have fewer slots
         self._model = await asyncio.to_thread(
             LoadedModel.load, self._checkpoint, ready, self._settings
         )

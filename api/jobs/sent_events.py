@@ -70,7 +70,8 @@ class SentEvents:
 
     def delta(self, delta: Delta, num_waiting: int) -> Iterator[bytes]:
         self._has_delta = True
-        plain_event = self._plain_event if self._place.in_order else None
+        is_even = self._place.in_order and not self._place.has_pending
+        plain_event = self._plain_event if is_even else None  # it knows of no earlier tokens
         if plain_event is not None and (pieces := plain_pieces(delta, num_waiting)):
             self._place.include_in_order(delta.end)
             yield b"".join(starmap(plain_event, pieces))

@@ -266,6 +266,9 @@ def walk_incident(walk: Walk, deployment: Deployment) -> None:
             assert re.search(rf"^{other} +ok", shell.run(page.take("penstock workers")), re.M)
             shown = shell.run(page.take("penstock jobs show", JOB=answer.job))
             assert re.search(rf"^worker +{other} *\nattempt +2 ", shown, re.M), shown
+            logged = shell.run(page.take("penstock logs", JOB=answer.job))
+            assert worker in logged, logged
+            assert other in logged, logged
         with walk.step("incident: no failed job, no dead letter", COMMANDS):
             assert answer.job not in shell.run(page.take("penstock jobs list --state failed"))
             assert "no dead letters" in shell.run(page.take("penstock jobs list --dead"))
@@ -382,6 +385,8 @@ def walk_size(walk: Walk, deployment: Deployment) -> None:
     page, shell = Page("size"), deployment.shell
     with walk.step("size: `penstock bench`", "32 requests of 64 tokens, 8 at once"):
         shell.run(page.take("penstock bench"))
+    with walk.step("size: `penstock capacity`", COMMANDS):
+        assert "workers" in shell.run(page.take("penstock capacity"))
     with walk.step("size: what Redis uses, and each tenant"):
         assert "used_memory:" in shell.run(page.take("info memory"))
         shell.run(page.take("penstock:{p0}:held"))

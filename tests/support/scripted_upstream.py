@@ -43,6 +43,9 @@ class Faults:
 
     status: int = 200  # of requests
     cut_after: int | None = None  # tokens, then the connection closes
+    abort_after: int | None = (
+        None  # tokens, then the server ends the output as vLLM does at its stop
+    )
     is_stuck: bool = False  # no token comes while this is so
     num_cut: int = 0  # so far
 
@@ -111,7 +114,11 @@ class ScriptedUpstream:
                 raise ConnectionResetError("as told")
             known.append(token(known))
             reason = "length" if number == body["max_tokens"] else None
+            if number == self.faults.abort_after:
+                self.faults.abort_after, reason = None, "abort"
             choice = {"token_ids": [known[-1]], "logprobs": None, "finish_reason": reason}
             yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             await asyncio.sleep(0)
+            if reason is not None:
+                break
         yield "data: [DONE]\n\n"

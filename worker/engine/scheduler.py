@@ -330,7 +330,7 @@ class Scheduler:
         lower = self._shares.lower(newcomer, self.running)
         blocks, num_tokens = self.blocks, newcomer.num_tokens
         hits = blocks.match(newcomer)
-        num_held = sum(len(sequence.block_table) for sequence in lower)
+        num_held = sum(len(one.block_table) - one.num_freed_blocks for one in lower)
         if not blocks.can_allocate(newcomer, num_tokens, hits, -num_held):
             return False
         num_before = len(self.running)

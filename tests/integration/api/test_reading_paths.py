@@ -42,6 +42,7 @@ AROUND = (
 BEHIND = (
     *("shared.transport", "shared.redis", "shared.text", "shared.logs", "shared.metrics"),
     *("shared.tracing", "shared.outages", "shared.settings", "shared.prompt_logprobs"),
+    "shared.prefixes",  # of the submission
 )
 
 

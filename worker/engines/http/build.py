@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,18 +46,21 @@ def build_http_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
         config_json.get("max_position_embeddings") or DEFAULT_MODEL_LEN
     )
     max_model_len = min(options.max_model_len or longest, longest)
-    num_slots = sum(fact.num_slots for fact in facts) or options.max_num_seqs
-    max_num_seqs = min(options.max_num_seqs, num_slots)
+    max_num_seqs = options.max_num_seqs
+    if all(fact.num_slots for fact in facts):
+        max_num_seqs = min(max_num_seqs, sum(fact.num_slots for fact in facts))
     config = options.engine_config(
         num_blocks=max_num_seqs * -(-max_model_len // BLOCK_SIZE),
         block_size=BLOCK_SIZE,
         max_model_len=max_model_len,
         eos_token_ids=frozenset(eos_token_ids),
     )
+    config = replace(config, max_num_seqs=max_num_seqs)
     vocab_size = int(config_json.get("vocab_size") or tokenizer.vocab_size)
 
     def connect() -> Upstreams:
-        return Upstreams(look, found, key, max_num_seqs)
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        return Upstreams(look, found, key, max_num_seqs, encode)
 
     return BuiltEngine(
         engine=HttpEngine(config, vocab_size, connect),

@@ -39,6 +39,7 @@ STEP_WAIT_S = 0.01  # for the first token; a new request or a cancel waits as lo
 MAX_BREAKS = 4  # of one request, one after the other, without a token between them
 FIRST_PAUSE_S = 0.1  # after a break, doubled up to MAX_PAUSE_S
 MAX_PAUSE_S = 2.0
+MAX_UNREAD = 16_384  # events of all streams
 MAX_OUTAGE_S = 10.0  # without any upstream, until the jobs go to other workers
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,11 @@ class HttpEngine:
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""
         check_request(request, self.config, self._vocab_size)
+        if request.params.prompt_logprobs is not None and request.scores_prompt:
+            raise RequestRefused(
+                ErrorCode.PAYLOAD_INVALID,
+                "the log probabilities of a prompt are not available from this model's upstream",
+            )
         request_id = request.request_id
         if request_id in self._live or request_id in self._ended_on_arrival:
             raise RequestRefused(
@@ -255,6 +261,8 @@ class HttpEngine:
                     async for piece in pieces:
                         output += piece.token_ids
                         self._news.put((live, piece))
+                        while self._news.qsize() > MAX_UNREAD:  # the service is paused
+                            await asyncio.sleep(MAX_PAUSE_S / 10)
                 return
             except RequestRefused as refused:
                 self._news.put((live, _Failure(refused.code, refused.message)))
@@ -268,7 +276,7 @@ class HttpEngine:
                 self._upstreams.failed(upstream, error)
                 if len(output) > num_before:
                     num_breaks, pause_s = 0, FIRST_PAUSE_S
-                num_breaks += error.was_computing
+                num_breaks += error.is_blamed
                 if num_breaks >= MAX_BREAKS:
                     sentence = f"the upstream broke {num_breaks} times at this request: {error}"
                     self._news.put((live, _Failure(ErrorCode.ENGINE_ERROR, sentence)))
@@ -306,11 +314,8 @@ class HttpEngine:
         self._counts.generated_tokens += len(new)
         if stop is not None or news.reason:
             self._forget(live)
-        if stop is None and news.reason == END:
-            stop = StopMatch(FinishReason.STOP)
         if stop is None and news.reason:
-            reason = f"the upstream ended it: {news.reason}"
-            return [_failed(live, ErrorCode.ENGINE_ERROR, reason)]
+            stop = StopMatch(FinishReason.STOP if news.reason == END else FinishReason.LENGTH)
         if not new and stop is None:
             return []
         logprobs: tuple[TokenLogprob, ...] | None = None

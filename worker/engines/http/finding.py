@@ -33,14 +33,16 @@ class KeyFile:
         self._key = ""
 
     def headers(self) -> dict[str, str]:
-        """Returns the header with the key. Raises OSError, ValueError."""
+        """Returns the header with the key. Raises OSError."""
         if self._path is None:
             return {}
         changed_ns = self._path.stat().st_mtime_ns
         if changed_ns != self._changed_ns:
-            key = self._path.read_text().strip()
+            key = self._path.read_text(errors="replace").strip()
             if not key.isprintable() or not key.isascii() or not key:
-                raise ValueError(f"{self._path} must contain one key, in ASCII")
+                raise OSError(
+                    errno.EINVAL, "the file must contain one key, in ASCII", str(self._path)
+                )
             self._key, self._changed_ns = key, changed_ns
         return {"Authorization": f"Bearer {self._key}"}
 

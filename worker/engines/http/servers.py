@@ -6,7 +6,7 @@ breaks can continue after its last token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 from shared.messages import ErrorCode, TokenLogprob
@@ -14,15 +14,20 @@ from worker.engine.errors import RequestRefused
 from worker.engine.request import EngineRequest
 from worker.engines.sampling_members import sampling_members
 
-END = "end"
+END, LENGTH = "end", "length"  # reasons: the model's own end, the limit of tokens
 
+# Reads the next event of a stream. Raises KeyError, TypeError or ValueError for other JSON.
+Reader = Callable[[Mapping[str, Any]], "Piece"]
+
+_VLLM_REASONS = {"stop": END, "length": LENGTH}
+_LLAMA_REASONS = {"eos": END, "limit": LENGTH}
 _TOKEN_ID = "token_id:"
 _MAX_LLAMA_SEED = 2**32 - 2  # the number after it stands for a random seed
 
 
 class Piece(NamedTuple):
-    """The tokens of one event. `reason`: the upstream ended the output, for this reason; END at the
-    model's own end."""
+    """The tokens of one event. `reason`: why the upstream ended the output: END, LENGTH or its own
+    word; empty: it continues."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -38,7 +43,7 @@ class Facts(NamedTuple):
 
 
 class Server(Protocol):
-    """One kind of server. Its readers raise KeyError, TypeError or ValueError for other JSON."""
+    """One kind of server. `read_facts` raises KeyError, TypeError or ValueError for other JSON."""
 
     facts: str  # path that exists on this kind only
     tokenize_path: str
@@ -61,8 +66,11 @@ class Server(Protocol):
         """
         ...
 
-    def read(self, event: Mapping[str, Any], num_top: int | None) -> Piece:
-        """Reads one event of the stream, with `num_top` log probabilities a token."""
+    def reader(self, num_top: int | None, encode: Callable[[str], Sequence[int]]) -> Reader:
+        """Returns the reader of one stream, whose tokens have `num_top` log probabilities.
+
+        `encode` returns the token ids of a text, without special tokens.
+        """
         ...
 
 
@@ -83,7 +91,6 @@ class VllmServer:
     def body(
         self, request: EngineRequest, model: str, most_tokens: int, eos_token_ids: Set[int]
     ) -> dict[str, Any]:
-        _refuse_prompt_logprobs(request)
         members = sampling_members(request, most_tokens, eos_token_ids)
         return {
             **{name: value for name, value in members.items() if value is not None},
@@ -95,21 +102,25 @@ class VllmServer:
             "skip_special_tokens": False,
         }
 
-    def read(self, event: Mapping[str, Any], num_top: int | None) -> Piece:
-        if not event["choices"]:
-            return Piece(())
-        choice = event["choices"][0]
-        token_ids = tuple(map(int, choice["token_ids"] or ()))
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if num_top is not None and token_ids:
-            given = choice["logprobs"]
-            logprobs = tuple(
-                TokenLogprob(token_id, float(own), _best(_by_id(top or {}), num_top))
-                for token_id, own, top in zip(
-                    token_ids, given["token_logprobs"], given["top_logprobs"], strict=True
+    def reader(self, num_top: int | None, encode: Callable[[str], Sequence[int]]) -> Reader:
+        def read(event: Mapping[str, Any]) -> Piece:
+            if not event["choices"]:
+                return Piece(())
+            choice = event["choices"][0]
+            token_ids = tuple(map(int, choice["token_ids"] or ()))
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if num_top is not None and token_ids:
+                given = choice["logprobs"]
+                logprobs = tuple(
+                    TokenLogprob(token_id, float(own), _best(_by_id(top or {}), num_top))
+                    for token_id, own, top in zip(
+                        token_ids, given["token_logprobs"], given["top_logprobs"], strict=True
+                    )
                 )
-            )
-        return Piece(token_ids, logprobs, choice["finish_reason"] or "")
+            reason = choice["finish_reason"] or ""
+            return Piece(token_ids, logprobs, _VLLM_REASONS.get(reason, reason))
+
+        return read
 
 
 class LlamaServer:
@@ -130,7 +141,6 @@ class LlamaServer:
     def body(
         self, request: EngineRequest, model: str, most_tokens: int, eos_token_ids: Set[int]
     ) -> dict[str, Any]:
-        _refuse_prompt_logprobs(request)
         params = request.params
         if params.min_tokens > len(request.output_token_ids):
             raise RequestRefused(
@@ -162,25 +172,34 @@ class LlamaServer:
             body["n_probs"] = max(1, params.logprobs)
         return body
 
-    def read(self, event: Mapping[str, Any], num_top: int | None) -> Piece:
-        token_ids = tuple(map(int, event["tokens"] or ()))
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if num_top is not None and token_ids:
-            logprobs = tuple(
-                TokenLogprob(
-                    int(entry["id"]),
-                    float(entry["logprob"]),
-                    _best(
-                        {int(top["id"]): top["logprob"] for top in entry["top_logprobs"]}, num_top
-                    ),
-                )
-                for entry in event["completion_probabilities"]
-            )
-        if not event.get("stop"):
+    def reader(self, num_top: int | None, encode: Callable[[str], Sequence[int]]) -> Reader:
+        num_seen = 0
+
+        def read(event: Mapping[str, Any]) -> Piece:
+            nonlocal num_seen
+            token_ids = tuple(map(int, event["tokens"] or ()))
+            if event.get("stop"):
+                reason = str(event.get("stop_type") or "stop")
+                # It also ends at tokens that are ends by its own list, after it has sent them.
+                return Piece(token_ids, (), _LLAMA_REASONS.get(reason, reason))
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if num_top is not None:
+                for entry in event["completion_probabilities"]:
+                    tops = {int(top["id"]): top["logprob"] for top in entry["top_logprobs"]}
+                    own = TokenLogprob(int(entry["id"]), entry["logprob"], _best(tops, num_top))
+                    logprobs = (*logprobs, own)
+            num_new = int(event["tokens_predicted"]) - num_seen
+            num_seen += num_new
+            if num_new > len(token_ids):
+                # Of a character of several tokens it sends the last one, with the whole text.
+                whole = tuple(encode(event["content"]))
+                if len(whole) != num_new or whole[-1:] != token_ids[-1:]:
+                    raise ValueError(f"{num_new} tokens are sent as {token_ids}")
+                unknown = tuple(TokenLogprob(token_id, 0.0) for token_id in whole[:-1])
+                return Piece(whole, (*unknown, *logprobs) if num_top is not None else ())
             return Piece(token_ids, logprobs)
-        reason = str(event.get("stop_type") or "stop")
-        # It also ends at tokens that are ends by its own list, after it has sent them.
-        return Piece(token_ids, logprobs, END if reason == "eos" else reason)
+
+        return read
 
 
 SERVERS: tuple[Server, ...] = (VllmServer(), LlamaServer())
@@ -193,11 +212,3 @@ def _by_id(top: Mapping[str, float]) -> dict[int, float]:
 def _best(values: Mapping[int, float], num_top: int) -> tuple[tuple[int, float], ...]:
     best = sorted(values.items(), key=lambda item: (-item[1], item[0]))
     return tuple((token_id, float(value)) for token_id, value in best[:num_top])
-
-
-def _refuse_prompt_logprobs(request: EngineRequest) -> None:
-    if request.params.prompt_logprobs is not None and request.scores_prompt:
-        raise RequestRefused(
-            ErrorCode.PAYLOAD_INVALID,
-            "the log probabilities of a prompt are not available from this model's upstream",
-        )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import httpx2
 from worker.engine.request import EngineRequest
 from worker.engines.http.finding import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, Found, KeyFile
 from worker.engines.http.options import UpstreamAddress
-from worker.engines.http.servers import Piece
+from worker.engines.http.servers import END, LENGTH, Piece
 from worker.model.errors import ModelError
 
 FIRST_TOKEN_TIMEOUT_S = 600.0  # it may have a queue of its own
@@ -23,7 +23,8 @@ TOKEN_TIMEOUT_S = 60.0
 PROBE_INTERVAL_S = 0.5
 MAX_EVENT_BYTES = 4 * 2**20
 
-_RETRIED = frozenset({401, 403, 404, 408, 425, 429})  # and all from 500: not the request's fault
+_BUSY = frozenset({408, 425, 429})
+_AWAY = frozenset({401, 403, 404, 502, 503, 504})  # its key, its model or its process
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,10 @@ log = logging.getLogger(__name__)
 class UpstreamBroke(Exception):
     """The upstream did not complete the request; the same or another one may continue it."""
 
-    def __init__(self, message: str, *, was_computing: bool = False) -> None:
+    def __init__(self, message: str, *, is_blamed: bool = True, is_down: bool = True) -> None:
         super().__init__(message)
-        self.was_computing = was_computing  # it had accepted the request
+        self.is_blamed = is_blamed  # the request may have caused it
+        self.is_down = is_down  # the upstream is to be looked at before further requests
 
 
 class UpstreamRefused(Exception):
@@ -72,12 +74,15 @@ class Upstreams:
         found: Mapping[UpstreamAddress, Found | None],
         key: KeyFile,
         max_running: int,
+        encode: Callable[[str], Sequence[int]],
     ) -> None:
-        """`find` looks at the server of a URL; it raises ModelError or OSError."""
+        """`find` looks at the server of a URL; it raises ModelError or OSError. `encode`: see
+        Server.reader."""
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_running)
         self._http = httpx2.AsyncClient(limits=limits)
         self._find = find
         self._key = key
+        self._encode = encode
         self._available = asyncio.Event()
         self._down_since_s: float | None = None
         self._all = [
@@ -104,9 +109,8 @@ class Upstreams:
 
     def outage_s(self) -> float:
         """Returns for how many seconds no upstream has been up."""
-        if self._down_since_s is None:
-            return 0.0
-        return time.monotonic() - self._down_since_s
+        since_s = self._down_since_s  # the event loop may change it meanwhile
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     @property
     def failures(self) -> str:
@@ -127,7 +131,6 @@ class Upstreams:
         """
         found = upstream.found
         assert found is not None, "it is up"
-        was_computing = False
         try:
             async with self._http.stream(
                 "POST",
@@ -137,36 +140,40 @@ class Upstreams:
                 timeout=httpx2.Timeout(FIRST_TOKEN_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             ) as response:
                 await _check(response)
-                was_computing = True
+                read = found.server.reader(num_top, self._encode)
                 events = aiter(httpx2.EventSource(response, max_event_size=MAX_EVENT_BYTES))
                 timeout_s = FIRST_TOKEN_TIMEOUT_S
                 while True:
                     async with asyncio.timeout(timeout_s):
                         sent = await anext(events, None)
                     if sent is None:
-                        raise UpstreamBroke("the stream ended early", was_computing=True)
+                        raise UpstreamBroke("the stream ended early")
                     if sent.data == "[DONE]":
                         continue
-                    event = _read(sent.data)
-                    piece = found.server.read(event, num_top)
+                    piece = read(_event(sent.data))
                     if piece.token_ids:
                         timeout_s = TOKEN_TIMEOUT_S
-                    yield piece
+                    if piece.reason in ("", END, LENGTH):
+                        yield piece
+                    else:  # such as abort, of a server that is stopped
+                        yield piece._replace(reason="")
+                        raise UpstreamBroke(f"it ended the output: {piece.reason}")
                     if piece.reason:
                         return
         except TimeoutError as error:
-            raise UpstreamBroke("no token came in time", was_computing=was_computing) from error
+            raise UpstreamBroke("no token came in time") from error
+        except httpx2.ConnectError as error:
+            raise UpstreamBroke(f"no connection: {error}", is_blamed=False) from error
         except (httpx2.HTTPError, OSError) as error:
-            sentence = f"{type(error).__name__}: {error}"
-            raise UpstreamBroke(sentence, was_computing=was_computing) from error
+            raise UpstreamBroke(f"{type(error).__name__}: {error}") from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
             sentence = f"its stream has other fields than expected: {error!r}"
-            raise UpstreamBroke(sentence, was_computing=was_computing) from error
+            raise UpstreamBroke(sentence) from error
 
     def failed(self, upstream: Upstream, error: UpstreamBroke) -> None:
-        """Stops sending requests to an upstream until it answers a probe."""
+        """Stops sending requests to an upstream that may be down, until it answers a probe."""
         upstream.failure = str(error)
-        if not upstream.is_up:
+        if not upstream.is_up or not error.is_down:
             return
         upstream.is_up = False
         log.warning(
@@ -185,6 +192,12 @@ class Upstreams:
                 break
             except (ModelError, OSError) as error:
                 upstream.failure = str(error)
+            except Exception as error:
+                if upstream.failure != repr(error):
+                    log.exception(
+                        "a probe of the upstream failed", extra={"upstream": upstream.url}
+                    )
+                upstream.failure = repr(error)
             await asyncio.sleep(PROBE_INTERVAL_S)
         log.info("the upstream is back", extra={"upstream": upstream.url})
         upstream.is_up = True
@@ -197,16 +210,20 @@ async def _check(response: httpx2.Response) -> None:
         return
     text = (await response.aread())[:MAX_ERROR_CHARS].decode(errors="replace")
     sentence = f"status {response.status_code}: {text}"
-    if response.status_code >= 500 or response.status_code in _RETRIED:
+    if response.status_code in _BUSY:
+        raise UpstreamBroke(sentence, is_blamed=False, is_down=False)
+    if response.status_code in _AWAY:
+        raise UpstreamBroke(sentence, is_blamed=False)
+    if response.status_code >= 500:
         raise UpstreamBroke(sentence)
     raise UpstreamRefused(sentence)
 
 
-def _read(data: str) -> dict[str, Any]:
+def _event(data: str) -> dict[str, Any]:
     """Returns an event's object. Raises ValueError, or UpstreamBroke for an error."""
     event = json.loads(data)
     if not isinstance(event, dict):
         raise ValueError(f"an event is {type(event).__name__}")
     if "error" in event:
-        raise UpstreamBroke(str(event["error"])[:MAX_ERROR_CHARS], was_computing=True)
+        raise UpstreamBroke(str(event["error"])[:MAX_ERROR_CHARS])
     return event

@@ -237,11 +237,42 @@ def test_an_outage_of_all_upstreams_ends_the_engine(
         run(engine, [])
 
 
-def test_log_probabilities_of_a_prompt_are_refused(made: Made) -> None:
-    (outputs,) = run(made.engine(made.upstream()), [request(prompt_logprobs=0)]).values()
-    assert outputs[-1].error is ErrorCode.PAYLOAD_INVALID
-    with pytest.raises(RequestRefused):
-        made.engine(made.upstream()).add(request(prompt=()))
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_log_probabilities_of_a_prompt_are_refused(made: Made, max_tokens: int) -> None:
+    with pytest.raises(RequestRefused, match="log probabilities of a prompt") as refused:
+        made.engine(made.upstream()).add(request(prompt_logprobs=0, max_tokens=max_tokens))
+    assert refused.value.code is ErrorCode.PAYLOAD_INVALID
+
+
+def test_an_output_that_a_stopped_server_aborts_continues(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.abort_after = 5
+    (outputs,) = run(engine, [request()]).values()
+    assert tokens(outputs) == continued(PROMPT, 20)
+    assert upstream.bodies[1]["prompt"] == [*PROMPT, *continued(PROMPT, 5)]
+
+
+def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    upstream.faults.status = 500
+    (outputs,) = run(engine, [request()]).values()
+    assert outputs[-1].error is ErrorCode.ENGINE_ERROR
+    assert len(upstream.bodies) == engine_module.MAX_BREAKS
+
+
+def test_an_engine_that_nobody_reads_stops_reading(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "MAX_UNREAD", 5)
+    engine = made.engine(made.upstream())
+    engine.add(request(max_tokens=100))
+    first = engine.step()
+    time.sleep(1)
+    assert 5 < engine._news.qsize() < 20
+    (outputs,) = run(engine, []).values()
+    assert tokens([*first, *outputs]) == continued(PROMPT, 100)
 
 
 def test_the_key_is_read_again_when_its_file_changes(made: Made, tmp_path: Path) -> None:
@@ -251,8 +282,11 @@ def test_the_key_is_read_again_when_its_file_changes(made: Made, tmp_path: Path)
     engine = made.engine(upstream, upstream_key_file=str(path))
     assert len(run(engine, [request()])) == 1
     upstream._key = "two"
+    path.write_text("")  # as when it is being written
+    engine.add(request("b"))
+    time.sleep(0.2)
     path.write_text("two\n")
-    (outputs,) = run(engine, [request()]).values()
+    (outputs,) = run(engine, []).values()
     assert tokens(outputs) == continued(PROMPT, 20)
 
 

@@ -9,7 +9,7 @@ import pytest
 from shared.messages import ErrorCode, SamplingParams, TokenLogprob
 from worker.engine.errors import RequestRefused
 from worker.engine.request import EngineRequest
-from worker.engines.http.servers import END, Facts, LlamaServer, Piece, VllmServer
+from worker.engines.http.servers import END, LENGTH, Facts, LlamaServer, Piece, VllmServer
 
 # By vLLM 0.32.0, with logprobs=2.
 VLLM_EVENT = """{"id":"cmpl-1","object":"text_completion","created":1,"model":"demo","choices":[{
@@ -33,26 +33,48 @@ def request(output: tuple[int, ...] = (), **params: object) -> EngineRequest:
     )
 
 
+def no_text(text: str) -> list[int]:
+    raise AssertionError(f"{text!r} is not encoded")
+
+
 def test_an_event_of_vllm_has_tokens_and_log_probabilities() -> None:
     server = VllmServer()
     event = json.loads(VLLM_EVENT)
     top = ((300, -0.5), (41, -1.5))
-    assert server.read(event, 2) == Piece((300,), (TokenLogprob(300, -0.5, top),))
-    assert server.read(event, 1).logprobs == (TokenLogprob(300, -0.5, top[:1]),)
-    assert server.read(event, None) == Piece((300,))
-    assert server.read({"choices": [], "usage": {}}, None) == Piece(())
-    event["choices"][0]["finish_reason"] = "length"
-    assert server.read(event, None).reason == "length"
+    assert server.reader(2, no_text)(event) == Piece((300,), (TokenLogprob(300, -0.5, top),))
+    assert server.reader(1, no_text)(event).logprobs == (TokenLogprob(300, -0.5, top[:1]),)
+    read = server.reader(None, no_text)
+    assert read(event) == Piece((300,))
+    assert read({"choices": [], "usage": {}}) == Piece(())
+    for given, reason in {"length": LENGTH, "stop": END, "abort": "abort"}.items():
+        event["choices"][0]["finish_reason"] = given
+        assert read(event).reason == reason
 
 
 def test_an_event_of_llama_has_tokens_and_log_probabilities() -> None:
     server = LlamaServer()
     event = json.loads(LLAMA_EVENT)
     top = ((198, -0.01), (520, -5.25))
-    assert server.read(event, 2) == Piece((198,), (TokenLogprob(198, -0.01, top),))
-    assert server.read(event, None) == Piece((198,))
-    assert server.read(json.loads(LLAMA_END % "limit"), 2) == Piece((), (), "limit")
-    assert server.read(json.loads(LLAMA_END % "eos"), None) == Piece((), (), END)
+    assert server.reader(2, no_text)(event) == Piece((198,), (TokenLogprob(198, -0.01, top),))
+    read = server.reader(None, no_text)
+    assert read(event) == Piece((198,))
+    assert read(json.loads(LLAMA_END % "limit")) == Piece((), (), LENGTH)
+    assert read(json.loads(LLAMA_END % "eos")) == Piece((), (), END)
+
+
+def test_a_character_of_several_tokens_has_them_all_from_llama() -> None:
+    def encode(text: str) -> list[int]:
+        assert text == "🦊"
+        return [7, 8, 9]
+
+    event = json.loads(LLAMA_EVENT) | {"content": "🦊", "tokens": [9], "tokens_predicted": 3}
+    assert LlamaServer().reader(None, encode)(event) == Piece((7, 8, 9))
+    entry = event["completion_probabilities"][0]
+    entry["id"] = 9
+    logprobs = LlamaServer().reader(0, encode)(event).logprobs
+    assert logprobs == (TokenLogprob(7, 0.0), TokenLogprob(8, 0.0), TokenLogprob(9, -0.01))
+    with pytest.raises(ValueError, match="4 tokens are sent as"):
+        LlamaServer().reader(None, encode)(event | {"tokens_predicted": 4})
 
 
 def test_vllm_is_asked_for_the_rest_of_a_request() -> None:
@@ -82,9 +104,6 @@ def test_a_parameter_that_the_server_lacks_is_refused() -> None:
     with pytest.raises(RequestRefused, match="min_tokens") as refused:
         LlamaServer().body(request(max_tokens=9, min_tokens=3), "m", 6, {2})
     assert refused.value.code is ErrorCode.PAYLOAD_INVALID
-    for server in (LlamaServer(), VllmServer()):
-        with pytest.raises(RequestRefused, match="log probabilities of a prompt"):
-            server.body(request(prompt_logprobs=1), "m", 6, {2})
 
 
 def test_the_facts_of_a_server_are_read() -> None:
