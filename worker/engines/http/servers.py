@@ -191,7 +191,7 @@ class LlamaServer:
             num_new = int(event["tokens_predicted"]) - num_seen
             num_seen += num_new
             if num_new > len(token_ids):
-                # Of a character of several tokens it sends the last one, with the whole text.
+                # It sends only the last token of a character that has several, with its whole text.
                 whole = tuple(encode(event["content"]))
                 if len(whole) != num_new or whole[-1:] != token_ids[-1:]:
                     raise ValueError(f"{num_new} tokens are sent as {token_ids}")

@@ -200,3 +200,15 @@ async def test_a_message_without_tokens_begins_with_the_counts_of_its_end() -> N
     found = await served_message(Waiting([end]))
     start, *_ = [payload for write in found.writes for payload in payloads(write)]
     assert start["message"]["usage"]["cache_read_input_tokens"] == 2
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_tokens_without_text_keep_their_place_in_the_next_event(is_late: bool) -> None:
+    first = Delta(START, Cursor(1, 1), (11,), "a")
+    silent = Delta(first.end, Cursor(2, 1), (12,), "")
+    last = Delta(silent.end, Cursor(4, 3), (13, 14), "bc", None, (Segment(0, 1, 1),) * 2)
+    bursts = [[first, silent, last]] if is_late else [[first], [silent], [last]]
+    found = await served(Waiting(*bursts, [end_of(last)]))
+    sent = [payload["token_ids"] for write in found.writes for payload in payloads(write)]
+    assert [token_id for token_ids in sent for token_id in token_ids] == [11, 12, 13, 14]
+    assert str(found.events.resume_point) == str(last.end)
