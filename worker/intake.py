@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.backoff import Backoff
+from shared.keys import NUM_LANES
 from shared.messages import MAX_CHOICES
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait, first_of
@@ -163,7 +164,10 @@ class Intake:
         more = self._estimator.oversubscription()
         if more is None:
             return
-        taken = await self._queue.recover(self._worker_id, more.count)
+        # One of a later lane would get no slot, also one that was given back for this reason.
+        lanes = [job.job.lane for job in self._jobs if _num_in_engine(job)]
+        before = 1 + max(lanes, default=NUM_LANES - 1)
+        taken = await self._queue.recover(self._worker_id, more.count, before=before)
         if not taken:
             taken = await self._queue.oversubscribe(self._worker_id, more.count, more.leave_out)
         if taken:

@@ -211,7 +211,9 @@ class RedisJobQueue:
         self, worker_id: str, count: int, lane: int, block_ms: int
     ) -> Sequence[Delivery]:
         queues = self._queues[: lane * len(self._models)]
-        common = (worker_id, count, MAX_CRASHES, self._defer_ms, self._asking_ms)
+        # A job that is left to the worker with its prefix preempts no other meanwhile.
+        left_ms = max(self._defer_ms, self._affinity_ms)
+        common = (worker_id, count, MAX_CRASHES, left_ms, self._asking_ms)
         deadline = time.monotonic() + block_ms / 1000
         with translated("overtake"):
             more = await self._take_more(*common, 0, *queues)

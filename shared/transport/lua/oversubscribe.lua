@@ -8,7 +8,7 @@
 -- tenant holds.
 -- The first write is refused above maxmemory: a full server starts no new work.
 -- Returns {claims as lib/claim.lua gives them, ms after which jobs left to others may be taken (0 without
---   any), without claims the newest entry of each queue}; no claims and entries without a lease.
+--   any), without claims the newest entry of each queue, unless it stopped at its own bound}; no claims and entries without a lease.
 -- A lost reply leaves claimed entries in the worker's pending list: reconcile claims them again.
 --@include lib/common.lua
 --@include lib/allowance.lua
@@ -31,13 +31,13 @@ local wid, left, max_crashes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local defer_ms, asking_ms, num_tenants = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease = P .. 'w:' .. wid
 if redis.call('EXISTS', lease) == 0 then return {{}, 0, {}} end
-local OLDEST_EVERY, CLOSE = 8, 4
+local OLDEST_EVERY, CLOSE, MAX_ROUNDS = 8, 4, 64
 local all = {}
 for i = 9 + num_tenants, #ARGV do all[#all + 1] = ARGV[i] end
 local queues = open_queues(wid, all)
 local taken = tonumber(redis.call('HGET', lease, 'taken') or '0')
 redis.call('HSET', lease, 'taken', taken)  -- not `pull_ms`: no job is deferred to it (lib/portion.lua)
-local left_out, claims = {}, {}
+local left_out, claims, rounds = {}, {}, 0
 for i = 9, 8 + num_tenants do left_out[ARGV[i]] = true end
 
 -- The next entries of the lane; none where there is no lane.
@@ -46,13 +46,19 @@ local function next_of(queue, count)
   return redis.call('XRANGE', queue, '(' .. last_delivered(queue), '+', 'COUNT', count)
 end
 
--- Whether the next job of the lane, or one close after it, is of a tenant that is not left out.
+-- Whether the next job of the lane, or one close after it, is of a tenant that is not left out. Jobs that were
+-- claimed ahead (lib/affinity.lua) run already.
 local function is_wanted(queue)
-  for _, item in ipairs(next_of(queue, CLOSE)) do
+  local num_waiting = 0
+  for _, item in ipairs(next_of(queue, MAX_ROUNDS)) do
     local id = read_entry(item[2])
-    local tenant = id and redis.call('HGET', P .. 'job:' .. id, 'tenant')
-    if not tenant then return false end  -- `pull` removes it
-    if not left_out[tenant] then return true end
+    local job = id and redis.call('HMGET', P .. 'job:' .. id, 'tenant', 'state')
+    if not job or not job[1] then return false end  -- `pull` removes it
+    if job[2] ~= 'running' then
+      if not left_out[job[1]] then return true end
+      num_waiting = num_waiting + 1
+      if num_waiting == CLOSE then return false end
+    end
   end
   return false
 end
@@ -66,13 +72,13 @@ local function take(queue)
   local result = claim(id, queue, item[1], wid, false, max_crashes, true)
   if result[1] == 'OK' then
     claims[#claims + 1] = result
-    taken = taken + 1
+    left, taken = left - 1, taken + 1
   elseif result[1] == 'NEWER' or result[1] == 'WAITS' then
     redis.call('XCLAIM', queue, GROUP, RELEASED, 0, item[1], 'JUSTID')
   elseif result[1] == 'HELD' and result[2] ~= wid then
     redis.call('XCLAIM', queue, GROUP, result[2], 0, item[1], 'JUSTID')
   end
-  left = left - 1
+  rounds = rounds + 1
   return true
 end
 
@@ -101,7 +107,7 @@ end
 
 local defers, deferred_ms = nil, 0
 for _, queue in ipairs(queues) do
-  while left > 0 and is_wanted(queue) do
+  while left > 0 and rounds < MAX_ROUNDS and is_wanted(queue) do
     if defers == nil then defers = defer_ms > 0 and is_beside_a_free_one() end
     local wait_ms = defers and left_ms(queue) or 0
     if wait_ms > 0 then
@@ -118,7 +124,7 @@ for _, queue in ipairs(queues) do
 end
 if #claims > 0 then redis.call('HSET', lease, 'taken', taken) end
 local last = {}
-for k, queue in ipairs(#claims == 0 and all or {}) do
+for k, queue in ipairs(#claims == 0 and rounds < MAX_ROUNDS and all or {}) do
   local newest = redis.call('XREVRANGE', queue, '+', '-', 'COUNT', 1)
   last[k] = newest[1] and newest[1][1] or '0-0'
 end

@@ -126,12 +126,26 @@ end
 local function sweep_by_prefix()
   local place = placement(wid, division.holds, division.level, affinity_ms)
   local windows, is_whole = {}, true
+
+  -- The entries after the last delivered one: those that the free slots take, if these are all too old to be
+  -- left to another worker, else as many as one pull takes at most.
+  local function waiting(queue, last, ahead)
+    local fewest, items = left, nil
+    for _ in pairs(ahead) do fewest = fewest + 1 end
+    for _, count in ipairs({math.min(fewest, MAX_ROUNDS), MAX_ROUNDS}) do
+      items = redis.call('XRANGE', queue, '(' .. last, '+', 'COUNT', count)
+      local newest = items[count]
+      if not newest then return items end
+      if server_ms() - tonumber(string.match(newest[1], '^%d+')) >= affinity_ms then break end
+    end
+    is_whole = false
+    return items
+  end
+
   for _, queue in ipairs(division.lanes) do
     local last, ahead = delivered_and_ahead(queue)
     local window = {queue = queue}
-    local items = redis.call('XRANGE', queue, '(' .. last, '+', 'COUNT', MAX_ROUNDS)
-    if #items == MAX_ROUNDS then is_whole = false end
-    for _, item in ipairs(items) do
+    for _, item in ipairs(waiting(queue, last, ahead)) do
       if not ahead[item[1]] then window[#window + 1] = item end
     end
     windows[#windows + 1] = window
@@ -180,7 +194,7 @@ local function sweep_by_prefix()
     end
   end
   for _, window in ipairs(windows) do delivered_and_ahead(window.queue) end
-  return rounds < MAX_ROUNDS and (is_whole or #claims == 0)
+  return rounds < MAX_ROUNDS and (is_whole or rounds == 0)
 end
 
 local is_by_prefix = division and affinity_ms > 0

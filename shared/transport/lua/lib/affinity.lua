@@ -5,6 +5,7 @@
 -- them. The group delivers them again, to a worker that then finds them claimed (`HELD` in lib/claim.lua).
 local DIGEST_BYTES, MAX_AHEAD = 8, 64
 local MAX_COMPARED, AGAIN_MS = 32, 10  -- jobs whose prefixes one pull compares; the others are for the next
+local MAX_COMPARISONS = 512  -- of a job and a worker, in one pull
 
 -- The group's last delivered entry, and a set of the entries after it that were claimed ahead. Moves the group
 -- past those that directly follow it.
@@ -58,13 +59,15 @@ end
 -- Returns a function of a queue's item: 'prefix' or 'any' for one that this worker may take, as the job's
 -- record names it, else nil and the ms for which it is left to another worker.
 local function placement(wid, holds, level, affinity_ms)
-  local most, known, compared = math.ceil(level * 1.25) + 1, {}, 0
+  local most, known, compared, num_workers = math.ceil(level * 1.25) + 1, {}, 0, 0
+  for _ in pairs(holds) do num_workers = num_workers + 1 end
+  local max_compared = math.max(1, math.min(MAX_COMPARED, math.floor(MAX_COMPARISONS / num_workers)))
   local function place(item)
     local joined = entry_field(item[2], 'p')
     local waits_ms = server_ms() - tonumber(string.match(item[1], '^%d+'))
     -- Before its time: the server's clock was set back. How long it waits is not known then.
     if not joined or math.abs(waits_ms) >= affinity_ms then return {'any'} end
-    if compared >= MAX_COMPARED then return {nil, AGAIN_MS} end
+    if compared >= max_compared then return {nil, AGAIN_MS} end
     compared = compared + 1
     local best = best_holder(wid, split_digests(joined), holds, most)
     if not best then return {'any'} end

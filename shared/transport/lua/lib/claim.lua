@@ -24,7 +24,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new, placed)
   if TERMINAL[state] then drop_entry(queue, entry); return {'DONE', state} end
   if tonumber(job.v or '1') > SCHEMA_VERSION then return {'NEWER'} end
   if is_new and state == 'running' then return {'HELD', job.owner} end
-  if is_new and (job.crashes or '0') ~= '0' then return {'WAITS'} end
+  if is_new and ((job.crashes or '0') ~= '0' or (job.losses or '0') ~= '0') then return {'WAITS'} end
   if now_ms() >= tonumber(job.deadline_ms) then
     latch(id, {state = 'expired', reason = 'deadline_exceeded', by = wid})
     return {'DONE', 'expired'}
