@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,7 @@ class PagedAttention:
 
     def is_native(self, block_size: int, dtype: torch.dtype) -> bool:
         """Returns whether the compiled kernels compute the attention of all layers."""
-        kept = {call.kept for call in self._calls}
+        kept = {replace(call.kept, window=None) for call in self._calls}  # windows may differ
         if len(kept) > 1 or block_size != ATTENTION_BLOCK or dtype is not torch.bfloat16:
             return False
         (layer,) = kept
