@@ -3,15 +3,15 @@
 -- has pulled lately and holds few enough jobs; then any worker takes it.
 -- Jobs are thus claimed ahead of older ones: in a stream, before the group's last delivered entry has come to
 -- them. The group delivers them again, to a worker that then finds them claimed (`HELD` in lib/claim.lua).
-local DIGEST_BYTES, MAX_AHEAD = 8, 64
-local MAX_COMPARED, AGAIN_MS = 32, 10  -- jobs whose prefixes one pull compares; the others are for the next
-local MAX_COMPARISONS = 512  -- of a job and a worker, in one pull
+-- One table, because Lua allows few locals. `compared`: jobs whose prefixes one pull compares at most; the others
+-- are for the next, `again_ms` later. `comparisons`: of a job and a worker, in one pull.
+local AFFINITY = {digest_bytes = 8, ahead = 64, compared = 32, again_ms = 10, comparisons = 512}
 
 -- The group's last delivered entry, and a set of the entries after it that were claimed ahead. Moves the group
 -- past those that directly follow it.
 local function delivered_and_ahead(queue)
   local last, ahead, passed = last_delivered(queue), {}, nil
-  local claimed = redis.call('XPENDING', queue, GROUP, '(' .. last, '+', MAX_AHEAD)
+  local claimed = redis.call('XPENDING', queue, GROUP, '(' .. last, '+', AFFINITY.ahead)
   if #claimed == 0 then return last, ahead end
   for _, pending in ipairs(claimed) do ahead[pending[1]] = true end
   for _, item in ipairs(redis.call('XRANGE', queue, '(' .. last, '+', 'COUNT', #claimed)) do
@@ -34,7 +34,7 @@ end
 
 local function split_digests(joined)
   local digests = {}
-  for at = 1, #joined, DIGEST_BYTES do digests[#digests + 1] = string.sub(joined, at, at + DIGEST_BYTES - 1) end
+  for at = 1, #joined, AFFINITY.digest_bytes do digests[#digests + 1] = string.sub(joined, at, at + AFFINITY.digest_bytes - 1) end
   return digests
 end
 
@@ -61,13 +61,13 @@ end
 local function placement(wid, holds, level, affinity_ms)
   local most, known, compared, num_workers = math.ceil(level * 1.25) + 1, {}, 0, 0
   for _ in pairs(holds) do num_workers = num_workers + 1 end
-  local max_compared = math.max(1, math.min(MAX_COMPARED, math.floor(MAX_COMPARISONS / num_workers)))
+  local max_compared = math.max(1, math.min(AFFINITY.compared, math.floor(AFFINITY.comparisons / num_workers)))
   local function place(item)
     local joined = entry_field(item[2], 'p')
     local waits_ms = server_ms() - tonumber(string.match(item[1], '^%d+'))
     -- Before its time: the server's clock was set back. How long it waits is not known then.
     if not joined or math.abs(waits_ms) >= affinity_ms then return {'any'} end
-    if compared >= max_compared then return {nil, AGAIN_MS} end
+    if compared >= max_compared then return {nil, AFFINITY.again_ms} end
     compared = compared + 1
     local best = best_holder(wid, split_digests(joined), holds, most)
     if not best then return {'any'} end
