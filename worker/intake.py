@@ -310,7 +310,8 @@ class AdmissionEstimator:
     def overtaking(self) -> Overtaking | None:
         """Returns the jobs to take for which the engine preempts sequences of the lowest lane that
         runs here; None while a place is free, or if none would be preempted."""
-        if self._engine.ready is None or self() or self._is_table_full():
+        ready = self._engine.ready
+        if ready is None or not ready.config.preempts or self() or self._is_table_full():
             return None
         lanes = Counter(
             job.job.lane

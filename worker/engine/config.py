@@ -24,6 +24,7 @@ class EngineConfig:
     lookahead: int = 0  # steps launched before the previous one is collected
     policy: str = "fcfs"
     eos_token_ids: frozenset[int] = frozenset()
+    preempts: bool = True  # whether running sequences give their slots to others, and resume
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
     window: int | None = None  # tokens that a query reaches at most, its own included; None: all

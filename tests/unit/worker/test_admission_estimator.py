@@ -237,6 +237,17 @@ def test_a_worker_full_of_rows_takes_what_would_preempt_them(jobs: RunningJobs) 
     assert estimator.overtaking() == Overtaking(1, 4)
 
 
+def test_nothing_overtakes_where_the_engine_does_not_preempt(jobs: RunningJobs) -> None:
+    engine = Engine()
+    for i in range(8):
+        lane_job(jobs, engine, f"0-{i}", 7)
+    assert AdmissionEstimator(jobs, engine).overtaking() == Overtaking(8, 7)
+    assert engine.ready is not None
+    config = dataclasses.replace(engine.ready.config, preempts=False)
+    engine.ready = msgspec.structs.replace(engine.ready, config=config)
+    assert AdmissionEstimator(jobs, engine).overtaking() is None
+
+
 def test_nothing_overtakes_the_first_lane(jobs: RunningJobs) -> None:
     engine = Engine()
     for i in range(8):

@@ -55,7 +55,7 @@ def build_http_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
         max_model_len=max_model_len,
         eos_token_ids=frozenset(eos_token_ids),
     )
-    config = replace(config, max_num_seqs=max_num_seqs)
+    config = replace(config, max_num_seqs=max_num_seqs, preempts=False)
     vocab_size = int(config_json.get("vocab_size") or tokenizer.vocab_size)
 
     def connect() -> Upstreams:

@@ -16,12 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.admission import Admission
 from worker.engine.config import EngineConfig
-from worker.engine.errors import EngineFull, RequestRefused, StepsFailed
+from worker.engine.errors import RequestRefused, StepsFailed
+from worker.engine.held_requests import Arrivals, HeldRequest
 from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
 from worker.engine.request import (
@@ -29,9 +30,8 @@ from worker.engine.request import (
     EngineRequest,
     EngineStats,
     RequestTimes,
-    check_request,
 )
-from worker.engine.stop import StopMatch, find_stop
+from worker.engine.stop import StopMatch
 from worker.engines.http.servers import END, Piece
 from worker.engines.http.upstreams import UpstreamBroke, UpstreamRefused, Upstreams
 
@@ -46,31 +46,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class LiveRequest:
-    """A request and its output, from its arrival to its end."""
+class LiveRequest(HeldRequest):
+    """A request and its output as reported; its reader may be ahead."""
 
-    request: EngineRequest
-    seq_id: int
-    most_tokens: int
-    output: list[int] = field(default_factory=list)  # as reported; the reader may be ahead
     task: asyncio.Task[None] | None = None
-    arrived_s: float = field(default_factory=time.monotonic)
     sent_s: float = 0.0
     first_token_s: float = 0.0
-    priority: int = field(init=False)
-    num_lane_preemptions: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.priority = self.request.priority
-        self.num_lane_preemptions = self.request.num_lane_preemptions
-
-    @property
-    def tenant(self) -> str:
-        return self.request.tenant
-
-    @property
-    def job_id(self) -> str:
-        return self.request.job_id or self.request.request_id
 
     @property
     def times(self) -> RequestTimes:
@@ -104,14 +85,12 @@ class HttpEngine:
         """`connect` is called in the event loop that uses the upstreams."""
         self.config = config
         self.measures = StepMeasures()
-        self._vocab_size = vocab_size
-        self._live: dict[str, LiveRequest] = {}
+        self._arrivals = Arrivals(config, vocab_size, LiveRequest)
+        self._live = self._arrivals.live
         self._running: set[LiveRequest] = set()
         self._admission: Admission[LiveRequest] = Admission(
-            config.max_num_seqs, make_policy(config.policy), preempts=False
+            config.max_num_seqs, make_policy(config.policy), preempts=config.preempts
         )
-        self._num_added = 0
-        self._ended_on_arrival: dict[str, EngineOutput] = {}
         self._news: queue.SimpleQueue[tuple[LiveRequest, Piece | _Failure]] = queue.SimpleQueue()
         self._counts = _Counts()
         self._loop = asyncio.new_event_loop()
@@ -130,36 +109,20 @@ class HttpEngine:
 
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""
-        check_request(request, self.config, self._vocab_size)
         if request.params.prompt_logprobs is not None and request.scores_prompt:
             raise RequestRefused(
                 ErrorCode.PAYLOAD_INVALID,
-                "the log probabilities of a prompt are not available from this model's upstream",
+                "the log probabilities of a prompt are not available from this model's server",
             )
-        request_id = request.request_id
-        if request_id in self._live or request_id in self._ended_on_arrival:
-            raise RequestRefused(
-                ErrorCode.PAYLOAD_INVALID, f"request {request_id!r} is running already"
-            )
-        if len(self._live) >= self.config.max_num_seqs + self.config.max_waiting:
-            raise EngineFull(self.config.max_waiting)
-        room = self.config.max_model_len - len(request.prompt_token_ids)
-        most_tokens = min(request.params.max_tokens, room)
-        live = LiveRequest(request, self._num_added, most_tokens, [*request.output_token_ids])
-        self._num_added += 1
-        # An earlier attempt may have died between its last token and the report of its end.
-        stop = self._find_stop(live)
-        if most_tokens == 0:
-            stop = StopMatch(FinishReason.LENGTH)
-        if stop is not None:
-            self._ended_on_arrival[request_id] = _ended(live, stop)
-            return
-        self._live[request_id] = live
-        self._admission.add(live)
+        live = self._arrivals.add(request)
+        if live is not None and live.most_tokens == 0:
+            self._arrivals.end(live, StopMatch(FinishReason.LENGTH))
+        elif live is not None:
+            self._admission.add(live)
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request and closes its connection; it has no further outputs."""
-        if self._ended_on_arrival.pop(request_id, None) is not None:
+        if self._arrivals.cancel_ended(request_id):
             return True
         live = self._live.get(request_id)
         if live is None:
@@ -169,22 +132,21 @@ class HttpEngine:
 
     def has_unfinished(self) -> bool:
         """Returns whether `step` has anything to do."""
-        return bool(self._live or self._ended_on_arrival)
+        return bool(self._arrivals)
 
     def step(self) -> list[EngineOutput]:
         """Returns the tokens that have come; waits briefly for the first.
 
         Raises StepsFailed when no upstream has answered for MAX_OUTAGE_S.
         """
-        outputs = list(self._ended_on_arrival.values())
-        self._ended_on_arrival.clear()
+        outputs = self._arrivals.take_ended()
         for live in self._admission.moves().entering:
             self._send(live)
         self._counts.steps += 1
         self.measures.sequences.observe(len(self._running))
         num_before = self._counts.generated_tokens
         for live, news in self._arrived(wait=not outputs):
-            if live.request.request_id in self._live:
+            if self._live.get(live.request.request_id) is live:
                 outputs += self._take(live, news)
         self.measures.tokens.observe(self._counts.generated_tokens - num_before)
         self._check_outage()
@@ -226,11 +188,6 @@ class HttpEngine:
         self._counts = _Counts()
         self.measures = StepMeasures()
 
-    def _find_stop(self, live: LiveRequest) -> StopMatch | None:
-        return find_stop(
-            live.output, live.request.params, self.config.eos_token_ids, live.most_tokens
-        )
-
     def _send(self, live: LiveRequest) -> None:
         live.sent_s = time.monotonic()
         self._running.add(live)
@@ -241,7 +198,11 @@ class HttpEngine:
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("the reader of an upstream failed", exc_info=error)
+                log.error(
+                    "failed to read an upstream's stream",
+                    exc_info=error,
+                    extra={"job_id": live.job_id},
+                )
                 self._news.put((live, _Failure(ErrorCode.ENGINE_ERROR, repr(error))))
 
         self._loop.call_soon_threadsafe(start)
@@ -268,8 +229,8 @@ class HttpEngine:
                 self._news.put((live, _Failure(refused.code, refused.message)))
                 return
             except UpstreamRefused as refused:
-                failure = _Failure(ErrorCode.PAYLOAD_INVALID, f"the upstream refused it: {refused}")
-                self._news.put((live, failure))
+                sentence = f"the model's server refused the request: {refused}"
+                self._news.put((live, _Failure(ErrorCode.PAYLOAD_INVALID, sentence)))
                 return
             except UpstreamBroke as error:
                 self._counts.breaks += 1
@@ -278,7 +239,10 @@ class HttpEngine:
                     num_breaks, pause_s = 0, FIRST_PAUSE_S
                 num_breaks += error.is_blamed
                 if num_breaks >= MAX_BREAKS:
-                    sentence = f"the upstream broke {num_breaks} times at this request: {error}"
+                    sentence = (
+                        f"the model's server failed {num_breaks} times at this request; the last "
+                        f"time: {error}"
+                    )
                     self._news.put((live, _Failure(ErrorCode.ENGINE_ERROR, sentence)))
                     return
             finally:
@@ -299,7 +263,7 @@ class HttpEngine:
         request_id = live.request.request_id
         if isinstance(news, _Failure):
             self._forget(live)
-            return [_failed(live, news.code, news.message)]
+            return [live.failed(news.code, news.message)]
         if news.token_ids and not live.first_token_s:
             live.first_token_s = time.monotonic()
             self._counts.prompt_tokens += len(live.request.prompt_token_ids)
@@ -308,7 +272,7 @@ class HttpEngine:
         for token_id in news.token_ids:
             live.output.append(token_id)
             new.append(token_id)
-            stop = self._find_stop(live)
+            stop = live.find_stop(self.config.eos_token_ids)
             if stop is not None:
                 break
         self._counts.generated_tokens += len(new)
@@ -351,23 +315,3 @@ async def _call(connect: Callable[[], Upstreams]) -> Upstreams:
 def _cancel(live: LiveRequest) -> None:
     if live.task is not None:
         live.task.cancel()
-
-
-def _ended(live: LiveRequest, stop: StopMatch) -> EngineOutput:
-    return EngineOutput(
-        live.request.request_id,
-        (),
-        logprobs=None if live.request.params.logprobs is None else (),
-        finish_reason=stop.reason,
-        stop_reason=stop.token_id,
-    )
-
-
-def _failed(live: LiveRequest, code: ErrorCode, message: str) -> EngineOutput:
-    return EngineOutput(
-        live.request.request_id,
-        (),
-        finish_reason=FinishReason.ERROR,
-        error=code,
-        message=message,
-    )

@@ -108,27 +108,22 @@ async def _answer_of(
             timeout=CONNECT_TIMEOUT_S,
         )
     except httpx2.HTTPError as error:
-        raise ConnectionRefusedError(
-            errno.ECONNREFUSED, f"{url} does not answer: {type(error).__name__}: {error}"
-        ) from error
+        raise ConnectionError(f"{url} does not answer: {type(error).__name__}: {error}") from error
     if response.status_code == 404:
         return None
-    text = response.text[:MAX_ERROR_CHARS]
-    if response.status_code >= 500:  # it is loading its model
-        raise ConnectionRefusedError(
-            errno.ECONNREFUSED, f"{url} answers {response.status_code}: {text}"
-        )
+    sentence = f"{url} answers {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
+    if response.status_code in (401, 403):
+        raise ModelError(f"{sentence}; PENSTOCK_UPSTREAM_KEY_FILE names the file with its key")
+    if response.status_code >= 500 or response.status_code == 429:  # it loads its model, or is busy
+        raise ConnectionError(sentence)
     if not response.is_success:
-        raise ModelError(
-            f"{url} answers {response.status_code}: {text}; PENSTOCK_UPSTREAM_KEY_FILE names the "
-            "file with its key"
-        )
+        raise ModelError(sentence)
     try:
         answer = response.json()
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise ModelError(f"{url} answers no JSON object: {text}")
+        raise ModelError(f"{url} answers no JSON object: {response.text[:MAX_ERROR_CHARS]}")
     return answer
 
 
@@ -139,7 +134,9 @@ async def _find_model(
 
     Raises ModelError if there is no such entry, and as `_answer_of`.
     """
-    answer = await _answer_of(http, key, f"{url}/v1/models") or {}
+    answer = await _answer_of(http, key, f"{url}/v1/models")
+    if answer is None:
+        raise ModelError(f"{url}/v1/models is unknown there (404); check PENSTOCK_UPSTREAM_URLS")
     entries = {str(entry["id"]): entry for entry in answer.get("data") or () if "id" in entry}
     if model in entries:
         return dict(entries[model])

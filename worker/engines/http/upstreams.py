@@ -132,17 +132,22 @@ class Upstreams:
         found = upstream.found
         assert found is not None, "it is up"
         try:
+            headers = self._key.headers()
+        except OSError as error:
+            message = f"PENSTOCK_UPSTREAM_KEY_FILE cannot be read: {error}"
+            raise UpstreamBroke(message, is_blamed=False) from error
+        timeout_s = FIRST_TOKEN_TIMEOUT_S
+        try:
             async with self._http.stream(
                 "POST",
                 upstream.url + found.server.generate_path,
                 json=body,
-                headers=self._key.headers(),
+                headers=headers,
                 timeout=httpx2.Timeout(FIRST_TOKEN_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             ) as response:
                 await _check(response)
                 read = found.server.reader(num_top, self._encode)
                 events = aiter(httpx2.EventSource(response, max_event_size=MAX_EVENT_BYTES))
-                timeout_s = FIRST_TOKEN_TIMEOUT_S
                 while True:
                     async with asyncio.timeout(timeout_s):
                         sent = await anext(events, None)
@@ -161,7 +166,7 @@ class Upstreams:
                     if piece.reason:
                         return
         except TimeoutError as error:
-            raise UpstreamBroke("no token came in time") from error
+            raise UpstreamBroke(f"no token for {timeout_s:g} s") from error
         except httpx2.ConnectError as error:
             raise UpstreamBroke(f"no connection: {error}", is_blamed=False) from error
         except (httpx2.HTTPError, OSError) as error:
@@ -190,14 +195,16 @@ class Upstreams:
             try:
                 upstream.found = await self._find(self._http, upstream.url)
                 break
-            except (ModelError, OSError) as error:
-                upstream.failure = str(error)
             except Exception as error:
-                if upstream.failure != repr(error):
-                    log.exception(
-                        "a probe of the upstream failed", extra={"upstream": upstream.url}
+                failure = str(error) or repr(error)
+                if failure != upstream.failure:
+                    is_known = isinstance(error, (ModelError, OSError))
+                    log.warning(
+                        "the upstream is not used; it is tried again",
+                        exc_info=None if is_known else error,
+                        extra={"upstream": upstream.url, "error": failure},
                     )
-                upstream.failure = repr(error)
+                upstream.failure = failure
             await asyncio.sleep(PROBE_INTERVAL_S)
         log.info("the upstream is back", extra={"upstream": upstream.url})
         upstream.is_up = True

@@ -149,6 +149,7 @@ def _config(llm: LLMEngine, options: EngineOptions, exact: bool) -> EngineConfig
         max_waiting=options.max_waiting,
         prefix_caching=bool(cache.enable_prefix_caching),
         policy=options.scheduling_policy,
+        preempts=exact,
         eos_token_ids=frozenset(load_tokenizer_and_eos(options.checkpoint)[1]),
         structured_output=options.structured_output and _keeps_to_grammars(llm, exact),
     )

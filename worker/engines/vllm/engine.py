@@ -28,11 +28,12 @@ from shared.messages import (
 )
 from worker.engine.admission import Admission
 from worker.engine.config import EngineConfig
-from worker.engine.errors import EngineFull, RequestRefused, StepsFailed, failure_named
+from worker.engine.errors import RequestRefused, StepsFailed, failure_named
+from worker.engine.held_requests import Arrivals
 from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
-from worker.engine.request import EngineOutput, EngineRequest, EngineStats, check_request
-from worker.engine.stop import StopMatch, find_stop
+from worker.engine.request import EngineOutput, EngineRequest, EngineStats
+from worker.engine.stop import StopMatch
 from worker.engines.vllm.grammars import bounded_grammar
 from worker.engines.vllm.kv_blocks import FailedBlocks
 from worker.engines.vllm.live_request import LiveRequest, vllm_params
@@ -63,41 +64,25 @@ class VllmEngine:
         self._llm = llm
         self._vocab_size = vocab_size
         self._stats = stats
-        self._live: dict[str, LiveRequest] = {}
+        self._arrivals = Arrivals(config, vocab_size, LiveRequest)
+        self._live = self._arrivals.live
         self._admission: Admission[LiveRequest] = Admission(
-            config.max_num_seqs, make_policy(config.policy), preempts=own_sampler
+            config.max_num_seqs, make_policy(config.policy), preempts=config.preempts
         )
-        self._num_added = 0
         self._num_entered = 0
-        self._ended_on_arrival: dict[str, EngineOutput] = {}
         self._failed_blocks = FailedBlocks(llm)
         self._mask_times = TenantSeconds()
         stats.drain_masks = self._drain_masks
 
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""
-        check_request(request, self.config, self._vocab_size)
-        request_id = request.request_id
-        if request_id in self._live or request_id in self._ended_on_arrival:
-            raise RequestRefused(
-                ErrorCode.PAYLOAD_INVALID, f"request {request_id!r} is running already"
-            )
-        if len(self._live) >= self.config.max_num_seqs + self.config.max_waiting:
-            raise EngineFull(self.config.max_waiting)
-        room = self.config.max_model_len - len(request.prompt_token_ids)
-        most_tokens = min(request.params.max_tokens, room)
-        live = LiveRequest(request, self._num_added, most_tokens, [*request.output_token_ids])
-        self._num_added += 1
-        # An earlier attempt may have died between its last token and the report of its end.
-        if stop := self._find_stop(live):
-            self._ended_on_arrival[request_id] = _ended(live, stop)
-            return
-        self._live[request_id] = live
-        self._admission.add(live)
+        live = self._arrivals.add(request)
+        if live is not None:
+            self._admission.add(live)
 
     def cancel(self, request_id: str) -> bool:
         """Ends a request; its blocks are free at once and it has no further outputs."""
-        if self._ended_on_arrival.pop(request_id, None) is not None:
+        if self._arrivals.cancel_ended(request_id):
             return True
         live = self._live.pop(request_id, None)
         if live is None:
@@ -109,7 +94,7 @@ class VllmEngine:
 
     def has_unfinished(self) -> bool:
         """Returns whether `step` has anything to do."""
-        return bool(self._live or self._ended_on_arrival or self._llm.has_unfinished_requests())
+        return bool(self._arrivals) or bool(self._llm.has_unfinished_requests())
 
     def step(self) -> list[EngineOutput]:
         """Runs one step of vLLM's and returns its outputs.
@@ -118,8 +103,7 @@ class VllmEngine:
         name the request at fault and vLLM cannot undo the step, so this process ends, and its jobs
         are blamed as after a crash.
         """
-        outputs = list(self._ended_on_arrival.values())
-        self._ended_on_arrival.clear()
+        outputs = self._arrivals.take_ended()
         outputs += self._move()
         if not self._own_sampler:
             outputs += self._end_slow_grammars()
@@ -204,7 +188,7 @@ class VllmEngine:
             )
         except (VLLMClientError, ValueError) as error:
             self.cancel(request.request_id)
-            return [_failed(live, ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}")]
+            return [live.failed(ErrorCode.PAYLOAD_INVALID, f"vLLM: {error}")]
         live.enter(vllm_id, stats_of(self._llm, vllm_id))
         return []
 
@@ -220,7 +204,7 @@ class VllmEngine:
             self._mask_times.add(live.tenant, grammar.take_cpu_s())
             if why := grammar.failure:
                 self.cancel(live.request.request_id)
-                outputs.append(_failed(live, ErrorCode.GRAMMAR_FAILED, why))
+                outputs.append(live.failed(ErrorCode.GRAMMAR_FAILED, why))
         return outputs
 
     def _step(self) -> list[RequestOutput]:
@@ -256,11 +240,6 @@ class VllmEngine:
                 if report.seq_id in live_by_id:
                     live_by_id[report.seq_id].reports[report.output_index] = report
 
-    def _find_stop(self, live: LiveRequest) -> StopMatch | None:
-        return find_stop(
-            live.output, live.request.params, self.config.eos_token_ids, live.most_tokens
-        )
-
     def _take(self, live: LiveRequest, result: RequestOutput) -> list[EngineOutput]:
         request = live.request
         outputs = []
@@ -279,7 +258,7 @@ class VllmEngine:
             self.cancel(request.request_id)
             if grown.failure[0] is ErrorCode.NONFINITE_LOGITS:
                 self._failed_blocks.discard(live.vllm_id)
-            return [*outputs, _failed(live, *grown.failure)]
+            return [*outputs, live.failed(*grown.failure)]
         stop = grown.stop
         if live.samples_nothing and result.finished:
             stop = StopMatch(FinishReason.LENGTH)
@@ -292,7 +271,7 @@ class VllmEngine:
                 self._llm.abort_request([request.request_id])
         if stop is None and result.finished:
             reason = f"vLLM ended it: {completion.finish_reason}"
-            return [*outputs, _failed(live, ErrorCode.ENGINE_ERROR, reason)]
+            return [*outputs, live.failed(ErrorCode.ENGINE_ERROR, reason)]
         outputs.append(
             EngineOutput(
                 request.request_id,
@@ -341,7 +320,7 @@ class VllmEngine:
                 grown.logprobs.append(report.logprob)
             live.output.append(token_id)
             grown.token_ids.append(token_id)
-            if stop := self._find_stop(live):
+            if stop := live.find_stop(self.config.eos_token_ids):
                 grown.stop = stop
                 return grown
         return grown
@@ -355,27 +334,6 @@ class _Grown:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stop: StopMatch | None = None
     failure: tuple[ErrorCode, str] | None = None
-
-
-def _ended(live: LiveRequest, stop: StopMatch) -> EngineOutput:
-    return EngineOutput(
-        live.request.request_id,
-        (),
-        logprobs=None if live.request.params.logprobs is None else (),
-        finish_reason=stop.reason,
-        stop_reason=stop.token_id,
-    )
-
-
-def _failed(live: LiveRequest, code: ErrorCode, message: str) -> EngineOutput:
-    return EngineOutput(
-        live.request.request_id,
-        (),
-        finish_reason=FinishReason.ERROR,
-        error=code,
-        message=message,
-        num_cached_tokens=live.num_cached_tokens,
-    )
 
 
 # Numbers of ranked rows: one, several, and another one, which compiles the code for any number.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -11,50 +10,31 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.metrics.stats import RequestStateStats
 
 from shared.messages import GrammarKind
-from worker.engine.request import EngineRequest, RequestTimes
+from worker.engine.held_requests import HeldRequest
+from worker.engine.request import RequestTimes
 from worker.engines.sampling_members import sampling_members
 from worker.engines.vllm.requests import to_extra_args
 from worker.engines.vllm.sampler import Report
 
 
 @dataclass(slots=True, eq=False)
-class LiveRequest:
+class LiveRequest(HeldRequest):
     """A request and its output.
 
     Each time it enters vLLM it is a new request there, and to the sampler: tokens that a step in
-    flight still draws for it after it has left are dropped.
+    flight still draws for it after it has left are dropped. Its times are on vLLM's clock.
     """
 
-    request: EngineRequest
-    seq_id: int  # by arrival
-    most_tokens: int  # of its output
-    output: list[int] = field(default_factory=list)
-    num_cached_tokens: int = 0
     vllm_id: str = ""  # its id in vLLM's scheduler; empty while it is held
     sampler_id: int = -1  # its id in the sampler, since it entered
     reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
     timing: RequestStateStats | None = None  # vLLM's, since it entered; each step adds to it
-    arrived_s: float = field(default_factory=time.monotonic)  # on vLLM's clock, as the next two
     scheduled_s: float = 0.0  # before it entered, as the next; zero: not then
     first_token_s: float = 0.0
     num_entered: int = 0  # times
     is_prefilling: bool = True  # since it entered: it has no output yet
     is_counted: bool = False  # its prompt, in vLLM's figures
     is_scored: bool = False  # the log probabilities of its prompt are out
-    priority: int = field(init=False)
-    num_lane_preemptions: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.priority = self.request.priority
-        self.num_lane_preemptions = self.request.num_lane_preemptions
-
-    @property
-    def tenant(self) -> str:
-        return self.request.tenant
-
-    @property
-    def job_id(self) -> str:
-        return self.request.job_id or self.request.request_id
 
     @property
     def known_tokens(self) -> list[int]:

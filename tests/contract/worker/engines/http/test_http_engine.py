@@ -13,6 +13,8 @@ import pytest
 from shared.messages import ErrorCode, FinishReason, SamplingParams
 from shared.text.checkpoint_text import load_tokenizer_and_eos
 from tests.support.checkpoints import make_checkpoint
+from tests.support.launched import free_port
+from tests.support.polling import wait_until
 from tests.support.scripted_upstream import ScriptedUpstream, continued
 from worker.engine.errors import RequestRefused, StepsFailed
 from worker.engine.request import EngineOutput, EngineRequest
@@ -21,6 +23,7 @@ from worker.engines.http import engine as engine_module
 from worker.engines.http.build import build_http_engine
 from worker.engines.http.engine import HttpEngine
 from worker.engines.http.options import UpstreamAddress, parse_upstreams
+from worker.engines.http.upstreams import PROBE_INTERVAL_S
 from worker.model.errors import ModelError
 
 PROMPT = [11, 12, 13]
@@ -300,6 +303,25 @@ def test_what_does_not_fit_is_refused_at_the_start(made: Made, tmp_path: Path) -
         made.engine(other.upstream())
 
 
+def test_an_upstream_that_is_not_used_is_logged_once(
+    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer, _ = load_tokenizer_and_eos(make_checkpoint(tmp_path, vocab_size=300))
+    other = ScriptedUpstream(tokenizer)
+    other._server.config.port = port = free_port()
+    engine = made.engine(urls=f"{made.upstream().url}, http://127.0.0.1:{port}")
+
+    def warnings() -> list[str]:
+        errors = [str(getattr(record, "error", "")) for record in caplog.records]
+        return [error for error in errors if "is not that of PENSTOCK_MODEL" in error]
+
+    with other:
+        wait_until(warnings, "the warning")
+        time.sleep(3 * PROBE_INTERVAL_S)
+    assert len(warnings()) == 1
+    assert len(run(engine, [request()])) == 1
+
+
 def test_the_engine_waits_for_the_first_upstream(made: Made) -> None:
     upstream = made.upstream()
     stages: Counter[str] = Counter()
@@ -309,7 +331,7 @@ def test_the_engine_waits_for_the_first_upstream(made: Made) -> None:
         late.__enter__()
 
     late = ScriptedUpstream(made.tokenizer)
-    late._server.config.port = _free_port()
+    late._server.config.port = free_port()
     urls = f"http://127.0.0.1:{late._server.config.port}"
     upstream.__exit__()
     options = EngineOptions(
@@ -321,14 +343,6 @@ def test_the_engine_waits_for_the_first_upstream(made: Made) -> None:
     built.engine.close()
     assert stages == {"waiting for an upstream": 1}
     late.__exit__()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(
