@@ -125,7 +125,8 @@ class Intake:
         if self._overtaking is not None and self._overtaking.done():
             overtaking, self._overtaking = self._overtaking, None
             overtaking.result()
-        if time.monotonic() >= self._reconcile_at_s:
+        # What is being delivered to `_overtaking` would look lost.
+        if self._is_reconcile_due() and self._overtaking is None:
             # Before the call, so that a `suspect` during it counts.
             self._reconcile_at_s = time.monotonic() + self._reconcile_interval_s
             lost = await self._queue.reconcile(self._worker_id, self._jobs.ids)
@@ -176,7 +177,7 @@ class Intake:
     def _overtake(self) -> None:
         """Waits beside the rest for jobs of lanes before the lowest that runs here: the engine
         preempts its sequences for them."""
-        if self._overtaking is not None:
+        if self._overtaking is not None or self._is_reconcile_due():
             return
         more = self._estimator.overtaking()
         if more is None:
@@ -216,10 +217,16 @@ class Intake:
         await self._wait_for(self._jobs.changed, POLL_INTERVAL_S if is_polled else math.inf)
 
     async def _wait_for(self, event: asyncio.Event, at_most_s: float = math.inf) -> None:
-        """Waits at the longest until lost deliveries are to be looked for, or a job overtakes."""
+        """Waits at the longest until lost deliveries are to be looked for. The wait for jobs that
+        overtake ends before that."""
+        if self._overtaking is not None:
+            await first_of(event.wait(), self._overtaking, timeout_s=at_most_s)
+            return
         left_s = max(0.0, self._reconcile_at_s - time.monotonic())
-        tasks = () if self._overtaking is None else (self._overtaking,)
-        await first_of(event.wait(), *tasks, timeout_s=min(left_s, at_most_s))
+        await first_of(event.wait(), timeout_s=min(left_s, at_most_s))
+
+    def _is_reconcile_due(self) -> bool:
+        return time.monotonic() >= self._reconcile_at_s
 
 
 AVERAGED_PROMPTS = 16  # over which the usual length of a prompt is averaged

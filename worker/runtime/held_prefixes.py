@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 MAX_PREFIXES = 8192  # of 128 tokens and more each; the oldest are not reported
@@ -59,7 +60,7 @@ class HeldPrefixes:
     def take(self, count: int) -> PrefixNews:
         """Returns the next `count` digests to be noted."""
         news = PrefixNews([], [], self._is_first)
-        for digest, is_held in list(self._news.items())[:count]:
+        for digest, is_held in list(islice(self._news.items(), count)):
             del self._news[digest]
             (news.held if is_held else news.lost).append(digest)
         self._noted.update(news.held)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -233,6 +234,34 @@ async def test_a_job_of_a_higher_lane_overtakes_where_rows_hold_every_slot() -> 
         bench.queue.deliveries.append(delivery("0-urgent"))
         await until(lambda: len(bench.jobs) == 3)
         assert bench.jobs.ids == {"0-row0", "0-row1", "0-urgent"}
+
+
+async def test_lost_deliveries_are_looked_for_between_waits_for_jobs_that_overtake() -> None:
+    async with running(max_num_seqs=1) as bench:
+        bench.estimator.overtakes = Overtaking(1, 7)
+        bench.queue.deliveries.append(delivery("0-a"))
+        seen: list[bool] = []
+        reconcile, overtake = bench.queue.reconcile, bench.queue.overtake
+        is_overtaking = False
+
+        async def noted_overtake(*arguments: Any) -> Sequence[Delivery]:
+            nonlocal is_overtaking
+            is_overtaking = True
+            try:
+                return await overtake(*arguments)
+            finally:
+                is_overtaking = False
+
+        async def noted_reconcile(*arguments: Any) -> Sequence[Delivery]:
+            seen.append(is_overtaking)
+            return await reconcile(*arguments)
+
+        bench.queue.overtake = noted_overtake  # type: ignore[method-assign]
+        bench.queue.reconcile = noted_reconcile  # type: ignore[method-assign]
+        bench.intake._reconcile_interval_s = 0.001  # each wait for jobs that overtake takes ten
+        bench.intake.suspect()
+        await until(lambda: bench.queue.calls.count("overtake") >= 5 and len(seen) >= 5)
+        assert not any(seen)
 
 
 async def test_an_outage_while_a_job_may_overtake_ends_with_it() -> None:
