@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from shared.messages import Job
 from shared.prefixes import DIGEST_BYTES, PREFIX_STEP, digests_of_prompt
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.queue import Delivery, WorkerReport
@@ -42,6 +43,12 @@ async def holds(steps: Steps, worker_id: str, prompt: range, num_steps: int = 4)
         worker_id, LEASE_MS, held[:num_steps], (), is_first=True
     )
     assert noted == num_steps
+
+
+async def left_and_ahead(workers: list[Steps]) -> tuple[Job, Job]:
+    """Submits a job whose prefix the second worker holds, and one after it that any may take."""
+    await holds(workers[1], "w1", LONG)
+    return await workers[0].submit(prompt=LONG), await workers[0].submit()
 
 
 async def ids_pulled(steps: Steps, worker_id: str, count: int = 8) -> list[str]:
@@ -120,9 +127,7 @@ async def test_an_entry_taken_ahead_is_left_alone_by_workers_that_know_no_prefix
     workers = await workers_of(transport, 2)
     old = other_process(transport, defer_ms=0, asking_ms=FAR_MS, affinity_ms=0)
     await old.worker("old")
-    await holds(workers[1], "w1", LONG)
-    left = await workers[0].submit(prompt=LONG)
-    ahead = await workers[0].submit()
+    left, ahead = await left_and_ahead(workers)
     (delivery,) = await workers[0].pull("w0")
     assert delivery.job.job_id == ahead.job_id
     assert await ids_pulled(old, "old") == [left.job_id]
@@ -136,9 +141,7 @@ async def test_a_job_taken_ahead_is_recovered_once_when_its_worker_dies(
     transport: RedisTransport,
 ) -> None:
     workers = await workers_of(transport, 3)
-    await holds(workers[1], "w1", LONG)
-    left = await workers[0].submit(prompt=LONG)
-    ahead = await workers[0].submit()
+    left, ahead = await left_and_ahead(workers)
     assert await ids_pulled(workers[0], "w0") == [ahead.job_id]
     await workers[0].die("w0")
     assert await ids_pulled(workers[2], "w2") == []
@@ -155,9 +158,7 @@ async def test_a_job_taken_ahead_and_in_a_crash_is_left_to_recover(
     workers = await workers_of(transport, 2)
     old = other_process(transport, defer_ms=0, asking_ms=FAR_MS, affinity_ms=0)
     await old.worker("old")
-    await holds(workers[1], "w1", LONG)
-    left = await workers[0].submit(prompt=LONG)
-    ahead = await workers[0].submit()
+    left, ahead = await left_and_ahead(workers)
     assert await ids_pulled(workers[0], "w0") == [ahead.job_id]
     await workers[0].queue.crashed("w0", [(ahead.job_id, 1)])
     assert await ids_pulled(old, "old") == [left.job_id]
