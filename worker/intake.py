@@ -125,7 +125,7 @@ class Intake:
         if self._overtaking is not None and self._overtaking.done():
             overtaking, self._overtaking = self._overtaking, None
             overtaking.result()
-        # What is being delivered to `_overtaking` would look lost.
+        # A delivery on its way to `_overtaking` would look lost.
         if self._is_reconcile_due() and self._overtaking is None:
             # Before the call, so that a `suspect` during it counts.
             self._reconcile_at_s = time.monotonic() + self._reconcile_interval_s

@@ -21,11 +21,12 @@ from shared.transport.durability import RedisDurability
 from shared.transport.event_bus import RedisEventBus
 from shared.transport.failures import is_out_of_memory, translated
 from shared.transport.file_index import RedisFileIndex
-from shared.transport.job_queue import AFFINITY_MS, RedisJobQueue
+from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_search import RedisJobSearch
 from shared.transport.job_store import RedisJobStore
 from shared.transport.job_store import StorePolicy as StorePolicy
 from shared.transport.kept_prompts import RedisKeptPrompts
+from shared.transport.pulls import AFFINITY_MS
 from shared.transport.scripts import Scripts
 from shared.transport.wire import SCHEMA_VERSION
 from shared.transport.worker_registry import RedisWorkerRegistry

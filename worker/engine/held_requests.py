@@ -3,7 +3,6 @@ end."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -24,7 +23,6 @@ class HeldRequest:
     most_tokens: int  # of its output
     output: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
-    arrived_s: float = field(default_factory=time.monotonic)
     priority: int = field(init=False)
     num_lane_preemptions: int = field(init=False)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.transport.connect import RedisTransport
-from shared.transport.job_queue import ASKING_MS
+from shared.transport.pulls import ASKING_MS
 from tests.integration.worker.conftest import StartWorker
 from tests.integration.worker.job_frontend import Frontend
 

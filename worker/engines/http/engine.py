@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.admission import Admission
@@ -50,6 +50,7 @@ class LiveRequest(HeldRequest):
     """A request and its output as reported; its reader may be ahead."""
 
     task: asyncio.Task[None] | None = None
+    arrived_s: float = field(default_factory=time.monotonic)
     sent_s: float = 0.0
     first_token_s: float = 0.0
 

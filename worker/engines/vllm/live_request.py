@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class LiveRequest(HeldRequest):
     sampler_id: int = -1  # its id in the sampler, since it entered
     reports: dict[int, Report] = field(default_factory=dict)  # by output index; vLLM may be ahead
     timing: RequestStateStats | None = None  # vLLM's, since it entered; each step adds to it
+    arrived_s: float = field(default_factory=time.monotonic)
     scheduled_s: float = 0.0  # before it entered, as the next; zero: not then
     first_token_s: float = 0.0
     num_entered: int = 0  # times

@@ -157,7 +157,7 @@ async def test_another_model_of_the_same_worker_is_served_while_one_is_paused(
 async def test_a_new_job_of_an_open_queue_is_taken_at_once_while_another_queue_is_paused(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.transport.job_queue.HELD_S", 60.0)
+    monkeypatch.setattr("shared.transport.pulls.HELD_S", 60.0)
     await steps.worker("w1", (MODEL, "other"))
     await steps.queue.announce(MODEL, b"{}", {})
     await steps.registry.pause(MODEL, WHO)
