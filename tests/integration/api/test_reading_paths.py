@@ -34,6 +34,7 @@ AROUND = (
         "api.metrics",
         "api.batches",
         "api.deployment",
+        "api.files.storage",  # swept
     ),
     *("api.system", "api.jobs.accepted_jobs", "api.dialects.responses.socket"),
 )
