@@ -92,8 +92,8 @@ class RedisJobQueue:
     ) -> None:
         """`defer_ms`: for how long `pull` leaves jobs beyond its worker's portion to others (0: not
         at all); `asking_ms`: a worker is one of the others if its last pull is no older;
-        `affinity_ms`: for how long `pull` leaves jobs to the worker that holds most of their
-        prefix (0: not at all)."""
+        `affinity_ms`: for how long `pull` leaves jobs to the worker that holds the longest part of
+        their prefix (0: not at all)."""
         self._keys = keys
         self._connections = connections
         self._redis = connections.commands
