@@ -203,7 +203,7 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("place in the queue", job["queue_position"]),
         ("queue", "paused" if job.get("queue_paused") else None),
         ("worker", job["worker"]),
-        ("placed by", _PLACED.get(job.get("placed"))),
+        ("placed by", _PLACED.get(job.get("placed") or "")),
         ("attempt", job["attempt"]),
         ("recovery", waiting_words(lost) if (lost := job.get("recovery")) else resumed_words(job)),
         ("created", clock_time(job["created_at"])),
