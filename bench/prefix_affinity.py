@@ -1,7 +1,7 @@
 """What prefix affinity gains and costs: cached part of later turns and waits, with and without it.
 
     python -m bench.prefix_affinity --workers 1 2 4 8
-    python -m bench.prefix_affinity --workers 4 8 --load 0.8 --seconds 20
+    python -m bench.prefix_affinity --workers 4 8 --load 0.8 --slots 64 --seconds 20
 
 Starts Penstock as `make run` does, with echo engines, for each number of workers with
 PENSTOCK_AFFINITY_WAIT_MS at its default and again at 0. Conversations of six turns: 200 tokens at
@@ -29,8 +29,8 @@ from tests.support.launched import Launched
 
 TURNS, FIRST_TOKENS, NEW_TOKENS, OUTPUT_TOKENS = 6, 200, 60, 30
 CONVERSATIONS, MAX_PAUSE_S = 16, 0.2
-STEP_MS, SLOTS = 5, 16
-LOADED_STEP_MS, LOADED_SLOTS = 200, 64  # slow: the load fills the slots, not this machine
+STEP_MS = 5
+LOADED_STEP_MS = 200  # slow: the load fills the slots, not this machine
 
 
 @dataclass
@@ -128,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--load", type=float, help="part of the slots, as 0.8")
+    parser.add_argument("--slots", type=int, default=16, help="of each worker")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--turns", type=int, default=1, help="how often all of it is measured")
     return parser.parse_args()
@@ -136,7 +137,7 @@ def _arguments() -> argparse.Namespace:
 def _run(
     arguments: argparse.Namespace, workers: int, affinity_wait_ms: str, seed: int
 ) -> dict[str, Any]:
-    step_ms, slots = (LOADED_STEP_MS, LOADED_SLOTS) if arguments.load else (STEP_MS, SLOTS)
+    step_ms, slots = LOADED_STEP_MS if arguments.load else STEP_MS, arguments.slots
     settings = {
         "RUNNER": "echo",
         "ECHO_STEP_MS": str(step_ms),

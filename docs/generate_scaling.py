@@ -62,7 +62,7 @@ def bottlenecks() -> str:
             first = bottleneck(shares)
             used = " | ".join(f"{100 * share:,.0f} %" for share in shares.values())
             lines.append(
-                f"| {name} | {workers:,} | {need.requests_per_s:,.0f} | {need.frontends} "
+                f"| {name} | {workers:,} | {need.requests_per_s:,.0f} | {need.frontends:,} "
                 f"| {need.running:,.0f} | {used} "
                 f"| {LIMITS[first]}, {workers / shares[first]:,.0f} workers |"
             )

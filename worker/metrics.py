@@ -160,7 +160,7 @@ METRICS = MetricTable(
             "penstock:jobs_by_prefix_total",
             "counter",
             (),
-            "Jobs that this worker got because its prefix cache held most of their prompts.",
+            "Jobs that it got because its prefix cache held the longest part of their prompts.",
         ),
         MetricRow(
             "penstock:publish_lag_seconds",

@@ -1,7 +1,7 @@
 """PrefixReport: reports to Redis which prefixes this worker's cache holds, as that changes.
 
-Jobs go first to the worker that holds most of their prefix (docs/adr/0030). A worker that is alone
-reports nothing.
+Jobs go first to the worker that holds the longest part of their prefix (docs/adr/0030). A worker
+that is alone reports nothing.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class WorkerSettings(EngineSettings):
         ge=0,
         le=10_000,
         description="Milliseconds for which this worker leaves a waiting job to the worker whose "
-        "prefix cache holds most of its prompt; 0: no worker is preferred.",
+        "prefix cache holds the longest part of its prompt; 0: no worker is preferred.",
         json_schema_extra=symptom(
             "Follow-up turns compute their prompts again, or a job waits although a worker is idle."
         ),

@@ -214,7 +214,7 @@ class JobObject(ResponseModel):
     queue_position: int | None
     queue_paused: bool  # it waits because an operator has paused its model's queue
     worker: str | None
-    placed: str | None  # why it got it: "prefix": by its prefix cache; "any": by turn
+    placed: str | None  # why it got it: "prefix": by its prefix cache; "any": no preference
     attempt: int
     preemptions: int  # times that it gave its slot to a job of a higher lane, and waited
     attempts: list[JobAttempt]  # the latest 16; none from an older release

@@ -197,8 +197,12 @@ SENTENCES: Mapping[str, str] = {
         "Whether the tokenizer adds its special tokens. Default: true for `prompt`, false for "
         "`messages`."
     ),
-    "priority": "The lane of the queue: 0, the default, is served first, 6 last.",
-    "service_tier": "`flex` has low priority in the queue; `auto` and `default` are the same.",
+    "priority": (
+        "0, the default, is served first, 6 last. A higher priority also takes the slot of a "
+        "running job of a lower one, which continues later (not with `PENSTOCK_ENGINE=http` or "
+        "vLLM's own sampler)."
+    ),
+    "service_tier": "`flex` has a low `priority`; `auto` and `default` are the same.",
     "queue_timeout": (
         "Seconds that the job may wait for a worker before it fails with `queue_timeout`. "
         "Default: `PENSTOCK_QUEUE_TIMEOUT_S`."

@@ -40,7 +40,7 @@ const cachedOf = ({ usage }) => {
   return count(usage.prompt_tokens) + (cached > 0 ? `, ${count(cached)} of them cached` : "");
 };
 
-const PLACED = { prefix: "its prefix in the worker's cache", any: "turn" };
+const PLACED = { prefix: "its prefix in the worker's cache", any: "no preference" };
 
 const FACTS = [
   ["Model", (job) => job.model],

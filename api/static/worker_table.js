@@ -36,7 +36,8 @@ export const workerTable = (body, onOrder) =>
       node("State", newBadge, (badge, worker) => setBadge(badge, ...stateOf(worker))),
       text("Models", ({ models, engine, engine_version: version, stage }) => {
         if (stage) return `${models.join(", ")}: ${stage}`;
-        return models.join(", ") + (engine === "vllm" ? ` (vLLM ${version})` : "");
+        const computedBy = { vllm: ` (vLLM ${version})`, http: ` (upstream: ${version})` };
+        return models.join(", ") + (computedBy[engine] ?? "");
       }),
       text("Step", (worker) => count(worker.step), "number"),
       text("Running", (worker) => count(worker.running), "number"),

@@ -34,7 +34,10 @@ def capacity(
         int, typer.Option(min=0, help="Bytes of a request that is kept: Responses with `store`.")
     ] = 0,
     busy: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the workers' tokens to plan with.")
+        float,
+        typer.Option(
+            min=0.01, max=1, help="Part of each worker's speed and frontend's core to plan with."
+        ),
     ] = 0.7,
     redis_memory_gb: Annotated[float, typer.Option(min=0.01, help="`maxmemory` of Redis.")] = 16,
     network_gbit: Annotated[float, typer.Option(min=0.01, help="Network of Redis' machine.")] = 10,
@@ -44,7 +47,8 @@ def capacity(
     100 and 1,000 such workers. It asks no service.
 
     It multiplies the load by the measured costs of docs/SCALING.md. Between the measurements, and
-    above two cores, it is an estimate.
+    above two cores, it is an estimate. The last table has the parts that are used of Redis' core,
+    memory (with ended jobs evicted as early as Redis may), network and connections.
     """
     # Imported here: no other command needs the model.
     from penstock.capacity import LIMITS, WORKERS, Load, Server, bottleneck, need, with_workers
@@ -74,7 +78,11 @@ def capacity(
             ("frontends", f"{asked.frontends}, {asked.frontend_cores:.2f} cores together"),
             ("service of each worker", f"{asked.service_cores:.2f} cores"),
             ("Redis CPU", f"{asked.redis_cores:.2f} of its one core"),
-            ("Redis memory", f"{asked.memory / GB:.2f} GB, at least {asked.memory_least / GB:.2f}"),
+            (
+                "Redis memory",
+                f"{asked.memory / GB:.2f} GB; with less it evicts ended jobs, the least is "
+                f"{asked.memory_least / GB:.2f} GB",
+            ),
             ("Redis connections", asked.redis_connections),
             ("append-only file", f"{asked.aof_per_s / 1e6:.1f} MB/s"),
             ("network to Redis", f"{asked.to_redis_per_s / 1e6:.1f} MB/s"),

@@ -185,6 +185,9 @@ def _print_event(data: Mapping[str, Any], *, as_json: bool) -> None:
         print_text(data.get("text", ""))
 
 
+_PLACED = {"prefix": "its prefix in the worker's cache", "any": "no preference"}
+
+
 def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(job)
@@ -200,12 +203,14 @@ def _print_job(job: dict[str, Any], *, as_json: bool) -> None:
         ("place in the queue", job["queue_position"]),
         ("queue", "paused" if job.get("queue_paused") else None),
         ("worker", job["worker"]),
+        ("placed by", _PLACED.get(job.get("placed") or "")),
         ("attempt", job["attempt"]),
         ("recovery", waiting_words(lost) if (lost := job.get("recovery")) else resumed_words(job)),
         ("created", clock_time(job["created_at"])),
         ("ended", clock_time(job["ended_at"])),
         ("text kept until", clock_time(job.get("text_retained_until"))),
         ("in the queue", milliseconds(timings["queue_ms"])),
+        ("preemptions", job.get("preemptions") or None),
         ("first token", milliseconds(timings["ttft_ms"])),
         ("in all", milliseconds(timings["total_ms"])),
         ("prompt tokens", usage["prompt_tokens"]),

@@ -51,8 +51,8 @@ class ModelCard:
     reasoning_format: str | None = None  # a ReasoningFormat, or a newer release's
     structured_output: bool = False  # whether its worker can keep outputs to a grammar
     structured_output_reason: str = ""  # why not, where it is the vocabulary's fault
-    engine: str = "penstock"  # what computes it: "penstock" or "vllm", or a newer release's
-    engine_version: str = ""  # of vLLM
+    engine: str = "penstock"  # what computes it: "penstock", "vllm", "http", or a newer release's
+    engine_version: str = ""  # of vLLM, or of the upstreams with their names
     # Whether an output that is cut, by the death of an engine or a worker, continues with the
     # tokens that it would have had.
     exact_resume: bool = True

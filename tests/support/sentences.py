@@ -45,6 +45,7 @@ _REFUSALS = frozenset(
         "UnsafeServer",
     }
 )
+_HTTP = REPOSITORY / "worker/engines/http"  # whose upstreams cannot serve the model
 _ROOMS_OF_START = ("penstock/launcher", "shared/redis", "shared/transport", "worker")
 
 
@@ -68,7 +69,10 @@ def start_sentences() -> dict[str, str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                     call = node.exc
-                    is_refusal = getattr(call.func, "id", "") in _REFUSALS
+                    name = getattr(call.func, "id", "")
+                    is_refusal = name in _REFUSALS or (
+                        path.parent == _HTTP and name == "ModelError"
+                    )
                     if is_refusal and (part := max(_parts(call), key=len, default="")):
                         found[part] = f"{path.relative_to(REPOSITORY)}:{node.lineno}"
     return {part: place for part, place in found.items() if len(part) > 8}

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.ids import parse_job_id
 from penstock.cli import bench as bench_module
 from penstock.cli.application import main
 from penstock.cli.exits import ExitCode
@@ -116,10 +117,20 @@ def test_jobs_are_listed_and_shown(penstock: Any, job: str) -> None:
     shown = penstock("jobs", "show", job)
     assert "prefix" in shown.out
     assert f"{PROMPT['max_tokens']}" in shown.out
+    assert re.search(r"placed by +no preference *\n", shown.out)
+    assert "preemptions" not in shown.out
     assert penstock("jobs", "show", newest["job_id"], "--json").objects[0]["id"] == job
     refused = penstock("jobs", "list", "--state", "asleep")
     assert (refused.code, refused.out) == (ExitCode.UNUSABLE, "")
     assert "'queued'" in refused.err, "the flag lists its values"
+
+
+def test_a_job_that_was_preempted_shows_how_often(
+    penstock: Any, service: RunningService, job: str
+) -> None:
+    record = service.transport.keys.job(parse_job_id(job))
+    service.call(service.transport.connections.commands.hset(record, "preemptions", 3))
+    assert re.search(r"preemptions +3 *\n", penstock("jobs", "show", job).out)
 
 
 def test_states_of_the_command_are_the_service_s() -> None:

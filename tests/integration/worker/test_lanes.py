@@ -32,7 +32,8 @@ async def rows(frontend: Frontend, count: int, max_tokens: int) -> list[str]:
 
 @pytest.mark.promise(
     "Access: a job of a higher lane takes the slot of a running one of a lower lane, which resumes "
-    "later with the same output, there or on another worker; a job is preempted at most four times"
+    "later with the same output, there or on another worker (not with PENSTOCK_ENGINE=http or "
+    "vLLM's own sampler); a job is preempted at most four times"
 )
 async def test_an_urgent_job_runs_while_rows_hold_every_slot_and_they_say_the_same(
     start_worker: StartWorker, frontend: Frontend, transport: RedisTransport, throttle: Throttle

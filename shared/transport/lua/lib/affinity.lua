@@ -1,5 +1,5 @@
 -- Needs lib/delivered.lua, lib/entry.lua and lib/portion.lua. A waiting job goes first to the worker whose prefix
--- cache holds most of its prompt. It is left to that worker for `affinity_ms` after its submit, if the worker
+-- cache holds the longest part of its prompt. It is left to that worker for `affinity_ms` after its submit, if it
 -- has pulled lately and holds few enough jobs; then any worker takes it.
 -- Jobs are thus claimed ahead of older ones: in a stream, before the group's last delivered entry has come to
 -- them. The group delivers them again, to a worker that then finds them claimed (`HELD` in lib/claim.lua).
@@ -38,7 +38,7 @@ local function split_digests(joined)
   return digests
 end
 
--- The worker of `holds` (worker -> jobs, each below `most`) with most of the prefix; of several the one with the
+-- The worker of `holds` (worker -> jobs, each below `most`) with the longest part of the prefix; of several the one with the
 -- fewest jobs, `wid` where it is one of these, else the first by name. nil: none holds any of it.
 local function best_holder(wid, digests, holds, most)
   local best, longest = nil, 0
