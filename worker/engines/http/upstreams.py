@@ -94,10 +94,10 @@ class Upstreams:
 
     async def aclose(self) -> None:
         """Cancels all that uses the upstreams, and closes their connections."""
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # one may start another
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await self._http.aclose()
 
     async def choose(self) -> Upstream:
