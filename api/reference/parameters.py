@@ -198,7 +198,7 @@ SENTENCES: Mapping[str, str] = {
         "`messages`."
     ),
     "priority": (
-        "0, the default, is served first, 6 last. A higher priority also takes the slot of a "
+        "From 0, the default, which is served first, to 6. A higher priority also takes the slot of a "
         "running job of a lower one, which continues later (not with `PENSTOCK_ENGINE=http` or "
         "vLLM's own sampler)."
     ),

@@ -265,7 +265,7 @@ def walk_incident(walk: Walk, deployment: Deployment) -> None:
             assert re.search(r"ready +yes", shell.run(page.take("penstock status")))
             assert re.search(rf"^{other} +ok", shell.run(page.take("penstock workers")), re.M)
             shown = shell.run(page.take("penstock jobs show", JOB=answer.job))
-            assert re.search(rf"^worker +{other} *\nattempt +2 ", shown, re.M), shown
+            assert re.search(rf"^worker +{other} *$(.*\n)*attempt +2 ", shown, re.M), shown
             logged = shell.run(page.take("penstock logs", JOB=answer.job))
             assert worker in logged, logged
             assert other in logged, logged
