@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.admission import Admission
 from worker.engine.config import EngineConfig
-from worker.engine.errors import RequestRefused, StepsFailed
+from worker.engine.errors import RequestRefused, StepsFailed, UpstreamsLost
 from worker.engine.held_requests import Arrivals, HeldRequest
 from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
@@ -138,7 +138,7 @@ class HttpEngine:
     def step(self) -> list[EngineOutput]:
         """Returns the tokens that have come; waits briefly for the first.
 
-        Raises StepsFailed when no upstream has answered for MAX_OUTAGE_S.
+        Raises UpstreamsLost when no upstream has answered for MAX_OUTAGE_S.
         """
         outputs = self._arrivals.take_ended()
         for live in self._admission.moves().entering:
@@ -306,7 +306,7 @@ class HttpEngine:
 
     def _check_outage(self) -> None:
         if self._running and self._upstreams.outage_s() > MAX_OUTAGE_S:
-            raise StepsFailed(f"no upstream answers: {self._upstreams.failures}")
+            raise UpstreamsLost(f"no upstream answers: {self._upstreams.failures}")
 
 
 async def _call(connect: Callable[[], Upstreams]) -> Upstreams:

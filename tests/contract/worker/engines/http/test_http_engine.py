@@ -16,7 +16,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import free_port
 from tests.support.polling import wait_until
 from tests.support.scripted_upstream import ScriptedUpstream, continued
-from worker.engine.errors import RequestRefused, StepsFailed
+from worker.engine.errors import RequestRefused, UpstreamsLost
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 from worker.engines.http import engine as engine_module
@@ -236,7 +236,7 @@ def test_an_outage_of_all_upstreams_ends_the_engine(
     engine = made.engine(upstream)
     upstream.__exit__()
     engine.add(request())
-    with pytest.raises(StepsFailed, match=rf"no upstream answers: {upstream.url}"):
+    with pytest.raises(UpstreamsLost, match=rf"no upstream answers: {upstream.url}"):
         run(engine, [])
 
 
