@@ -239,8 +239,10 @@ class EngineSupervisor:
         return True
 
     async def _restart(self, last_error: str, is_outage: bool) -> None:
-        """`is_outage`: the engine ended because no upstream answered, which may happen at any rate:
-        its successor waits for one."""
+        """Starts successors until one is loaded. Raises EngineGaveUp.
+
+        `is_outage`: no upstream answered, which counts as no death: the successor waits for one.
+        """
         while True:
             now_s = time.monotonic()
             if not is_outage:
