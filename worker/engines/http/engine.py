@@ -36,7 +36,8 @@ from worker.engines.http.servers import END, Piece
 from worker.engines.http.upstreams import UpstreamBroke, UpstreamRefused, Upstreams
 
 STEP_WAIT_S = 0.01  # for the first token; a new request or a cancel waits as long
-MAX_BREAKS = 4  # of one request, one after the other, without a token between them
+MAX_BREAKS = 10  # of one request, one after the other, without a token between them
+MAX_BLAME = 4.0  # for them: each counts as one, or is shared by all requests at the upstream
 FIRST_PAUSE_S = 0.1  # after a break, doubled up to MAX_PAUSE_S
 MAX_PAUSE_S = 2.0
 MAX_UNREAD = 16_384  # events of all streams
@@ -210,7 +211,7 @@ class HttpEngine:
 
     async def _run(self, live: LiveRequest, output: list[int]) -> None:
         """Reads the tokens of a request over all of its breaks; `output` are those so far."""
-        num_breaks, pause_s = 0, FIRST_PAUSE_S
+        num_breaks, blame, pause_s = 0, 0.0, FIRST_PAUSE_S
         while True:
             upstream = await self._upstreams.choose()
             num_before = len(output)
@@ -235,11 +236,11 @@ class HttpEngine:
                 return
             except UpstreamBroke as error:
                 self._counts.breaks += 1
-                self._upstreams.failed(upstream, error)
                 if len(output) > num_before:
-                    num_breaks, pause_s = 0, FIRST_PAUSE_S
+                    num_breaks, blame, pause_s = 0, 0.0, FIRST_PAUSE_S
                 num_breaks += error.is_blamed
-                if num_breaks >= MAX_BREAKS:
+                blame += self._upstreams.failed(upstream, error)
+                if blame >= MAX_BLAME or num_breaks >= MAX_BREAKS:
                     sentence = (
                         f"the model's server failed {num_breaks} times at this request; the last "
                         f"time: {error}"

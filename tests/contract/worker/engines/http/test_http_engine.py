@@ -197,7 +197,7 @@ def test_a_request_that_always_breaks_before_a_token_fails(made: Made) -> None:
     upstream.faults.cut_after = 0
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].error is ErrorCode.ENGINE_ERROR
-    assert upstream.faults.num_cut == engine_module.MAX_BREAKS
+    assert upstream.faults.num_cut == engine_module.MAX_BLAME
 
 
 def test_a_cancelled_request_has_no_further_outputs(made: Made) -> None:
@@ -262,7 +262,7 @@ def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
     upstream.faults.status = 500
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].error is ErrorCode.ENGINE_ERROR
-    assert len(upstream.bodies) == engine_module.MAX_BREAKS
+    assert len(upstream.bodies) == engine_module.MAX_BLAME
 
 
 def test_an_engine_that_nobody_reads_stops_reading(
