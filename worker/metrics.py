@@ -112,10 +112,10 @@ METRICS = MetricTable(
             "penstock:prefix_cache_hits_total.",
         ),
         MetricRow(
-            "penstock:kv_offload_skipped_blocks_total",
+            "penstock:kv_offload_unwritten_blocks_total",
             "counter",
             (),
-            "Evicted KV blocks that were not copied because the disk was too slow.",
+            "KV blocks that left host memory before they were on the disk, which was too slow.",
         ),
         MetricRow(
             "penstock:step_seconds", "histogram", (), "Time from one engine step to the next."
@@ -353,7 +353,7 @@ _COUNTERS = {
     "penstock:prefix_cache_hits_total": "prefix_hit_tokens",
     "penstock:kv_offload_stored_blocks_total": "offload_stored_blocks",
     "penstock:kv_offload_loaded_blocks_total": "offload_loaded_blocks",
-    "penstock:kv_offload_skipped_blocks_total": "offload_skipped_blocks",
+    "penstock:kv_offload_unwritten_blocks_total": "offload_unwritten_blocks",
     "penstock:failed_steps_total": "failed_steps",
 }
 _STEPS = {

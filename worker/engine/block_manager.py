@@ -184,10 +184,9 @@ class BlockManager:
         for i in range(first, end):
             self._hash_up_to(sequence, i + 1)
             key = sequence.block_hashes[i]
-            if num_tokens + self.block_size > most_tokens:
+            is_last = num_tokens + self.block_size > most_tokens
+            if is_last or not self.offload.load(key, tenant, sequence.block_table[i]):
                 return num_tokens, self.offload.holds(key, tenant)
-            if not self.offload.load(key, tenant, sequence.block_table[i]):
-                return num_tokens, False
             num_tokens += self.block_size
         return num_tokens, False
 

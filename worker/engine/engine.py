@@ -190,7 +190,7 @@ class Engine:
             offload_disk_blocks=offload.num_disk_blocks if offload is not None else 0,
             offload_stored_blocks=copied.stored_blocks,
             offload_loaded_blocks=copied.loaded_blocks,
-            offload_skipped_blocks=copied.skipped_blocks,
+            offload_unwritten_blocks=copied.unwritten_blocks,
         )
 
     def check_integrity(self) -> None:

@@ -53,6 +53,8 @@ Transfers = tuple[Store | Load, ...]
 class OffloadDisk(Protocol):
     """Blocks on a disk. Writes happen in a thread; all else in the engine's."""
 
+    reads_per_step: int  # that delay its decodes little
+
     def __len__(self) -> int: ...
 
     def holds(self, key: BlockHash, tenant: str) -> bool: ...
@@ -62,8 +64,8 @@ class OffloadDisk(Protocol):
         ...
 
     def read(self, key: BlockHash, tenant: str) -> object | None:
-        """Returns the content, for a Load; None where the file is gone or is not what was
-        written."""
+        """Returns the content, for a Load; None where the file is gone or is not what was written:
+        then it is not held any more."""
         ...
 
     def drain(self) -> tuple[list[BlockHash], list[BlockHash]]:
@@ -142,7 +144,7 @@ class OffloadCounts:
 
     stored_blocks: int = 0  # copied out of the pool
     loaded_blocks: int = 0  # copied into it
-    skipped_blocks: int = 0  # not copied: every slot was being written to the disk
+    unwritten_blocks: int = 0  # given up before they were on the disk, which was too slow
 
 
 class OffloadTier:
@@ -158,6 +160,7 @@ class OffloadTier:
         self._slots: TenantLRU[int] = TenantLRU()
         self._writing: dict[BlockHash, tuple[str, int]] = {}  # tenant and slot
         self._pending: list[Store | Load] = []  # of the plan being made
+        self._num_read = 0  # files, for it
         self._unsettled: dict[int, BlockHash] = {}  # slots whose copy no collected step has made
 
     @property
@@ -183,7 +186,6 @@ class OffloadTier:
             return True
         slot = self._take_slot()
         if slot is None:
-            self.counts.skipped_blocks += 1
             return self.disk is not None and self.disk.holds(key, tenant)
         self._slots.add(key, tenant, slot)
         self._unsettled[slot] = key
@@ -192,7 +194,8 @@ class OffloadTier:
         return True
 
     def holds(self, key: BlockHash, tenant: str) -> bool:
-        """Returns whether `load` would succeed, unless a file has been spoilt."""
+        """Returns whether `load` would succeed, now or in a later plan, unless a file has been
+        damaged."""
         if self._slots.get(key, tenant) is not None:
             return True
         if key in self._writing:
@@ -200,11 +203,13 @@ class OffloadTier:
         return self.disk is not None and self.disk.holds(key, tenant)
 
     def load(self, key: BlockHash, tenant: str, block_id: int) -> bool:
-        """Has the copy loaded into a block, before the plan being made is computed."""
+        """Has the copy loaded into a block, before the plan being made is computed. Returns whether
+        it is: a plan has only so many reads."""
         source: object | None = self._slots.get(key, tenant)
         if source is None and key in self._writing and self._writing[key][0] == tenant:
             source = self._writing[key][1]
-        if source is None and self.disk is not None:
+        if source is None and self.disk is not None and self._num_read < self.disk.reads_per_step:
+            self._num_read += 1
             source = self.disk.read(key, tenant)
         if source is None:
             return False
@@ -214,7 +219,7 @@ class OffloadTier:
 
     def take_transfers(self) -> Transfers:
         """Returns the copies of the plan; it must be launched, and then committed or undone."""
-        transfers, self._pending = tuple(self._pending), []
+        transfers, self._pending, self._num_read = tuple(self._pending), [], 0
         return transfers
 
     def commit(self, transfers: Transfers) -> None:
@@ -245,14 +250,14 @@ class OffloadTier:
             raise IntegrityError("a slot of the offload tier awaits a copy that nobody finds")
 
     def _take_slot(self) -> int | None:
-        """Returns a slot; None where all that could be given up are being written."""
-        if self.disk is None:
-            if not self._free:
-                self._drop(self._slots.next_victim()[0])
-            return self._free.pop()
-        wanted = max(1, self._num_slots // _WRITTEN_AHEAD)
-        while len(self._slots) and len(self._free) + len(self._writing) < wanted:
-            self._write_or_drop(self.disk)
+        """Returns a slot; None where all are being written."""
+        if self.disk is not None:
+            wanted = max(1, self._num_slots // _WRITTEN_AHEAD)
+            while len(self._slots) and len(self._free) + len(self._writing) < wanted:
+                self._write_or_drop(self.disk)
+        if not self._free and len(self._slots):
+            self.counts.unwritten_blocks += self.disk is not None
+            self._drop(self._slots.next_victim()[0])
         return self._free.pop() if self._free else None
 
     def _write_or_drop(self, disk: OffloadDisk) -> None:

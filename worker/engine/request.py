@@ -80,7 +80,7 @@ class EngineStats:
     offload_disk_blocks: int = 0
     offload_stored_blocks: int = 0  # copied out of the pool
     offload_loaded_blocks: int = 0  # copied into it
-    offload_skipped_blocks: int = 0  # not copied: the disk was too slow
+    offload_unwritten_blocks: int = 0  # given up before they were on the disk
 
 
 def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:

@@ -41,6 +41,7 @@ from worker.model.errors import ModelError
 log = logging.getLogger(__name__)
 
 _MAX_WORKERS = 256  # folders in one DIR
+_READ_BYTES = 64 << 20  # in a step: some 30 ms of a fast disk
 _CHECKSUM_BYTES = 16  # after the content
 _Content = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _HEX = re.compile(r"[0-9a-f]{32}")
@@ -53,6 +54,7 @@ class DiskBlocks:
         """`slots`: see HostBlocks; `model` is a fingerprint. Raises ModelError where the directory
         cannot be used."""
         self._slots = slots
+        self.reads_per_step = max(1, _READ_BYTES // slots.shape[1])
         self._model = model
         self._content_bytes = slots.shape[1]
         self._max_files = max_bytes // (self._content_bytes + _CHECKSUM_BYTES)

@@ -79,6 +79,8 @@ class MemoryDisk:
     runner: ContentRunner
     rng: random.Random
     most: int = 20
+    reads_per_step: int = 2
+    loses: float = 0.1  # of reads and writes
     files: dict[tuple[BlockHash, str], Content] = field(default_factory=dict)
     writing: list[tuple[BlockHash, str, int]] = field(default_factory=list)
     ended: list[BlockHash] = field(default_factory=list)
@@ -95,7 +97,7 @@ class MemoryDisk:
         self.writing.append((key, tenant, slot))
 
     def read(self, key: BlockHash, tenant: str) -> object | None:
-        if self.rng.random() < 0.1 and self.files.pop((key, tenant), None):
+        if self.rng.random() < self.loses and self.files.pop((key, tenant), None):
             self.gone.append(key)
         content = self.files.get((key, tenant))
         self.num_read += content is not None
@@ -109,7 +111,7 @@ class MemoryDisk:
     def end_writes(self) -> None:
         """Takes the slots' content only now: nobody may have written into them meanwhile."""
         for key, tenant, slot in self.writing:
-            if self.rng.random() < 0.9:
+            if self.rng.random() >= self.loses:
                 self.files[key, tenant] = dict(self.runner.slots[slot])
             self.ended.append(key)
             while len(self.files) > self.most:
@@ -229,6 +231,24 @@ def test_a_step_with_decodes_loads_no_more_tokens_than_it_may_compute() -> None:
     steps = runner.steps[num_steps:]
     assert sum(len(step.counts) == 1 for step in steps) >= (runner.num_loaded - loaded) // 2 - 1
     assert all(len(step.order) >= 1 for step in steps[:20]), "the decode had its token in each"
+
+
+def test_a_step_reads_few_files_and_the_next_ones_read_the_rest() -> None:
+    runner = ContentRunner()
+    disk = MemoryDisk(runner, random.Random(2), most=1000, loses=0.0)
+    engine = Engine(make_config(num_blocks=12, num_offload_blocks=100), runner, disk=disk)
+    for i in range(2 * (number := 24)):
+        engine.add(make_request(f"r{i}", [i % number + 1] * 33))
+        while engine.has_unfinished():
+            num_read, num_steps = disk.num_read, len(runner.steps)
+            engine.step()
+            assert disk.num_read - num_read <= disk.reads_per_step
+            assert len(runner.steps) == num_steps + 1, "a step may do nothing but load"
+            disk.end_writes()
+    stats = engine.stats()
+    assert disk.num_read > 80
+    assert stats.offload_unwritten_blocks == 0
+    assert stats.prefix_hit_tokens == number * 32
 
 
 def test_tenants_do_not_find_each_others_copies() -> None:
