@@ -5,8 +5,9 @@
 Random weights, the engine alone. `--conversations` take turns: each turn has the whole conversation
 so far, its answer of 20 tokens and 80 new ones, and `--concurrent` of them run at once. Without
 offloading, then with host memory for all blocks, then with host memory for an eighth of them and
-a disk for the rest; then again with the same disk, as a worker that was restarted. A token is
-computed twice when the turn before had it, in its prompt or answer. Prints one JSON line for each.
+a disk for the rest; then the same turns again with this disk, as after a restart. A token is
+computed twice when the turn before had it, in its prompt or answer, and after the restart always.
+Prints one JSON line for each.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ BLOCK_SIZE = 16
 class Conversations:
     """Turns of one engine, and sums of what they were."""
 
-    def __init__(self, built: BuiltModel, arguments: argparse.Namespace) -> None:
+    def __init__(self, built: BuiltModel, arguments: argparse.Namespace, *, is_known: bool) -> None:
+        """`is_known`: all tokens were computed before."""
         self._engine = Engine(built.engine_config, built.runner, time.perf_counter, built.disk)
         self._rng = random.Random(1)
         self._vocab_size = built.model_config.vocab_size
         self._number = arguments.conversations
         self._concurrent = arguments.concurrent
         self._prompts = [self._tokens(FIRST_TOKENS) for _ in range(self._number)]
+        self._is_known = is_known
         self._known = [0] * self._number  # tokens of the turn before
         self._answers: dict[int, list[int]] = {}
         self.num_twice = self.num_prompt = 0
@@ -85,6 +88,8 @@ class Conversations:
 
     def _ended(self, i: int, num_cached: int, prefill_s: float) -> None:
         prompt = self._prompts[i]
+        if self._is_known:
+            self._known[i] = len(prompt)
         if self._known[i]:
             self.num_prompt += len(prompt)
             self.num_twice += self._known[i] - num_cached
@@ -137,7 +142,7 @@ def _run(
         )
     )
     try:
-        conversations = Conversations(built, arguments)
+        conversations = Conversations(built, arguments, is_known="restarted" in way)
         begin_s = time.perf_counter()
         for _ in range(arguments.turns):
             conversations.turn()
@@ -147,7 +152,7 @@ def _run(
     prefill_s = conversations.first_token_s
     line = {
         "way": way,
-        "later_prompt_tokens": conversations.num_prompt,
+        "prompt_tokens": conversations.num_prompt,
         "computed_twice": conversations.num_twice,
         "seconds": round(seconds, 1),
         "prefill_ms": round(1000 * sum(prefill_s) / len(prefill_s)),

@@ -303,8 +303,8 @@ class EngineSettings(SharedSettings):
         default=0.0,
         ge=0,
         le=100_000,
-        description="GiB of host memory for blocks that the KV cache evicts; 0: they are computed "
-        "again when a prompt has them.",
+        description="GiB of host memory of each worker for blocks that the KV cache evicts; 0: "
+        "they are computed again when a prompt has them.",
         json_schema_extra=symptom(
             "Long conversations are computed again because the KV cache is too small for all."
         ),

@@ -1,8 +1,8 @@
 """OffloadTier: copies of blocks that the pool has evicted, in host memory and perhaps on a disk.
 
-        pool --- evicted ---> host memory --- least recently used ---> disk --- the same ---> gone
-         ^                        |                                      |
-         +------- loaded ---------+--------------------------------------+
+        pool --- evicted ---> host memory --- each, in a thread ---> disk
+         ^                        |                                   |
+         +------- loaded ---------+-----------------------------------+
 
 Keys are the names of the pool's index (block_hash.py), here by `secure_block_hash`: a copy has no
 parent left to compare, so that an equal name alone has to mean equal tokens. A copy is found by its
@@ -27,9 +27,6 @@ from worker.engine.block_hash import BlockHash
 from worker.engine.errors import IntegrityError
 
 V = TypeVar("V")
-
-# Part of the slots that are kept free, or being written, when there is a disk.
-_WRITTEN_AHEAD = 8
 
 
 class Store(NamedTuple):
@@ -97,11 +94,13 @@ class TenantLRU(Generic[V]):
         """Returns the tenant's value; None where it has none of this key."""
         return self._values[tenant].get(key) if tenant in self._values else None
 
-    def add(self, key: BlockHash, tenant: str, value: V) -> None:
-        """Adds a key that is not there, as the most recently used."""
+    def add(self, key: BlockHash, tenant: str, value: V, *, is_oldest: bool = False) -> None:
+        """Adds a key that is not there, as the most recently used, or as the least."""
         assert key not in self._tenants
         of_tenant = self._values.setdefault(tenant, OrderedDict())
         of_tenant[key] = value
+        if is_oldest:
+            of_tenant.move_to_end(key, last=False)
         self._tenants[key] = tenant
         self._moved(tenant, len(of_tenant) - 1, len(of_tenant))
 
@@ -158,6 +157,7 @@ class OffloadTier:
         self._on_lost = on_lost
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: TenantLRU[int] = TenantLRU()
+        self._unwritten: dict[BlockHash, None] = {}  # found ones that the disk is to get
         self._writing: dict[BlockHash, tuple[str, int]] = {}  # tenant and slot
         self._pending: list[Store | Load] = []  # of the plan being made
         self._num_read = 0  # files, for it
@@ -178,7 +178,7 @@ class OffloadTier:
         The content must be whole by the steps launched so far. Blocks of a sequence come from its
         last one on, so that its first ones are given up last.
         """
-        self._drain()
+        self._write_some()
         if key in self._slots:
             self._slots.touch(key)
             return True
@@ -227,6 +227,9 @@ class OffloadTier:
         for item in transfers:
             if isinstance(item, Store) and self._unsettled.get(item.slot) == item.key:
                 del self._unsettled[item.slot]
+                if self.disk is not None:
+                    self._unwritten[item.key] = None
+        self._write_some()
 
     def undo(self, transfers: Transfers) -> None:
         """Forgets the copies of a step that failed: it may have made some of them, and written over
@@ -246,49 +249,47 @@ class OffloadTier:
         slots = [*self._free, *self._slots.values(), *(slot for _, slot in self._writing.values())]
         if sorted(slots) != list(range(self._num_slots)):
             raise IntegrityError("a slot of the offload tier has several uses, or none")
+        if any(key not in self._slots for key in self._unwritten):
+            raise IntegrityError("the disk is to get a copy that is gone")
         if not self._unsettled.keys() <= set(self._slots.values()):
             raise IntegrityError("a slot of the offload tier awaits a copy that nobody finds")
 
     def _take_slot(self) -> int | None:
         """Returns a slot; None where all are being written."""
-        if self.disk is not None:
-            wanted = max(1, self._num_slots // _WRITTEN_AHEAD)
-            while len(self._slots) and len(self._free) + len(self._writing) < wanted:
-                self._write_or_drop(self.disk)
         if not self._free and len(self._slots):
-            self.counts.unwritten_blocks += self.disk is not None
-            self._drop(self._slots.next_victim()[0])
-        return self._free.pop() if self._free else None
-
-    def _write_or_drop(self, disk: OffloadDisk) -> None:
-        key, tenant = self._slots.next_victim()
-        slot = self._slots.get(key, tenant)
-        assert slot is not None
-        if slot in self._unsettled or disk.holds(key, tenant):
+            key = self._slots.next_victim()[0]
+            self.counts.unwritten_blocks += key in self._unwritten
             self._drop(key)
-            return
-        self._slots.remove(key)
-        self._writing[key] = (tenant, slot)
-        disk.write(key, tenant, slot)
+        return self._free.pop() if self._free else None
 
     def _drop(self, key: BlockHash) -> None:
         """Frees a slot. Copies of this plan from and to it come before what replaces it."""
         tenant, slot = self._slots.remove(key)
         self._unsettled.pop(slot, None)
+        self._unwritten.pop(key, None)
         self._free.append(slot)
         self._lost(key, tenant)
 
-    def _drain(self) -> None:
+    def _write_some(self) -> None:
+        """Has the disk write the oldest copies that it lacks, half of the slots at a time: they
+        cannot be given up meanwhile."""
         if self.disk is None:
             return
         ended, gone = self.disk.drain()
         for key in ended:
-            tenant, slot = self._writing.pop(key)
-            self._free.append(slot)
-            self._lost(key, tenant)
+            self._slots.add(key, *self._writing.pop(key), is_oldest=True)
         for key in gone:
             if key not in self._slots and key not in self._writing:
                 self._on_lost(key)
+        while self._unwritten and len(self._writing) < max(1, self._num_slots // 2):
+            key = next(iter(self._unwritten))
+            del self._unwritten[key]
+            tenant, slot = self._slots.remove(key)
+            if self.disk.holds(key, tenant):
+                self._slots.add(key, tenant, slot, is_oldest=True)
+                continue
+            self._writing[key] = (tenant, slot)
+            self.disk.write(key, tenant, slot)
 
     def _lost(self, key: BlockHash, tenant: str) -> None:
         if not self.holds(key, tenant):
