@@ -61,8 +61,8 @@ class OffloadDisk(Protocol):
         ...
 
     def read(self, key: BlockHash, tenant: str) -> object | None:
-        """Returns the content, for a Load; None where the file is gone or is not what was written:
-        then it is not held any more."""
+        """Returns the content, for a Load; None if the file is gone or damaged: then it is not
+        held any more."""
         ...
 
     def drain(self) -> tuple[list[BlockHash], list[BlockHash]]:
@@ -204,7 +204,7 @@ class OffloadTier:
 
     def load(self, key: BlockHash, tenant: str, block_id: int) -> bool:
         """Has the copy loaded into a block, before the plan being made is computed. Returns whether
-        it is: a plan has only so many reads."""
+        it is: a plan has few reads."""
         source: object | None = self._slots.get(key, tenant)
         if source is None and key in self._writing and self._writing[key][0] == tenant:
             source = self._writing[key][1]
@@ -252,7 +252,7 @@ class OffloadTier:
         if any(key not in self._slots for key in self._unwritten):
             raise IntegrityError("the disk is to get a copy that is gone")
         if not self._unsettled.keys() <= set(self._slots.values()):
-            raise IntegrityError("a slot of the offload tier awaits a copy that nobody finds")
+            raise IntegrityError("a slot of the offload tier awaits a copy that cannot be found")
 
     def _take_slot(self) -> int | None:
         """Returns a slot; None where all are being written."""

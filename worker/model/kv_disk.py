@@ -90,8 +90,8 @@ class DiskBlocks:
         self._writes.put((key, _hash_of(tenant), slot))
 
     def read(self, key: BlockHash, tenant: str) -> Tensor | None:
-        """Returns the content [bytes] uint8; None where there is none. A file that is not what was
-        written is deleted."""
+        """Returns the content [bytes] uint8; None without a valid file. One that is damaged is
+        deleted."""
         if not self.holds(key, tenant):
             return None
         path = self._path_of(key, _hash_of(tenant))
@@ -170,7 +170,7 @@ class DiskBlocks:
             self._path_of(key, hashed).unlink()
 
     def _find_files(self, folder: Path) -> None:
-        """Learns the files of earlier workers, and deletes what is of no use."""
+        """Learns the files of earlier workers, and deletes those of no use."""
         for path in folder.iterdir():
             if path != self._path and _HEX.fullmatch(path.name):
                 shutil.rmtree(path)
@@ -185,7 +185,7 @@ class DiskBlocks:
         for _, path in sorted(found):
             self._files.add(BlockHash(bytes.fromhex(path.name)), path.parent.name, True)
         self._make_room(self._max_files)
-        self._gone.clear()  # nobody has found them here
+        self._gone.clear()  # no other object knew of them
 
     def _path_of(self, key: BlockHash, hashed: str) -> Path:
         return self._path / hashed / key.hex()

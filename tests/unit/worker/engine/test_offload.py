@@ -1,6 +1,6 @@
 """The offload tier: what it keeps, what it gives up, and that no block is read without its tokens.
 
-ContentRunner knows what each block, slot and file holds, and looks at what each step reads.
+ContentRunner has the content of each block and slot, and checks the blocks that a step reads.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MemoryDisk:
         return ended, gone
 
     def end_writes(self) -> None:
-        """Takes the slots' content only now: nobody may have written into them meanwhile."""
+        """Takes the slots' content only now: no step may have written into them meanwhile."""
         for key, tenant, slot in self.writing:
             if self.rng.random() >= self.loses:
                 self.files[key, tenant] = dict(self.runner.slots[slot])
