@@ -38,6 +38,8 @@ LEFT_OUT_OF_WORKERS = {
     "PENSTOCK_ENGINE": "the image's; of worker-http the service's",
     "PENSTOCK_ENGINE_PYTHON": "the image's",
     "PENSTOCK_DEVICE": "the service's: worker or worker-gpu",
+    "PENSTOCK_KV_OFFLOADING_DIR": "needs a volume, which an override file mounts",
+    "PENSTOCK_KV_OFFLOADING_DIR_GB": "as the directory",
     "PENSTOCK_DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
 }
 OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client

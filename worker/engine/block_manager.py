@@ -30,6 +30,9 @@ them as it is computed, and holds at most `held` at once. Its table keeps their 
 any blocks by then and never read. A prefix hit needs the blocks of its last window only; the
 content of those before is compared as ever, so it is kept for a while when a block is evicted.
 
+With an OffloadTier, a block that is evicted is offered to it first, and `load` takes copies back
+into blocks that a sequence has.
+
 Every operation costs O(1) per block it touches, whatever the size of the pool.
 """
 
@@ -38,8 +41,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from worker.engine.block_hash import BlockHash, BlockHasher, block_hash, root_hash
+from worker.engine.block_hash import (
+    BlockHash,
+    BlockHasher,
+    block_hash,
+    root_hash,
+    secure_block_hash,
+)
 from worker.engine.errors import IntegrityError
+from worker.engine.offload import OffloadTier
 from worker.engine.prefix_tracker import PrefixTracker
 from worker.engine.sequence import Sequence as TokenSequence
 
@@ -51,7 +61,7 @@ _EVICTED_PER_BLOCK = 4  # contents that are kept for each block of the pool, wit
 class Block:
     """One block's books. `uid`, `parent` and `token_ids` are its content once published."""
 
-    __slots__ = ("hash", "parent", "ref_count", "token_ids", "uid")
+    __slots__ = ("hash", "parent", "ref_count", "tenant", "token_ids", "uid")
 
     def __init__(self) -> None:
         self.ref_count = 0
@@ -59,6 +69,7 @@ class Block:
         self.parent: int | str = _UNPUBLISHED  # the parent's uid; the tenant for a first block
         self.token_ids: tuple[int, ...] = ()
         self.hash: BlockHash | None = None  # set while the index points here
+        self.tenant = ""  # of the sequence that published it
 
     def forget(self) -> None:
         self.uid = _UNPUBLISHED
@@ -82,12 +93,17 @@ class BlockManager:
         hasher: BlockHasher = block_hash,
         window: int | None = None,
         held: int | None = None,
+        num_offload_blocks: int = 0,
     ) -> None:
-        """`held`: the most blocks of one sequence, EngineConfig.sequence_blocks."""
+        """`held`: the most blocks of one sequence, EngineConfig.sequence_blocks. With
+        `num_offload_blocks`, copies of blocks in host memory, names are secure_block_hash's."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._hasher = hasher
+        self._hasher = secure_block_hash if num_offload_blocks else hasher
+        self.offload: OffloadTier | None = None
+        if num_offload_blocks:
+            self.offload = OffloadTier(num_offload_blocks, self._on_copy_lost)
         self._blocks = [Block() for _ in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
@@ -145,6 +161,38 @@ class BlockManager:
             hits.append(block_id)
             parent = block.uid
         return self._reachable(hits)
+
+    def touch_copies(self, sequence: TokenSequence, first: int) -> None:
+        """Keeps the offload tier's copies of a sequence's blocks, from `first` on, while blocks are
+        evicted for it."""
+        if self.offload is not None:
+            num_blocks = sequence.num_skippable_tokens // self.block_size
+            self._hash_up_to(sequence, num_blocks)
+            self.offload.touch(sequence.block_hashes[first:num_blocks])
+
+    def load(self, sequence: TokenSequence, start: int, most_tokens: int) -> tuple[int, bool]:
+        """Has the offload tier's copies loaded into the sequence's own blocks from `start` on, at
+        most `most_tokens`. They are published like computed ones.
+
+        Returns the number of tokens, and whether the next block has a copy too.
+        """
+        if self.offload is None or start % self.block_size:
+            return 0, False
+        tenant, num_tokens = sequence.tenant, 0
+        first = start // self.block_size
+        end = min(sequence.num_skippable_tokens // self.block_size, len(sequence.block_table))
+        for i in range(first, end):
+            self._hash_up_to(sequence, i + 1)
+            key = sequence.block_hashes[i]
+            is_last = num_tokens + self.block_size > most_tokens
+            if is_last or not self.offload.load(key, tenant, sequence.block_table[i]):
+                return num_tokens, self.offload.holds(key, tenant)
+            num_tokens += self.block_size
+        return num_tokens, False
+
+    def _on_copy_lost(self, key: BlockHash) -> None:
+        if key not in self._index:
+            self.prefixes.evicted(key)
 
     def _reachable(self, hits: list[int | None]) -> list[int]:
         """Returns the longest beginning of `hits` whose last window is there, without the blocks
@@ -281,6 +329,8 @@ class BlockManager:
             raise IntegrityError("the index holds an entry that no block knows of")
         if not self._evicted.keys().isdisjoint(self._index):
             raise IntegrityError("an evicted content is in a block")
+        if self.offload is not None:
+            self.offload.check_integrity()
 
     def _num_new(self, sequence: TokenSequence, num_tokens: int, hits: Sequence[int]) -> int:
         num_there = len(sequence.block_table) + len(hits)
@@ -304,8 +354,10 @@ class BlockManager:
     def _evict(self, block_id: int) -> None:
         block = self._blocks[block_id]
         key = block.hash
-        self._unindex(block)
-        if self._window is None or key is None:
+        assert key is not None
+        has_copy = self.offload is not None and self.offload.offer(key, block.tenant, block_id)
+        self._unindex(block, has_copy=has_copy)
+        if self._window is None:
             block.forget()
             return
         self._blocks[block_id], self._evicted[key] = Block(), block
@@ -316,10 +368,11 @@ class BlockManager:
         self._blocks[block_id].forget()
         self._free.append(block_id)
 
-    def _unindex(self, block: Block) -> None:
+    def _unindex(self, block: Block, *, has_copy: bool = False) -> None:
         assert block.hash is not None
         del self._index[block.hash]
-        self.prefixes.evicted(block.hash)
+        if not has_copy:
+            self.prefixes.evicted(block.hash)
         block.hash = None
 
     def _publish_block(self, sequence: TokenSequence, i: int) -> None:
@@ -330,6 +383,7 @@ class BlockManager:
         assert parent != _UNPUBLISHED
         key = sequence.block_hashes[i]
         block.parent = parent
+        block.tenant = sequence.tenant
         block.token_ids = self._tokens_of(sequence, i)
         found_id = self._index.get(key)
         if found_id is not None:

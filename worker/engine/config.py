@@ -27,6 +27,7 @@ class EngineConfig:
     preempts: bool = True  # whether running sequences give their slots to others, and resume
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
+    num_offload_blocks: int = 0  # copies of evicted blocks in host memory
     window: int | None = None  # tokens that a query reaches at most, its own included; None: all
 
     @property

@@ -13,7 +13,8 @@ from worker.engine_options import EngineOptions
 from worker.model.base import DecoderStack, KVLayer
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
-from worker.model.kv_cache import KVCachePool, blocks_that_fit
+from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
+from worker.model.kv_offload import HostBlocks
 from worker.model.served import BuiltStack, CapturingStack, Progress
 from worker.model.step.rank_forward import RankForward
 from worker.model.step.runner import TorchModelRunner
@@ -33,6 +34,7 @@ class KVCache:
     num_blocks: int
     block_size: int
     window: int | None  # tokens that its queries reach at most; None: all
+    host_blocks: HostBlocks | None = None  # copies of evicted blocks
 
 
 def window_of(layers: Sequence[KVLayer]) -> int | None:
@@ -53,9 +55,17 @@ def allocate_kv_cache(
     pool = KVCachePool(
         built.keeps, num_blocks, block_size, device=place.device, dtype=built.kv_dtype
     )
+    host_blocks = None
+    if options.kv_offloading_gb:
+        num_slots = int(options.kv_offloading_gb * 2**30)
+        num_slots //= block_bytes(built.keeps, block_size, built.kv_dtype)
+        num_slots = place.group.least(num_slots, place.device)
+        if num_slots < 1:
+            raise KVCacheTooSmall("PENSTOCK_KV_OFFLOADING_GB cannot hold one block: raise it")
+        host_blocks = HostBlocks(pool, num_slots)
     report("allocating KV cache", 1.0)
     window = window_of(built.keeps.kv_layers)
-    return KVCache(built.stack(pool), num_blocks, block_size, window)
+    return KVCache(built.stack(pool), num_blocks, block_size, window, host_blocks)
 
 
 def choose_num_blocks(
