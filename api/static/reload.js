@@ -1,6 +1,6 @@
 /**
  * Loads the page again when one of its files did not arrive, as when a laptop changes networks:
- * without its scripts a page shows its first words and nothing else. This script is part of the
+ * without its scripts a page shows its first text and nothing else. This script is part of the
  * page: what cuts off the files would cut off a file of its own too.
  */
 (() => {

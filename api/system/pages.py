@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 MAX_FILES = 96
-RELOAD = (STATIC / "reload.js").read_bytes()  # part of each page, in place of this:
+RELOAD = (STATIC / "reload.js").read_bytes()  # part of each page; it replaces this:
 RELOAD_PLACE = b"<!-- reload.js -->"
 MAX_FILE_BYTES = 256 * 1024
 

@@ -153,7 +153,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_no_inline_script_or_style(page: str) -> None:
-    """Except for the one that all have in place of a comment."""
+    """Except for the one that replaces a comment in all of them."""
     tags = Tags(page)
     assert tags.inline == []
     assert (STATIC / page).read_bytes().count(RELOAD_PLACE) == 1
