@@ -34,14 +34,14 @@ MAX_PREEMPTIONS = 1  # of the job, for one of an earlier lane: running_slots.py 
 class Protocol:
     """The rules of one run.
 
-    `num_faults` is how many of these may happen, in any mixture and at any time: a worker is
-    killed (at most one) or retires, a lease ends although its worker lives, the reply to a claim, a
+    `num_faults` is how many of these may happen, in any mixture and at any time: a worker is killed
+    (at most one) or retires, a lease ends although its worker lives, the reply to a claim, a
     heartbeat or an append is lost, an append arrives late, a release is lost, a worker gives its
-    job back, a frame is lost, the subscription breaks, the server is rolled back to any earlier moment (once,
-    with `rollback`; frames are then lost with their connection only, as TCP has it, no record goes
-    then). With `replaced` the second worker has other files than the job was prepared with. With
-    `lanes` the job may be left to the worker that holds its prefix, and gives way to one of an
-    earlier lane, at most MAX_PREEMPTIONS times.
+    job back, a frame is lost, the subscription breaks, the server is rolled back to any earlier
+    moment (once, with `rollback`; frames are then lost with their connection only, as TCP has it,
+    no record goes then). With `replaced` the second worker has other files than the job was
+    prepared with. With `lanes` the job may be left to the worker that holds its prefix, and gives
+    way to one of an earlier lane, at most MAX_PREEMPTIONS times.
     """
 
     num_faults: int

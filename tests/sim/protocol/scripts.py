@@ -7,8 +7,8 @@ stands still (recover and reap then come later), a clock that is set (here reap 
 ends, at any time), attach and detach (what they lead to is a cancel; test_readers.py has them),
 lanes, portions, limits, orders, pauses and keys (they decide whether and when, not what; but a job
 may be claimed ahead of its turn, left to the worker with its prefix, or give way to another),
-several jobs (tests/contract has their order), how long a tombstone stands and who may put a job back for
-how long (nobody here is out of reach for ten minutes).
+several jobs (tests/contract has their order), how long a tombstone stands and who may put a job
+back for how long (nobody here is out of reach for ten minutes).
 """
 
 from __future__ import annotations
