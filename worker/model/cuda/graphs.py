@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 _MIXED_DECODES = (0, 16, 64, 256)
 _MIXED_CHUNKS = 16
-# Of models that are launched for longer than they compute.
+# These are for models that are launched for longer than they compute.
 _LARGE_TOKENS = (768, 1024, 1536, 2048, 3072, 4096)
 _LARGE_CHUNKS = 64
 # Tokens times the numbers in a layer's products, which 400 TFLOP/s compute in 0.085 ms: the ten
@@ -88,8 +88,8 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def launch_bound_tokens(layer_weights: int) -> int:
-    """Returns the tokens of the largest step with chunks that a graph makes faster, of a model with
-    so many numbers in the products of a layer."""
+    """Returns the tokens of the largest step with chunks that a graph makes faster; `layer_weights`
+    are the numbers in the products of a layer."""
     large = [count for count in _LARGE_TOKENS if count * layer_weights <= _LAUNCH_BOUND]
     return max((_MIXED_TOKENS[-1], *large))
 
