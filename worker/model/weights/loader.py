@@ -35,7 +35,7 @@ _OTHER_PARTS = (
 )
 
 
-# Where the largest key is 20 times a usual one, a scale of 1 rounds with an error of 3.1 % at
+# If the largest key is 20 times a usual one, a scale of 1 rounds with an error of 3.1 % at
 # 0.001, 5.1 % at 0.0005 and 25 % at 0.0001, the scale itself with 2.7 %.
 _LEAST_KV_SCALE = 0.001
 
