@@ -190,6 +190,9 @@ class DeploymentReader:
                 "is_served": num_workers > 0,
                 "is_paused": load is not None and load.paused_since is not None,
             }
+            if num_workers == 0 and name in known:
+                row["status"] = known[name].status
+                row["estimated_wait_s"] = known[name].estimated_wait_s
             if key.is_operator:
                 serving = [worker for worker in self._health.workers if name in worker.models]
                 row["queued"] = load.waiting or 0 if load else 0

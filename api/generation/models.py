@@ -1,7 +1,7 @@
 """ModelCatalog: the models that requests can name, with their cards, tokenizers and templates.
 
-These are the models of live workers, those that were served lately, and those of KEEP_MODELS, whose
-jobs wait in the queue. Workers publish cards and text files in Redis; each content is loaded once.
+These are the models of live workers, those that they load when jobs wait, those that were served
+lately, and those of KEEP_MODELS, whose jobs wait in the queue. Workers publish cards and text files in Redis; each content is loaded once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from api.dependencies import provided
 from api.errors import UnavailableError, unavailable
@@ -25,9 +25,12 @@ from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
 from shared.text.model_card import ModelCard, SamplingDefaults, TextModel
 from shared.transport.ports.jobs import TransportError
+from shared.transport.ports.offers import Offer
 from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
 
 log = logging.getLogger(__name__)
+
+ModelStatus = Literal["served", "loading", "on_demand", "unserved"]
 
 MIXED_ENGINES = "mixed"  # a card's engine where workers of one model differ
 MAX_TEXTS = 16  # text sides kept, served or not
@@ -47,11 +50,27 @@ class ServedModel:
     text: TextModel
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
     is_paused: bool = False  # an operator has paused its queue: its jobs wait
+    offer: Offer | None = None  # of workers that load it when jobs wait for it
     defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
 
     def __post_init__(self) -> None:
         defaults = SamplingDefaults.of(self.card.default_sampling)
         object.__setattr__(self, "defaults", defaults)
+
+    @property
+    def status(self) -> ModelStatus:
+        """Returns whether a worker serves it, is about to, would when jobs wait, or none does."""
+        if self.is_served:
+            return "served"
+        if self.offer is None:
+            return "unserved"
+        return "loading" if self.offer.is_loading else "on_demand"
+
+    @property
+    def estimated_wait_s(self) -> float | None:
+        """Returns the seconds until a worker serves it, about; None while one does, or when one
+        comes is not known."""
+        return None if self.is_served or self.offer is None else round(self.offer.wait_s, 1)
 
     @property
     def context_tokens(self) -> int:
@@ -195,7 +214,8 @@ class ModelCatalog:
             announced = await self._registry.models()
             known = {}
             for name, found in announced.items():
-                if found.unserved_s > self._retention_s and name not in self._kept:
+                is_offered = found.offer is not None
+                if found.unserved_s > self._retention_s and not (is_offered or name in self._kept):
                     self._remember(name)
                     continue
                 model = await self._served_model(name, found)
@@ -229,7 +249,8 @@ class ModelCatalog:
         try:
             card = _of_all_workers(ModelCard.from_json(blob), found)
             is_served = found.unserved_s == 0.0
-            return ServedModel(card, await self._text(card), is_served, found.is_paused)
+            text = await self._text(card)
+            return ServedModel(card, text, is_served, found.is_paused, found.offer)
         except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",

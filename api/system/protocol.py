@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
-from api.generation.models import ServedModel
+from api.generation.models import ModelStatus, ServedModel
 from api.generation.protocol import RequestModel, TokenIds
 from api.generation.response_schemas import ResponseModel
 from api.http.openapi import Absent
@@ -69,6 +69,10 @@ class Model(ResponseModel):
     structured_output_reason: str | None  # why not; null where they can, or the engine cannot
     is_served: bool  # by a live worker; else its requests wait until one comes
     is_paused: bool  # an operator has paused its queue: its requests wait until it is resumed
+    # served; loading: a worker is about to serve it; on_demand: one loads it when requests wait for
+    # it; unserved: no worker lists it
+    status: ModelStatus
+    estimated_wait_s: float | None  # until a worker serves it; null: one does, or not known
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
     exact_resume: bool  # whether an output that was cut continues as it would have
@@ -94,6 +98,8 @@ class Model(ResponseModel):
             structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
             is_paused=model.is_paused,
+            status=model.status,
+            estimated_wait_s=model.estimated_wait_s,
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from shared.transport.ports.offers import Offer
+
 CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
 # Fields of a worker's hash that are not its statistics, and so no names for one.
 RESERVED_STATS = frozenset(
@@ -79,6 +81,7 @@ class AnnouncedModel:
     max_model_len: int | None = None  # the least of them; None: none has reported it
     kv_capacity_tokens: int | None = None
     is_paused: bool = False  # an operator has paused its queue
+    offer: Offer | None = None  # of workers that load it when its jobs wait; None: no worker does
 
 
 @dataclass(frozen=True, slots=True)
