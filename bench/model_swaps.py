@@ -4,7 +4,8 @@
 
 Writes two checkpoints of the shape with random weights in bfloat16, starts Penstock as `make run`
 does with both in PENSTOCK_MODELS, and sends one request at a time to each in turn, so that each
-request waits for a swap of an idle worker. Prints a JSON line: seconds of the swaps, from the last
+request waits for a swap of an idle worker. In the pause before it the worker prepares the next
+engine process. Prints a JSON line: seconds of the swaps, from the last
 job of a model until the next one is served, and of the requests' waits in the queue, which include
 the time until the worker looks.
 """
@@ -16,6 +17,7 @@ import json
 import re
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import httpx
@@ -40,6 +42,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--swaps", type=int, default=10)
+    parser.add_argument("--pause-s", type=float, default=5.0, help="before each request")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
@@ -51,7 +54,11 @@ def main() -> None:
             "MAX_MODEL_LEN": "1024",
         }
         with Launched(directory, settings, is_forked=False) as penstock:
-            waits_s = [ask(penstock.base_url, n) for n in range(arguments.swaps + 1)][1:]
+            waits_s = []
+            for number in range(arguments.swaps + 1):
+                time.sleep(arguments.pause_s)
+                waits_s.append(ask(penstock.base_url, number))
+            del waits_s[0]  # of the model that was loaded at the start
             found = re.findall(r"another model is served .*?swap_s=(\S+)", penstock.output)
     swaps_s = sorted(map(float, found))
     figures = {

@@ -25,6 +25,8 @@ from worker.checkpoint import Announcement, Checkpoint, LoadedModel
 from worker.heartbeat import WorkerProbes
 from worker.metrics import SwapCounts, WorkerMetrics
 from worker.running_jobs import RunningJobs
+from worker.runtime.link import EngineLink
+from worker.runtime.messages import Prepare
 from worker.service import ANNOUNCE_INTERVAL_S, NotLoaded, WorkerService, refuse
 from worker.settings import WorkerSettings
 from worker.standing_order import StandingOrder
@@ -98,6 +100,7 @@ class SwappingWorker:
         self._is_idle = False
         self._claimed_s = self._left_s = 0.0  # when it was claimed, and the last job had ended
         self._swap_s = UNKNOWN_SWAP_S
+        self._prepared: EngineLink | None = None
         self._is_stopped = False
         self._service = self._service_of(checkpoints[0].name)
 
@@ -120,12 +123,15 @@ class SwappingWorker:
             await asyncio.to_thread(self._read_cards)
         except (TextInvalid, OSError) as error:
             return refuse(error)
+        preparing = asyncio.create_task(self._prepare_often(), name="prepared engine")
         offering = asyncio.create_task(self._offer_often(), name="offers")
         announcing = asyncio.create_task(self._announce_often(), name="announcer of the list")
         try:
             return await self._serve_each()
         finally:
-            await cancel_and_wait(offering, announcing)
+            await cancel_and_wait(preparing, offering, announcing)
+            if (prepared := self.take_prepared()) is not None:
+                await prepared.stop()
 
     async def _serve_each(self) -> int:
         name = next(iter(self._checkpoints))
@@ -191,7 +197,25 @@ class SwappingWorker:
             if self._failures.get(name, (0, 0.0))[0] < MAX_LOAD_FAILURES
         ]
 
+    async def _prepare_often(self) -> None:
+        """Keeps a process of our own engine ready, which has imported torch: most of the time that
+        a small model takes to load."""
+        settings = self._settings
+        while settings.engine == "penstock" and settings.runner == "model":
+            if not self._loading and (self._prepared is None or not self._prepared.is_alive):
+                options = settings.engine_options(self._checkpoints[self._service.model_name].path)
+                try:
+                    self._prepared = await EngineLink.start(Prepare(options))
+                except OSError as error:  # no process, no socket: the load itself reports it
+                    log.debug("failed to prepare an engine", extra={"error": str(error)})
+            await asyncio.sleep(LOOK_S)
+
     # Of worker.service.Swaps.
+
+    def take_prepared(self) -> EngineLink | None:
+        """Returns the engine process that waits for its model, if there is one."""
+        prepared, self._prepared = self._prepared, None
+        return prepared if prepared is not None and prepared.is_alive else None
 
     async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
         """Returns the name of the model that is to be served next, once it is claimed."""

@@ -40,7 +40,7 @@ from worker.prefix_report import PrefixReport
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded
-from worker.runtime.link import EngineDied
+from worker.runtime.link import EngineDied, EngineLink
 from worker.runtime.messages import Configure
 from worker.runtime.supervisor import EngineGaveUp, EngineSupervisor
 from worker.settings import WorkerSettings
@@ -83,6 +83,10 @@ class Swaps(Protocol):
         """Takes the model once it is served."""
         ...
 
+    def take_prepared(self) -> EngineLink | None:
+        """Returns an engine process that waits for its model, if there is one."""
+        ...
+
 
 class SoleModel:
     """The worker serves one model for its life."""
@@ -97,6 +101,9 @@ class SoleModel:
 
     def loaded(self, model: LoadedModel) -> None:
         """Does nothing."""
+
+    def take_prepared(self) -> EngineLink | None:
+        return None
 
 
 class WorkerService:
@@ -143,6 +150,7 @@ class WorkerService:
             load_timeout_s=settings.load_timeout_s,
             stall_limit_s=settings.stall_limit_s,
             max_restarts=settings.engine_restarts,
+            take_prepared=self._swaps.take_prepared,
         )
         self._publisher = Publisher(
             queue,

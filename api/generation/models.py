@@ -1,7 +1,8 @@
 """ModelCatalog: the models that requests can name, with their cards, tokenizers and templates.
 
 These are the models of live workers, those that they load when jobs wait, those that were served
-lately, and those of KEEP_MODELS, whose jobs wait in the queue. Workers publish cards and text files in Redis; each content is loaded once.
+lately, and those of KEEP_MODELS, whose jobs wait in the queue. Workers publish cards and text files
+in Redis; each content is loaded once.
 """
 
 from __future__ import annotations
