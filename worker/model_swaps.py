@@ -12,14 +12,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from shared.backoff import Backoff
 from shared.outages import STORE, RateLimitedOutageLog
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
-from shared.transport.connect import RedisTransport
+from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.offers import WaitingModel
+from shared.transport.ports.offers import ModelOffers, WaitingModel
+from shared.transport.ports.queue import JobQueue
 from shared.transport.ports.registry import Order
 from worker.checkpoint import Announcement, Checkpoint, LoadedModel
 from worker.heartbeat import WorkerProbes
@@ -75,6 +77,19 @@ def next_model(
     return max(due, key=lambda queue: queue.oldest_ms, default=None)
 
 
+class WorkerTransport(Protocol):
+    """The part of a transport that a worker uses."""
+
+    @property
+    def queue(self) -> JobQueue: ...
+    @property
+    def offers(self) -> ModelOffers: ...
+    @property
+    def deployment(self) -> Deployment: ...
+    def new_queue(self) -> JobQueue: ...
+    async def check(self) -> Sequence[str]: ...
+
+
 class SwappingWorker:
     """Serves the models of `checkpoints`, the first one first. `run` once; `stop` from a signal
     handler."""
@@ -83,7 +98,7 @@ class SwappingWorker:
         self,
         settings: WorkerSettings,
         checkpoints: Sequence[Checkpoint],
-        transport: RedisTransport,
+        transport: WorkerTransport,
         worker_id: str,
     ) -> None:
         self._settings = settings
@@ -113,7 +128,7 @@ class SwappingWorker:
         return self._service.probes
 
     def stop(self) -> None:
-        """As WorkerService's."""
+        """Stops as WorkerService does."""
         self._is_stopped = True
         self._service.stop()
 
@@ -337,7 +352,7 @@ class SwappingWorker:
 def open_worker(
     settings: WorkerSettings,
     checkpoints: Sequence[Checkpoint],
-    transport: RedisTransport,
+    transport: WorkerTransport,
     worker_id: str,
 ) -> WorkerService | SwappingWorker:
     """Returns the worker of one model, or of several."""

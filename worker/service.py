@@ -227,7 +227,8 @@ class WorkerService:
             return refuse(error)
 
     async def serve(self) -> int:
-        """As `run`. Raises one of NotLoaded for a model that cannot be served."""
+        """Returns the exit status as `run` does. Raises one of NotLoaded for a model that cannot
+        be served."""
         starting = asyncio.create_task(self._start())
         try:
             await first_of(starting, self._stop.wait())

@@ -137,7 +137,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
 
 
 def _set_threads(options: EngineOptions) -> None:
-    """To be called before torch is imported: its thread pools read this once."""
+    """Sets the threads of torch, which reads them once: call it before the import."""
     num_threads = str(options.num_threads or default_threads())
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
     wait_asleep(os.environ)

@@ -173,7 +173,7 @@ async def test_the_jobs_of_a_dead_worker_are_continued_by_one_that_serves_anothe
 ) -> None:
     dies = await start_worker(**of_list(models)).ready()
     fronts = frontends(transport)
-    throttle.apply(after_tokens=4)
+    throttle.apply(after_tokens=4, step_s=30)
     job_id = await fronts["one"].submit(PROMPT, max_tokens=12)
     await fronts["one"].num_tokens(job_id, 4)
     other_first = dict(reversed(models.items()))
