@@ -198,7 +198,7 @@ METRICS = MetricTable(
             "penstock:model_swaps_total",
             "counter",
             (),
-            "Models of PENSTOCK_MODELS that this worker has loaded in place of another.",
+            "Models of PENSTOCK_MODELS that this worker has loaded instead of another.",
         ),
         MetricRow(
             "penstock:model_swap_seconds_total",

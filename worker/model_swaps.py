@@ -225,7 +225,7 @@ class SwappingWorker:
                     log.debug("failed to prepare an engine", extra={"error": str(error)})
             await asyncio.sleep(LOOK_S)
 
-    # Of worker.service.Swaps.
+    # Implements worker.service.Swaps.
 
     def take_prepared(self) -> EngineLink | None:
         """Returns the engine process that waits for its model, if there is one."""
