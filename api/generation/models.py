@@ -1,8 +1,7 @@
 """ModelCatalog: the models that requests can name, with their cards, tokenizers and templates.
 
-These are the models of live workers, those that they load when jobs wait, those that were served
-lately, and those of KEEP_MODELS, whose jobs wait in the queue. Workers publish cards and text files
-in Redis; each content is loaded once.
+These are the models that live workers serve or offer, those served lately and of KEEP_MODELS,
+whose jobs wait in the queue. Workers publish cards and text files, and each content is loaded once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from api.dependencies import provided
 from api.errors import UnavailableError, unavailable
@@ -26,12 +25,9 @@ from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
 from shared.text.model_card import ModelCard, SamplingDefaults, TextModel
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.offers import Offer
-from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
+from shared.transport.ports.registry import AnnouncedModel, Offer, WorkerRegistry
 
 log = logging.getLogger(__name__)
-
-ModelStatus = Literal["served", "loading", "on_demand", "unserved"]
 
 MIXED_ENGINES = "mixed"  # a card's engine where workers of one model differ
 MAX_TEXTS = 16  # text sides kept, served or not
@@ -57,21 +53,6 @@ class ServedModel:
     def __post_init__(self) -> None:
         defaults = SamplingDefaults.of(self.card.default_sampling)
         object.__setattr__(self, "defaults", defaults)
-
-    @property
-    def status(self) -> ModelStatus:
-        """Returns whether a worker serves it, is about to, would when jobs wait, or none does."""
-        if self.is_served:
-            return "served"
-        if self.offer is None:
-            return "unserved"
-        return "loading" if self.offer.is_loading else "on_demand"
-
-    @property
-    def estimated_wait_s(self) -> float | None:
-        """Returns the seconds until a worker serves it, about; None while one does, or when one
-        comes is not known."""
-        return None if self.is_served or self.offer is None else round(self.offer.wait_s, 1)
 
     @property
     def context_tokens(self) -> int:

@@ -200,6 +200,11 @@ class JobRecovery(ResponseModel):
         )
 
 
+def estimated_wait_s(model: ServedModel) -> float | None:
+    """Returns the seconds until a worker serves a model, about; None: one does, or not known."""
+    return None if model.is_served or model.offer is None else round(model.offer.wait_s, 1)
+
+
 class JobObject(ResponseModel):
     """A job; times are Unix seconds of the Redis clock, null: not yet."""
 
@@ -256,7 +261,7 @@ class JobObject(ResponseModel):
             queue_position=record.queue_position,
             queue_paused=record.state is JobState.QUEUED and model is not None and model.is_paused,
             estimated_wait_s=(
-                model.estimated_wait_s if model and record.state is JobState.QUEUED else None
+                estimated_wait_s(model) if model and record.state is JobState.QUEUED else None
             ),
             worker=record.owner,
             placed=record.placed,

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from api.generation.messages import UNSERVED_MESSAGES, ChatMessages, left_out_parts
-from api.generation.models import ModelStatus, ServedModel
+from api.generation.models import ServedModel
 from api.generation.protocol import RequestModel, TokenIds
 from api.generation.response_schemas import ResponseModel
 from api.http.openapi import Absent
 from api.http.pagination import QueryModel
+from api.jobs.protocol import estimated_wait_s
 from shared.messages import InvalidParameter
 
 
@@ -47,6 +48,18 @@ class DetokenizeRequest(RequestModel):
 
     tokens: TokenIds
     model: str | None = None
+
+
+ModelStatus = Literal["served", "loading", "on_demand", "unserved"]
+
+
+def status_of(model: ServedModel) -> ModelStatus:
+    """Returns whether a worker serves a model, is about to, would when jobs wait, or none does."""
+    if model.is_served:
+        return "served"
+    if model.offer is None:
+        return "unserved"
+    return "loading" if model.offer.is_loading else "on_demand"
 
 
 class Model(ResponseModel):
@@ -98,8 +111,8 @@ class Model(ResponseModel):
             structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
             is_paused=model.is_paused,
-            status=model.status,
-            estimated_wait_s=model.estimated_wait_s,
+            status=status_of(model),
+            estimated_wait_s=estimated_wait_s(model),
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,

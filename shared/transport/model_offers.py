@@ -8,7 +8,8 @@ import msgspec
 
 from shared.redis.connections import Connections
 from shared.transport.failures import translated
-from shared.transport.ports.offers import Offer, WaitingModel
+from shared.transport.ports.offers import WaitingModel
+from shared.transport.ports.registry import Offer
 from shared.transport.scripts import Argument, Scripts
 
 

@@ -13,11 +13,11 @@ from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import translated
 from shared.transport.model_offers import offered_models
-from shared.transport.ports.offers import Offer
 from shared.transport.ports.registry import (
     CARD_LIFE_MS,
     RESERVED_STATS,
     AnnouncedModel,
+    Offer,
     Order,
     Ordered,
     Pause,

@@ -18,14 +18,6 @@ class WaitingModel:
     is_claimed: bool = False  # another worker is about to load it
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A model that a live worker serves when its jobs have waited."""
-
-    wait_s: float  # about so long until it is served
-    is_loading: bool = False  # a worker drains for it, or loads it
-
-
 class ModelOffers(Protocol):
     """Every call may raise TransportError."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from shared.transport.ports.offers import Offer
-
 CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
 # Fields of a worker's hash that are not its statistics, and so no names for one.
 RESERVED_STATS = frozenset(
@@ -66,6 +64,14 @@ class WorkerStatus:
     stalled: bool
     stats: Mapping[str, float | str]  # step, waiting, prefilling, active, pending, running, ...
     order: Order | None = None  # that it follows; None: its release reads none
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that a live worker serves when its jobs have waited."""
+
+    wait_s: float  # about so long until it is served
+    is_loading: bool = False  # a worker drains for it, or loads it
 
 
 @dataclass(frozen=True, slots=True)

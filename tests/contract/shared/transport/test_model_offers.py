@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.transport.ports.offers import Offer, WaitingModel
+from shared.transport.ports.offers import WaitingModel
+from shared.transport.ports.registry import Offer
 from tests.support.jobs import MODEL
 from tests.support.polling import until
 from tests.support.transport_steps import Steps
