@@ -17,7 +17,7 @@ from shared.redis.check import UnsafeServer
 from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
-from shared.transport.connect import open_transport
+from shared.transport.partitions.transport import open_partitions
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.loading import DownloadReport
 from worker.metrics import metrics_listener
@@ -58,7 +58,12 @@ def main() -> int:
 def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
     """Returns the model's files, and reports their download to Redis."""
     name = served_name(settings.model, settings.served_model_name)
-    connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
+    connect = partial(
+        open_partitions,
+        settings.redis_url,
+        settings.partition_count,
+        namespace=settings.namespace,
+    )
     with DownloadReport(worker_id, name, connect) as report:
         return find_checkpoint(
             settings.model,
@@ -69,8 +74,11 @@ def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
 
 
 async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str, logs: Logs) -> int:
-    transport = await open_transport(
-        settings.redis_url, namespace=settings.namespace, affinity_ms=settings.affinity_wait_ms
+    transport = await open_partitions(
+        settings.redis_url,
+        settings.partition_count,
+        namespace=settings.namespace,
+        affinity_ms=settings.affinity_wait_ms,
     )
     try:
         service = WorkerService(
