@@ -41,6 +41,7 @@ from api.http.shares import Pot
 from api.http.traces import TracesMiddleware
 from api.jobs import bulk, durable_routes
 from api.jobs import routes as jobs
+from api.jobs.service import JobService
 from api.metrics import Metrics
 from api.on_demand import preload
 from api.services import Services, Transport, socket_pot
@@ -54,7 +55,8 @@ from shared.outages import STORE, RateLimitedOutageLog
 from shared.redis.check import UnsafeServer
 from shared.tasks import cancel_and_wait
 from shared.tracing import Tracing
-from shared.transport.connect import RedisTransport, StorePolicy, open_transport
+from shared.transport.connect import RedisTransport, StorePolicy
+from shared.transport.partitions.transport import PartitionedTransport, open_partitions
 from shared.transport.ports.jobs import TransportError
 
 log = logging.getLogger(__name__)
@@ -159,7 +161,11 @@ def _add_middleware(
     app.add_middleware(ControlCharactersMiddleware)
     app.add_middleware(ErrorResponsesMiddleware)
     app.add_middleware(OriginMiddleware, origins=origins)
-    app.add_middleware(RequestIdMiddleware, metrics=metrics)
+    app.add_middleware(
+        RequestIdMiddleware,
+        metrics=metrics,
+        partition_for=lambda scope: part_in(scope, JobService).admission.store.partition_for(),
+    )
     app.add_middleware(
         TracesMiddleware,
         tracing=lambda scope: part_in(scope, Tracing),
@@ -194,10 +200,11 @@ def _batch_runner(services: Services) -> BatchRunner:
 @asynccontextmanager
 async def _own_transport(
     settings: ApiSettings, open_requests: OpenRequests
-) -> AsyncIterator[RedisTransport]:
+) -> AsyncIterator[RedisTransport | PartitionedTransport]:
     record_ms, text_ms = settings.retention_ms
-    transport = await open_transport(
+    transport = await open_partitions(
         settings.redis_url,
+        settings.partition_count,
         namespace=settings.namespace,
         policy=StorePolicy(record_ms=record_ms, text_ms=text_ms),
     )
@@ -215,7 +222,9 @@ async def _settle() -> None:
 
 
 async def _check(
-    settings: ApiSettings, transport: RedisTransport, open_requests: OpenRequests
+    settings: ApiSettings,
+    transport: RedisTransport | PartitionedTransport,
+    open_requests: OpenRequests,
 ) -> None:
     """Waits for the server, then judges it: one that would lose jobs gets none from here."""
     outage = RateLimitedOutageLog(
@@ -252,7 +261,7 @@ async def _check(
             await asyncio.sleep(CHECK_AGAIN_S)
 
 
-async def _check_durability(settings: ApiSettings, transport: RedisTransport) -> str | None:
+async def _check_durability(settings: ApiSettings, transport: Transport) -> str | None:
     """Returns why nothing can be accepted as ACCEPT_DURABILITY requires until a later check.
     Raises UnsafeServer where the server can never do it, and TransportError."""
     durability = settings.accept_durability

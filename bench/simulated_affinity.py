@@ -186,7 +186,7 @@ class Simulation:
     async def _ask(self, worker: Worker, asked: int) -> None:
         if asked != worker.asked:
             return
-        pulled = await worker.queue._pulls._pull_once(worker.worker_id, worker.free_slots)
+        pulled = await worker.queue.pulls._pull_once(worker.worker_id, worker.free_slots)
         for delivery in await worker.queue._reader.deliveries(worker.worker_id, pulled.claims):
             self._start(worker, delivery)
         if not worker.free_slots:

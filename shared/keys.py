@@ -1,8 +1,8 @@
 """The names of every key and channel: the one place that builds them.
 
-All keys but one carry the same hash tag, so they live in one slot and every transition is atomic in
-a cluster too. The namespace, not the database number, separates
-deployments: pub/sub ignores databases.
+All keys of a partition carry its hash tag, so they live in one slot and every transition is atomic
+in a cluster too. A partition is a whole copy of the wire; a job's id names its partition. The
+namespace, not the database number, separates deployments: pub/sub ignores databases.
 """
 
 from __future__ import annotations
@@ -18,19 +18,31 @@ GROUP = "w"
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+# By partition. Their slots lie a golden section of the circle apart: as many partitions as a
+# cluster has primaries, or a multiple of that, are nearly evenly spread over these.
+HASH_TAGS = (
+    *("p0", "p1ah", "p2ac", "p3e", "p4n", "p5fw", "p6g", "p7be", "p8q", "p9da", "p10a"),
+    *("p11ae", "p12ab", "p13z", "p14v", "p15ar", "p16at", "p17dr", "p18ff", "p19bc", "p20fl"),
+    *("p21cf", "p22u", "p23db", "p24as", "p25dq", "p26dq", "p27g", "p28bb", "p29y", "p30fu"),
+    "p31bm",
+)
+MAX_PARTITIONS = len(HASH_TAGS)
+HOME = 0  # the partition of files, batches and secrets
+
 
 class Keys:
     """Names of a deployment's keys and channels, such as `penstock:{p0}:job:<id>` (WIRE.md)."""
 
-    def __init__(self, namespace: str = NAMESPACE) -> None:
+    def __init__(self, namespace: str = NAMESPACE, partition: int = HOME) -> None:
         """Raises ValueError for a namespace that would break the hash tag."""
         if not _NAMESPACE.fullmatch(namespace):
             raise ValueError(
                 f"a namespace has 1 to 64 letters, digits, '_', '.' or '-': {namespace[:80]!r}"
             )
         self.namespace = namespace
+        self.partition = partition
         self.meta = f"{namespace}:meta"  # schema version and birth; the one key without the tag
-        self.prefix = prefix = f"{namespace}:{{p0}}:"
+        self.prefix = prefix = f"{namespace}:{{{HASH_TAGS[partition]}}}:"
         self.files = f"{prefix}files"
         self.files_bytes = f"{prefix}files_bytes"
         self.blobs_gone = f"{prefix}blobs_gone"  # files to be removed from the disk
@@ -164,24 +176,30 @@ class Keys:
         return f"{self.prefix}dead:{job_id}"
 
 
-# Job ids: "0-<uuid>", see WIRE.md. Any process derives every key of a job from its id alone.
+# Job ids: "<partition>-<uuid>", see WIRE.md. Any process derives a job's keys from its id alone.
 
-_JOB_ID = re.compile(r"0-[0-9A-Za-z_-]{1,64}")
-_ID_PART = re.compile(r"[0-9A-Za-z_-]{1,66}")
+_JOB_ID = re.compile(r"(0|[1-9][0-9]?)-[0-9A-Za-z_-]{1,64}")
+_ID_PART = re.compile(r"[0-9A-Za-z_-]{1,67}")
 
 
-def new_job_id() -> str:
-    """Returns a new id. Ids made later sort later (to the millisecond)."""
+def new_job_id(partition: int = HOME) -> str:
+    """Returns a new id. Ids made later sort later (to the millisecond) within a partition."""
     milliseconds = time.time_ns() // 1_000_000
     value = (milliseconds & (1 << 48) - 1) << 80 | int.from_bytes(os.urandom(10), "big")
     value = value & ~(0xF << 76) | 0x7 << 76  # version 7 (RFC 9562, section 5.7)
     value = value & ~(0x3 << 62) | 0x2 << 62  # variant
-    return f"0-{uuid.UUID(int=value)}"
+    return f"{partition}-{uuid.UUID(int=value)}"
 
 
 def is_job_id(text: str) -> bool:
     """Returns whether `text` can be a job id."""
     return _JOB_ID.fullmatch(text) is not None
+
+
+def partition_of(job_id: str) -> int:
+    """Returns the partition that an id names; HOME for a text that is no job id."""
+    match = _JOB_ID.fullmatch(job_id)
+    return HOME if match is None else int(match[1])
 
 
 def is_id_part(text: str) -> bool:

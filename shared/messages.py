@@ -227,7 +227,7 @@ class Job:
     edge, so that every attempt on every worker continues the same stream.
     """
 
-    job_id: str  # "0-<uuid>"
+    job_id: str  # "<partition>-<uuid>"
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import AfterValidator, Field, JsonValue, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -22,6 +22,7 @@ from pydantic_settings import (
 from shared.environment import PREFIX, is_link, misspelling_warnings, variable_of
 from shared.logs import LogFormat, LogLevel
 from shared.metrics import MetricsNames
+from shared.partitions import PartitionCount
 from shared.process import REPORT_FD
 from shared.redis.url import SCHEMES
 
@@ -67,6 +68,14 @@ def symptom(sentence: str) -> dict[str, JsonValue]:
     return {"symptom": sentence}
 
 
+def _check_partitions(text: str) -> str:
+    PartitionCount.parse(text)
+    return text
+
+
+PartitionsText = Annotated[str, AfterValidator(_check_partitions)]
+
+
 class SharedSettings(EnvironmentSettings):
     """Fields of both sides. Instances are immutable."""
 
@@ -84,6 +93,13 @@ class SharedSettings(EnvironmentSettings):
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="First part of every key; deployments that share a server differ in it.",
         json_schema_extra=symptom("Two deployments share one Redis."),
+    )
+    partitions: PartitionsText = Field(
+        default="1",
+        description="Hash slots that jobs are spread over, so that a cluster's shards share the "
+        "load: as many as it has shards, or two to four times as many. 1+3: new jobs go to one, "
+        "and three more are drained.",
+        json_schema_extra=symptom("One shard of a Redis Cluster does all the work."),
     )
     log_level: LogLevel = Field(
         default=LogLevel.INFO,
@@ -112,6 +128,10 @@ class SharedSettings(EnvironmentSettings):
                 "redis+cluster://"
             )
         return value
+
+    @property
+    def partition_count(self) -> PartitionCount:
+        return PartitionCount.parse(self.partitions)
 
     @field_validator("log_level", mode="before")
     @classmethod

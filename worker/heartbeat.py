@@ -20,7 +20,7 @@ from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import UNKNOWN_FILES, AppendStatus, JobQueue, WorkerReport
 from worker.prefix_report import PrefixReport
-from worker.publisher import Publisher
+from worker.publisher import Output
 from worker.running_jobs import RunningJobs
 from worker.runtime.supervisor import EngineSupervisor
 from worker.settings import WorkerSettings
@@ -52,7 +52,7 @@ class Heartbeat:
         models: tuple[str, ...],
         jobs: RunningJobs,
         engine: EngineHealth,
-        publisher: Publisher,
+        publisher: Output,
         order: StandingOrder,
         *,
         lease_ms: int,
@@ -144,7 +144,8 @@ class Heartbeat:
         self._was_confirmed = True
         self._order.receive(reply.order)
         self._prefixes.heard(reply.num_workers, reply.num_prefixes)
-        self._publisher.sure(attempts.keys() - {*reply.dropped, *reply.lost}, begin_s)
+        unsure = {*reply.dropped, *reply.lost, *reply.unheard}
+        self._publisher.sure(attempts.keys() - unsure, begin_s)
         for job_id in reply.dropped:
             if job_id in attempts:
                 why = AppendStatus.FENCED.value if job_id in reply.taken else DROPPED
@@ -191,7 +192,7 @@ class LoadReport:
         settings: WorkerSettings,
         jobs: RunningJobs,
         supervisor: EngineSupervisor,
-        publisher: Publisher,
+        publisher: Output,
     ) -> None:
         self._jobs = jobs
         self._supervisor = supervisor

@@ -21,7 +21,7 @@ from worker.engine.stop import find_stop
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox, Settled
 from worker.output import OutputChunk, OutputProcessor, ReplayMismatch
-from worker.publisher import Publisher
+from worker.publisher import Output
 from worker.running_jobs import RunningChoice, RunningJob, RunningJobs
 from worker.runtime.messages import (
     AddChoices,
@@ -44,7 +44,7 @@ class JobRunner:
         self,
         jobs: RunningJobs,
         model: LoadedModel,
-        publisher: Publisher,
+        publisher: Output,
         send: Callable[[ToEngine], None],
         metrics: WorkerMetrics,
         traces: JobTraces,

@@ -18,7 +18,7 @@ from shared.redis.check import UnsafeServer
 from shared.redis.redis_compat import check_redis
 from shared.redis.url import UnsupportedUrl
 from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings, log_misspellings
-from shared.transport.connect import open_transport
+from shared.transport.partitions.transport import open_partitions
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.loading import DownloadReport
 from worker.metrics import metrics_listener
@@ -59,7 +59,12 @@ def main() -> int:
 
 def _find_checkpoints(settings: WorkerSettings, worker_id: str) -> list[Checkpoint]:
     """Returns the files of all models, and reports their downloads to Redis."""
-    connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
+    connect = partial(
+        open_partitions,
+        settings.redis_url,
+        settings.partition_count,
+        namespace=settings.namespace,
+    )
     found = []
     for name, model in settings.named_models.items():
         with DownloadReport(worker_id, name, connect) as report:
@@ -72,8 +77,11 @@ def _find_checkpoints(settings: WorkerSettings, worker_id: str) -> list[Checkpoi
 async def _run(
     settings: WorkerSettings, checkpoints: Sequence[Checkpoint], worker_id: str, logs: Logs
 ) -> int:
-    transport = await open_transport(
-        settings.redis_url, namespace=settings.namespace, affinity_ms=settings.affinity_wait_ms
+    transport = await open_partitions(
+        settings.redis_url,
+        settings.partition_count,
+        namespace=settings.namespace,
+        affinity_ms=settings.affinity_wait_ms,
     )
     try:
         worker = open_worker(settings, checkpoints, transport, worker_id)

@@ -24,7 +24,7 @@ from shared.settings import SettingsError
 from worker.engine.measures import SIZES, STEP_SECONDS
 from worker.engine.request import RequestTimes
 from worker.heartbeat import Heartbeat, LoadReport
-from worker.publisher import Publisher
+from worker.publisher import Output
 from worker.running_jobs import RunningJob
 from worker.runtime.supervisor import EngineSupervisor
 
@@ -336,7 +336,7 @@ class WorkerStateCollector(Collector):
         self,
         load: LoadReport,
         supervisor: EngineSupervisor,
-        publisher: Publisher,
+        publisher: Output,
         heartbeat: Heartbeat,
         swaps: SwapCounts,
     ) -> None:

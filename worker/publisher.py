@@ -6,7 +6,8 @@ took, at most `flush_interval_s`, and tokens wait for company. A job's first tok
 `flush_tokens` waiting tokens do not wait.
 
 While Redis is unavailable, output is buffered; `has_capacity` is cleared when one job has
-`max_unflushed_tokens` unsent, and the engine's reader waits for it.
+`max_unflushed_tokens` unsent, and the engine's reader waits for it. If only the job's partition is
+away, the job is put off instead: it continues from its log when the partition is back.
 
 Slices of prompts go a few at a time, job by job in turn; no other job's tokens wait for their turn.
 """
@@ -16,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from shared.backoff import Backoff
+from shared.keys import partition_of
 from shared.messages import (
     START,
     Cursor,
@@ -61,6 +64,20 @@ class FlushPolicy:
         return outbox.is_first or outbox.ending or outbox.num_unsent >= self.flush_tokens
 
 
+class Output(Protocol):
+    """Where the output of running jobs goes."""
+
+    def open(self, outbox: Outbox) -> None: ...
+    def notice(self, outbox: Outbox) -> None: ...
+    def drop(self, job_id: str) -> None: ...
+    def sure(self, job_ids: Iterable[str], since_s: float) -> None: ...
+    def lost(self, job_id: str, attempt: int) -> None: ...
+    @property
+    def num_unsent_total(self) -> int: ...
+    @property
+    def backlog_s(self) -> float: ...
+
+
 class Publisher:
     """Sends the outboxes of the running jobs: those that were noticed to have something.
 
@@ -78,11 +95,13 @@ class Publisher:
         on_rejected: Callable[[str, int], None],
         on_trouble: Callable[[], None],
         on_published: Callable[[float], None],
+        on_put_off: Callable[[str, int], None],
     ) -> None:
         """`on_rejected(job_id, attempt)`: the job fails; its further tokens are not needed.
 
         `on_published` gets the seconds from the oldest output of an append to its confirmation.
         `on_trouble`: the connection failed or the log differed; deliveries may be lost.
+        `on_put_off(job_id, attempt)`: this worker does not run the job any more.
         """
         self._queue = queue
         self._worker_id = worker_id
@@ -92,6 +111,7 @@ class Publisher:
         self._on_rejected = on_rejected
         self._on_trouble = on_trouble
         self._on_published = on_published
+        self._on_put_off = on_put_off
         self._outboxes: dict[str, Outbox] = {}
         # Outboxes with something to send, oldest first; one that sent a slice goes to the end.
         self._waiting: dict[str, Outbox] = {}
@@ -132,7 +152,10 @@ class Publisher:
         if not self._urgent.is_set() and self._policy.is_urgent(outbox):
             self._urgent.set()
         if outbox.num_unsent >= self._policy.max_unflushed_tokens:
-            self.has_capacity.clear()
+            if self._queue.is_away(job_id):  # later: the caller is at work with the job
+                asyncio.get_running_loop().call_soon(self._put_off_full)
+            else:
+                self.has_capacity.clear()
 
     def drop(self, job_id: str) -> None:
         """Drops a job; Settled does not follow. An append in flight may still arrive."""
@@ -192,6 +215,7 @@ class Publisher:
                 self._restore_due = bool(self._lost)
                 self._outage.failed(error=str(error))
                 self._on_trouble()
+                self._put_off_full()
                 await backoff.wait()
                 continue
             backoff.reset()
@@ -203,6 +227,14 @@ class Publisher:
             self._update()
             end_s = time.monotonic()
             self._rest_until_s = end_s + self._policy.rest_s(end_s - begin_s)
+
+    def _put_off_full(self) -> None:
+        """Drops the jobs whose partition alone is away and whose output has no more room."""
+        limit = self._policy.max_unflushed_tokens
+        for job_id, outbox in list(self._waiting.items()):
+            if outbox.num_unsent >= limit and self._queue.is_away(job_id):
+                self._on_put_off(job_id, outbox.attempt)
+        self._update()
 
     async def _restore_lost(self) -> None:
         """Puts back jobs that the server has lost; one that cannot return is settled as GONE.
@@ -359,3 +391,62 @@ class Publisher:
         if status not in (AppendStatus.OK, AppendStatus.ENDED):
             self._on_trouble()
         self._on_settled(Settled(outbox.job_id, outbox.attempt, status, detail))
+
+
+class Publishers:
+    """A Publisher for each partition, so that none waits for another."""
+
+    def __init__(self, publishers: Sequence[Publisher]) -> None:
+        self._publishers = publishers
+        self.has_capacity = AllSet([one.has_capacity for one in publishers])
+
+    def _of(self, job_id: str) -> Publisher:
+        return self._publishers[partition_of(job_id)]
+
+    def open(self, outbox: Outbox) -> None:
+        self._of(outbox.job_id).open(outbox)
+
+    def notice(self, outbox: Outbox) -> None:
+        self._of(outbox.job_id).notice(outbox)
+
+    def drop(self, job_id: str) -> None:
+        self._of(job_id).drop(job_id)
+
+    def sure(self, job_ids: Iterable[str], since_s: float) -> None:
+        for job_id in job_ids:
+            self._of(job_id).sure((job_id,), since_s)
+
+    def lost(self, job_id: str, attempt: int) -> None:
+        self._of(job_id).lost(job_id, attempt)
+
+    @property
+    def num_unsent_total(self) -> int:
+        return sum(one.num_unsent_total for one in self._publishers)
+
+    @property
+    def backlog_s(self) -> float:
+        return max(one.backlog_s for one in self._publishers)
+
+    async def flushed(self) -> None:
+        """Waits until all output is sent."""
+        await asyncio.gather(*(one.flushed() for one in self._publishers))
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        await asyncio.gather(*(one.run() for one in self._publishers))
+
+
+class AllSet:
+    """Several events as one."""
+
+    def __init__(self, events: Sequence[asyncio.Event]) -> None:
+        self._events = events
+
+    def is_set(self) -> bool:
+        return all(event.is_set() for event in self._events)
+
+    async def wait(self) -> None:
+        """Returns when all of them are set."""
+        while not self.is_set():
+            for event in self._events:
+                await event.wait()

@@ -20,8 +20,10 @@ from typing import Any, Protocol
 
 from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
+from shared.keys import partition_of
 from shared.logs import host_name
 from shared.outages import STORE, RateLimitedOutageLog
+from shared.partitions import by_partition
 from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
@@ -37,7 +39,7 @@ from worker.job_runner import JobRunner
 from worker.loading import report_loading
 from worker.metrics import SwapCounts, WorkerMetrics, WorkerStateCollector
 from worker.prefix_report import PrefixReport
-from worker.publisher import FlushPolicy, Publisher
+from worker.publisher import FlushPolicy, Publisher, Publishers
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded
 from worker.runtime.link import EngineDied, EngineLink
@@ -45,7 +47,7 @@ from worker.runtime.messages import Configure
 from worker.runtime.supervisor import EngineGaveUp, EngineSupervisor
 from worker.settings import WorkerSettings
 from worker.standing_order import StandingOrder
-from worker.traces import JobTraces
+from worker.traces import PUT_OFF, JobTraces
 
 EXIT_OK = 0
 EXIT_BAD_MODEL = 2
@@ -152,20 +154,8 @@ class WorkerService:
             max_restarts=settings.engine_restarts,
             take_prepared=self._swaps.take_prepared,
         )
-        self._publisher = Publisher(
-            queue,
-            self.worker_id,
-            settings.lease_ms,
-            FlushPolicy(
-                flush_interval_s=FLUSH_INTERVAL_S,
-                flush_tokens=FLUSH_TOKENS,
-                max_unflushed_tokens=settings.max_unflushed_tokens,
-            ),
-            on_settled=lambda settled: self._runner.settle(settled),
-            on_rejected=lambda job_id, attempt: self._runner.stop_engine_work(job_id, attempt),
-            on_trouble=lambda: self._intake.suspect(),
-            on_published=self.metrics.published,
-        )
+        publishers = [self._new_publisher() for _ in range(settings.partition_count.total)]
+        self._publisher = publishers[0] if len(publishers) == 1 else Publishers(publishers)
         self._order = StandingOrder(self.worker_id, self._jobs)
         self._order.receive(self._swaps.order)
         self._prefixes = PrefixReport(
@@ -212,6 +202,23 @@ class WorkerService:
     @property
     def model_name(self) -> str:
         return self._checkpoint.name
+
+    def _new_publisher(self) -> Publisher:
+        return Publisher(
+            self._queue,
+            self.worker_id,
+            self._settings.lease_ms,
+            FlushPolicy(
+                flush_interval_s=FLUSH_INTERVAL_S,
+                flush_tokens=FLUSH_TOKENS,
+                max_unflushed_tokens=self._settings.max_unflushed_tokens,
+            ),
+            on_settled=lambda settled: self._runner.settle(settled),
+            on_rejected=lambda job_id, attempt: self._runner.stop_engine_work(job_id, attempt),
+            on_trouble=lambda: self._intake.suspect(),
+            on_published=self.metrics.published,
+            on_put_off=lambda job_id, attempt: self._runner.cancel(job_id, attempt, PUT_OFF),
+        )
 
     def stop(self) -> None:
         """Drains within the drain timeout and hands back the rest; a second call does so now."""
@@ -412,7 +419,8 @@ class WorkerService:
         if jobs:
             log.warning("returning jobs to the queue", extra={"num_jobs": len(jobs)})
             attempts = [(running.job.job_id, running.attempt) for running in jobs]
-            self._deaths.append((attempts, cause))
+            groups = by_partition(job_id for job_id, _ in attempts)
+            self._deaths += [([attempts[at] for at in ats], cause) for ats in groups.values()]
         try:
             await self._blame()
         except TransportError as error:
@@ -426,11 +434,20 @@ class WorkerService:
         A cancelled or failed call leaves them to the next one: Redis ignores a repeat. After a
         reconcile it would ignore the first report too, as one of an earlier attempt.
         """
-        while self._deaths:
-            death = self._deaths[0]
-            await self._queue.crashed(self.worker_id, *death)
+        failed: dict[int, TransportError] = {}  # by partition: one may be away alone
+        for death in list(self._deaths):
+            partition = partition_of(death[0][0][0])
+            if partition in failed:
+                continue
+            try:
+                await self._queue.crashed(self.worker_id, *death)
+            except TransportError as error:
+                failed[partition] = error
+                continue
             if death in self._deaths:  # not removed by another call meanwhile
                 self._deaths.remove(death)
+        if failed:
+            raise next(iter(failed.values()))
 
     async def _release_lost(self) -> None:
         """Releases, until cancelled, jobs that this worker has claimed and does not run.

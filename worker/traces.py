@@ -38,6 +38,7 @@ HANDED_BACK = "handed_back"
 CANCELLED = "cancelled"
 DROPPED = "dropped"
 SUPERSEDED = "superseded"
+PUT_OFF = "put_off"
 
 # Outcomes that are no faults. `ended`: elsewhere, while this worker ran it.
 _NO_FAULTS = frozenset(
@@ -48,6 +49,7 @@ _NO_FAULTS = frozenset(
         CANCELLED,
         DROPPED,
         SUPERSEDED,
+        PUT_OFF,
         AppendStatus.ENDED,
     }
 )

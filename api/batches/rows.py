@@ -124,7 +124,8 @@ class RowScheduler:
             row = parse_row(line, self._record.endpoint, self._bounds.max_line_bytes)
         except RowInvalid as invalid:
             raise BlobDamaged(f"a validated line has changed: {invalid}") from invalid
-        job_id = row_job_id(self._record.batch_id, line.number)
+        partition = self._context.run.jobs.admission.store.partition_for(str(line.number))
+        job_id = row_job_id(self._record.batch_id, line.number, partition)
         may_exist = line.number < self._known_until
         row_task = RowTask(self._context, row, line.number, job_id, may_exist=may_exist)
         if self._lease.stop.reason is StopReason.EXPIRE and not may_exist:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -80,16 +81,20 @@ class RequestIdMiddleware:
     Counts the response and logs one line of it.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, partition_for: Callable[[Scope], int]
+    ) -> None:
+        """`partition_for` returns the partition of a request's job."""
         self._app = app
         self._metrics = metrics
+        self._partition_for = partition_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         traceparent, tracestate = write_context(span_in(scope).get_span_context())
-        caller = replace(_new_caller(scope), traceparent=traceparent, tracestate=tracestate)
+        caller = replace(self._new_caller(scope), traceparent=traceparent, tracestate=tracestate)
         set_caller(scope, caller)
         status = 0
         begin_s = time.monotonic()
@@ -137,21 +142,20 @@ class RequestIdMiddleware:
             },
         )
 
-
-def _new_caller(scope: Scope) -> Caller:
-    headers = Headers(scope=scope)
-    client_request_id = _printable(headers.get("x-client-request-id", ""))
-    path: str = scope["path"]
-    kind = KINDS_BY_PATH.get(path)
-    if kind is not None and scope["method"] == "POST":
-        job_id = new_job_id()
-        return Caller(public_id(kind, job_id), job_id, client_request_id)
-    folder = next((folder for folder in _NAMED if path.startswith(folder)), None)
-    if folder is not None:
-        name = path.removeprefix(folder).split("/")[0]
-        if len(name) <= MAX_PUBLIC_ID_CHARS and parse_job_id(name) is not None:
-            return Caller(name, None, client_request_id)
-    return Caller(f"req-{uuid.uuid4().hex}", None, client_request_id)
+    def _new_caller(self, scope: Scope) -> Caller:
+        headers = Headers(scope=scope)
+        client_request_id = _printable(headers.get("x-client-request-id", ""))
+        path: str = scope["path"]
+        kind = KINDS_BY_PATH.get(path)
+        if kind is not None and scope["method"] == "POST":
+            job_id = new_job_id(self._partition_for(scope))
+            return Caller(public_id(kind, job_id), job_id, client_request_id)
+        folder = next((folder for folder in _NAMED if path.startswith(folder)), None)
+        if folder is not None:
+            name = path.removeprefix(folder).split("/")[0]
+            if len(name) <= MAX_PUBLIC_ID_CHARS and parse_job_id(name) is not None:
+                return Caller(name, None, client_request_id)
+        return Caller(f"req-{uuid.uuid4().hex}", None, client_request_id)
 
 
 def _printable(text: str) -> str | None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from shared.messages import TERMINAL_STATES, Job, JobState
+from shared.partitions import by_partition
 from shared.transport.ports.admission import QueueFull, SubmittingStore
-from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, Restored
+from shared.transport.ports.jobs import MAX_BLIND_S, PATIENCE_S, Restored, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,24 @@ class AcceptedJobs:
         """Looks at the next PAGE jobs; queues those again that the server has lost. Raises
         TransportError."""
         page = list(self._jobs)[:PAGE]
+        failed: TransportError | None = None
+        for indexes in by_partition(page).values():  # one may be away alone
+            try:
+                await self._look([page[index] for index in indexes])
+            except TransportError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def _look(self, page: Sequence[str]) -> None:
+        """Looks at jobs of one partition; their turn is over in any case. Raises TransportError."""
         looked_s = self._clock()
+        for job_id in page:
+            self._jobs.move_to_end(job_id)
         for job_id, state in zip(page, await self._store.states(page), strict=True):
             accepted = self._jobs.get(job_id)
             if accepted is None:
                 continue
-            self._jobs.move_to_end(job_id)
             if state is None:
                 await self._missed(job_id, accepted, looked_s)
             else:

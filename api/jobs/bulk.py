@@ -39,7 +39,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Operators"])
 
 MAX_SLICE = 100  # jobs of one request
 MAX_DEAD_LETTERS = 1000  # that there are
-DEAD_LETTER_CURSOR = r"^[0-9]{1,16}\.0-[0-9A-Za-z_-]{1,64}$"
+DEAD_LETTER_CURSOR = r"^[0-9]{1,16}\.[0-9]{1,2}-[0-9A-Za-z_-]{1,64}$"
 
 Ids = Annotated[list[Name], Field(min_length=1, max_length=MAX_SLICE)]
 Slice = Annotated[int, Field(ge=1, le=MAX_SLICE)]

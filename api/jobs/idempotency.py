@@ -12,6 +12,7 @@ import uuid
 
 from api.http.caller import Caller
 from api.request_errors import ClientError, idempotency_key_reuse
+from shared.keys import partition_of
 from shared.messages import Idempotency
 from shared.transport.ports.admission import SubmittingStore
 
@@ -36,7 +37,8 @@ async def resolve_job_id(
     )
     kept = await store.kept_key(idempotency.key)
     if kept is None or not kept.is_binding:
-        job_id = _job_id(idempotency, "" if kept is None else kept.job_id)
+        partition = store.partition_for(idempotency.key)
+        job_id = _job_id(idempotency, "" if kept is None else kept.job_id, partition)
     elif kept.body == idempotency.body:
         job_id = kept.job_id
     else:
@@ -46,20 +48,21 @@ async def resolve_job_id(
 
 def sibling_id(first_id: str, index: int) -> str:
     """Returns the id of another job of a request: the same each time the request is sent."""
-    return _named(_digest(first_id.encode(), str(index).encode()))
+    digest = _digest(first_id.encode(), str(index).encode())
+    return _named(digest, partition_of(first_id))
 
 
-def _job_id(idempotency: Idempotency, previous_id: str) -> str:
+def _job_id(idempotency: Idempotency, previous_id: str, partition: int) -> str:
     parts = (idempotency.key, idempotency.body, previous_id)
-    return _named(_digest(*(part.encode() for part in parts)))
+    return _named(_digest(*(part.encode() for part in parts)), partition)
 
 
-def _named(digest: str) -> str:
+def _named(digest: str, partition: int) -> str:
     """Returns the job id of a digest: a UUID of version 8 (RFC 9562, section 5.8)."""
     value = int(digest[:32], 16)
     value = value & ~(0xF << 76) | 0x8 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
-    return f"0-{uuid.UUID(int=value)}"
+    return f"{partition}-{uuid.UUID(int=value)}"
 
 
 def _digest(*parts: bytes) -> str:

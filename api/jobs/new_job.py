@@ -11,7 +11,7 @@ from api.generation.models import JobDefaults
 from api.generation.protocol import JobParameters
 from api.http.caller import Caller
 from api.on_demand import load_part
-from shared.keys import new_job_id
+from shared.keys import new_job_id, partition_of
 from shared.messages import Job, OnDisconnect, SamplingParams
 
 KEYED_RETAIN_MS = 600_000  # at least: how long a response can be requested again by its key
@@ -90,7 +90,7 @@ def _queue_timeout_ms(
 
 def sibling(first: Job, index: int, **changes: Any) -> Job:
     """Returns job number `index` (from 1) of the same request: the first but for `changes`."""
-    job_id = new_job_id()
+    job_id = new_job_id(partition_of(first.job_id))
     if first.idempotency is not None:
         job_id = load_part("idempotency").sibling_id(first.job_id, index)
     return replace(first, job_id=job_id, idempotency=None, **changes)

@@ -35,7 +35,7 @@ MAX_EVENTS = 256
 MAX_EVENT_CHARS = 2000
 MAX_LIMIT = 1000
 MAX_NAME_CHARS = 256
-CURSOR = r"^(live|ended)\.[0-9]{1,16}\.0-[0-9A-Za-z_-]{1,64}$"
+CURSOR = r"^(live|ended)\.[0-9]{1,16}\.[0-9]{1,2}-[0-9A-Za-z_-]{1,64}$"
 NO_ID = "/"  # which no job's id has
 _EARLIER = {"completed": JobState.FINISHED}  # what earlier releases called a state
 

@@ -12,9 +12,11 @@ import heapq
 import itertools
 import logging
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from api.generation.formatter import PromptScores
 from api.jobs.event_stream import JobStream, Presence, RelayCounts
@@ -58,13 +60,16 @@ class EventRelay:
         self._bus = bus
         self._patience_s = patience_s
         self._outage_s = outage_s
-        self._quiet = QuietStreams(store, silence_s=silence_s, outage_s=outage_s)
+        self._quiet = defaultdict[int, QuietStreams](  # by partition: one may be away alone
+            partial(QuietStreams, store, silence_s=silence_s, outage_s=outage_s)
+        )
         self._expected: dict[str, list[Subscription]] = {}  # by job id; not confirmed yet
         self.counts = RelayCounts()
 
     async def aclose(self) -> None:
         """Stops looking after streams that are still open. Idempotent."""
-        await self._quiet.aclose()
+        for quiet in self._quiet.values():
+            await quiet.aclose()
 
     @asynccontextmanager
     async def expecting(self, job_id: str) -> AsyncIterator[None]:
@@ -126,7 +131,7 @@ class EventRelay:
             is_behind=must_catch_up,
             prompt=prompt,
         )
-        self._quiet.add(stream)
+        self._quiet[self._store.partition_of(job_id)].add(stream)
         return stream
 
 

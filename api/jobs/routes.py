@@ -54,7 +54,7 @@ from api.jobs.shown_text import (
 )
 from api.jobs.tail import tail_response
 from api.request_errors import ClientError, dead_letter_not_found, job_expired, job_not_found
-from shared.keys import new_job_id
+from shared.keys import new_job_id, partition_of
 from shared.messages import START, TERMINAL_STATES, Cursor, OnDisconnect
 from shared.transport.ports.dead_letters import DeadLetter, DeadLetters, Requeued
 from shared.transport.ports.job_search import JobCursor, JobSearch
@@ -301,7 +301,7 @@ async def requeue(jobs: JobService, dead_letters: DeadLetters, name: str, job_id
         raise _cannot_run(name, "Its request was not kept.")
     job = replace(
         kept,
-        job_id=new_job_id(),
+        job_id=new_job_id(partition_of(job_id)),
         on_disconnect=OnDisconnect.CONTINUE,
         queue_timeout_ms=None,  # of the first job's reader
     )

@@ -30,6 +30,7 @@ from penstock.launcher.vllm_environment import (
 from penstock.launcher.worker_specs import WorkerSpec, worker_specs
 from shared.cuda_devices import device_type, has_nvidia_driver
 from shared.environment import name_warnings, value_of, variable_of
+from shared.partitions import PartitionCount
 from shared.printable import printable
 from shared.process import STOP_SIGNALS, EarlySignals
 from shared.redis.url import UnsupportedUrl
@@ -224,7 +225,12 @@ class Launcher:
                 [sys.executable, "-m", "worker"],
                 env | dict(spec.own),
                 say,
-                partial(report_worker_death, redis_url, settings.namespace),
+                partial(
+                    report_worker_death,
+                    redis_url,
+                    settings.namespace,
+                    PartitionCount.parse(settings.partitions),
+                ),
                 reports_ready=True,
             )
             for spec in specs

@@ -18,9 +18,11 @@ from penstock.launcher.redis_server import ServerError
 from shared.backoff import Backoff
 from shared.logs import PROCESS_NAME, host_name
 from shared.outages import Outage
+from shared.partitions import PartitionCount
 from shared.process import MAX_REPORT_BYTES, READY, REPORT_FD, dying_with_this_process
 from shared.settings import EXIT_BAD_SETTINGS
-from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.connect import RedisTransport
+from shared.transport.partitions.transport import open_partitions
 from shared.transport.ports.jobs import TransportError
 
 
@@ -180,12 +182,14 @@ def how_it_ended(code: int) -> str:
 REPORT_TIMEOUT_S = 2.0  # the lease ends anyway
 
 
-async def report_worker_death(redis_url: str, namespace: str, pid: int) -> None:
+async def report_worker_death(
+    redis_url: str, namespace: str, count: PartitionCount, pid: int
+) -> None:
     """Ends the lease of this machine's worker with this process id: its jobs are recovered at once.
 
     Without it they wait for the end of the lease. Never raises; takes REPORT_TIMEOUT_S at most.
     """
-    transport = await open_transport(redis_url, namespace=namespace)
+    transport = await open_partitions(redis_url, count, namespace=namespace)
     try:
         async with asyncio.timeout(REPORT_TIMEOUT_S):
             for worker in await transport.registry.workers():

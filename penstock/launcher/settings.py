@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from shared.keys import NAMESPACE
-from shared.settings import EnvironmentSettings, symptom
+from shared.settings import EnvironmentSettings, PartitionsText, symptom
 
 
 @cache
@@ -45,6 +45,11 @@ class LauncherSettings(EnvironmentSettings):
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="First part of every key.",
         json_schema_extra=symptom("Two deployments share one Redis."),
+    )
+    partitions: PartitionsText = Field(
+        "1",
+        description="Hash slots that jobs are spread over.",
+        json_schema_extra=symptom("One shard of a Redis Cluster does all the work."),
     )
     host: str = Field(
         "127.0.0.1",

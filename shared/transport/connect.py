@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from redis.asyncio import Redis
@@ -42,19 +43,25 @@ class RedisTransport:
     """
 
     def __init__(
-        self, redis_url: str, keys: Keys, policy: StorePolicy, affinity_ms: int = AFFINITY_MS
+        self,
+        redis_url: str,
+        keys: Keys,
+        policy: StorePolicy,
+        affinity_ms: int = AFFINITY_MS,
+        share: float = 1.0,
     ) -> None:
+        """`share`: the part of the workers' work that comes from here; the rest is of others."""
         self.url = redacted(redis_url)  # for logs
         self.keys = keys
         self.connections = Connections(redis_url, keys.live)
         self.is_fake = self.connections.is_fake
         is_sharded = self.connections.is_sharded
-        scripts = Scripts(keys, policy.record_ms, is_sharded=is_sharded)
+        self.scripts = scripts = Scripts(keys, policy.record_ms, is_sharded=is_sharded)
         subscriber = Subscriber(self.connections.new_pubsub, is_sharded=is_sharded)
         drains = DrainRates()
         self.durability = RedisDurability(self.connections, scripts)
         self.store = RedisJobStore(keys, self.connections, scripts, policy, drains)
-        self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains)
+        self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains, share)
         self._new_queue = partial(
             RedisJobQueue, keys, self.connections, scripts, subscriber, affinity_ms=affinity_ms
         )
@@ -72,7 +79,7 @@ class RedisTransport:
         """Returns a queue of no model yet: a worker that loads another model starts with one."""
         return self._new_queue()
 
-    async def check(self) -> list[str]:
+    async def check(self, num_partitions: int = 1) -> list[str]:
         """Returns warnings, as sentences. Raises UnsafeServer for a server that would lose jobs,
         and TransportError for one that does not answer."""
         if self.is_fake:
@@ -86,7 +93,25 @@ class RedisTransport:
                     raise UnsafeServer(str(error)) from error
             warnings = await check_server(self.connections.commands, self.connections.kind)
             async with self.connections.reaching(self.keys.meta) as redis:
-                return [*warnings, *await check_schema(redis, self.keys)]
+                warnings += await check_schema(redis, self.keys)
+                num_used = await note_partitions(redis, self.keys, num_partitions)
+            return warnings + await self._check_left(range(num_partitions, num_used))
+
+    async def _check_left(self, numbers: Sequence[int]) -> list[str]:
+        """Returns a warning if jobs are left in partitions that no process reads any more."""
+        left = []
+        for number in numbers:
+            keys = Keys(self.keys.namespace, number)
+            async with self.connections.reaching(keys.live) as redis:
+                # Jobs that have not ended, and those whose records are kept.
+                if await redis.exists(keys.live, f"{keys.prefix}texts", f"{keys.prefix}records"):
+                    left.append(number)
+        if not left:
+            return []
+        return [
+            f"There are jobs in partitions that PENSTOCK_PARTITIONS leaves out: {left}. To drain "
+            "them add their number to it, as in 1+3."
+        ]
 
     async def aclose(self) -> None:
         await self.bus.aclose()
@@ -106,6 +131,19 @@ async def open_transport(
     """
     keys = Keys(namespace)
     return RedisTransport(redis_url, keys, policy or StorePolicy(), affinity_ms)
+
+
+async def note_partitions(redis: Redis, keys: Keys, num: int) -> int:
+    """Notes how many partitions are in use; returns the most that were."""
+    try:
+        used = int(await redis.hget(keys.meta, "partitions") or 1)
+        if used < num:
+            await redis.hset(keys.meta, "partitions", str(num))
+    except ResponseError as error:
+        if not is_out_of_memory(error):
+            raise
+        return num
+    return max(used, num)
 
 
 async def check_schema(redis: Redis, keys: Keys) -> list[str]:

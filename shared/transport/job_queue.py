@@ -60,7 +60,7 @@ class RedisJobQueue:
         self._scripts = scripts
         self._subscriber = subscriber
         self._reader = DeliveryReader(keys, connections, scripts)
-        self._pulls = Pulls(
+        self.pulls = Pulls(
             connections,
             scripts,
             self._reader,
@@ -72,6 +72,9 @@ class RedisJobQueue:
         self._models: tuple[str, ...] = ()
         self._queues: tuple[str, ...] = ()  # lane by lane, the first lane at the front
         self._recover_from: Sequence[Argument] = FROM_THE_FRONT  # where the last call stopped
+
+    def is_away(self, job_id: str) -> bool:
+        return False  # there are no others
 
     async def setup(self, models: Sequence[str]) -> None:
         self._serve((*self._models, *models))
@@ -92,7 +95,7 @@ class RedisJobQueue:
         self._models = tuple(dict.fromkeys(models))
         lanes = zip(*map(self._keys.queues, self._models), strict=True)
         self._queues = tuple(queue for lane in lanes for queue in lane)
-        self._pulls.serve(self._queues)
+        self.pulls.serve(self._queues)
 
     async def heartbeat(self, report: WorkerReport) -> HeartbeatReply:
         stats = {name: _field(value) for name, value in report.stats.items()}
@@ -123,17 +126,17 @@ class RedisJobQueue:
         return HeartbeatReply(dropped, lost, taken, _order(order), num_workers, num_prefixes)
 
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
-        return await self._pulls.pull(worker_id, count, block_ms) if count > 0 else []
+        return await self.pulls.pull(worker_id, count, block_ms) if count > 0 else []
 
     async def oversubscribe(
         self, worker_id: str, count: int, leave_out: Sequence[str]
     ) -> Sequence[Delivery]:
-        return await self._pulls.oversubscribe(worker_id, count, leave_out)
+        return await self.pulls.oversubscribe(worker_id, count, leave_out)
 
     async def overtake(
         self, worker_id: str, count: int, lane: int, block_ms: int
     ) -> Sequence[Delivery]:
-        return await self._pulls.overtake(worker_id, count, lane, block_ms)
+        return await self.pulls.overtake(worker_id, count, lane, block_ms)
 
     async def note_prefixes(
         self,

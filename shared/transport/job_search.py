@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from shared.transport.ports.jobs import JobRecord
 from shared.transport.scripts import Scripts
 
 PAGE = 200  # entries of an index, and hashes, in one read
-WHOLE_ID_CHARS = 38  # of a job of this release's frontends
+_WHOLE_ID = re.compile(r"\d{1,2}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # of frontends
 
 Entry = tuple[int, str]  # score and id: newest first is the order of falling entries
 
@@ -45,7 +46,7 @@ class RedisJobSearch:
         part = wanted.id_part
         if limit == 0 or (part is not None and not is_id_part(part)):
             return JobPage([], None, 0)
-        if part is not None and len(part) == WHOLE_ID_CHARS and is_job_id(part):
+        if part is not None and _WHOLE_ID.fullmatch(part) and is_job_id(part):
             return JobPage(
                 await self._matching(
                     [part], wanted, LIVE_STATES if wanted.is_live else tuple(JobState)

@@ -58,6 +58,7 @@ MAX_LOG_READ = 4096  # events of one read_log
 ATTACH_PAGE = 256  # readers per script call
 LOOK_PAGE = 256  # jobs per script call
 RENEW_PAGE = 4  # likewise; each may have two thousand parts
+SAVED_PAGE = 64  # likewise
 MEMORY_RETRY_S = 5.0
 RETAIN_MS = 3_600_000
 SECRET_LIFE_MS = 7 * 24 * 3_600_000
@@ -105,6 +106,12 @@ class RedisJobStore:
         outcome = Submitted.DUPLICATE if word == b"DUP" else Submitted.ACCEPTED
         return Submission(outcome, allowances(left))
 
+    def partition_for(self, name: str = "") -> int:
+        return self._keys.partition
+
+    def partition_of(self, job_id: str) -> int:
+        return self._keys.partition
+
     async def requeue(self, dead_letter_id: str, job: Job, limits: AdmissionLimits) -> str | None:
         reply = await self._submit(job, limits, "", dead_letter=dead_letter_id)
         if reply[0] == b"NODEADLETTER":
@@ -141,7 +148,7 @@ class RedisJobStore:
         again: bool = False,
     ) -> Any:
         """Returns the transition's reply. Raises ValueError, QueueFull and KeyTaken."""
-        check_job(job)
+        check_job(job, self._keys.partition)
         drain = self._drains.of(job.model)
         arguments = submit_arguments(
             job,
@@ -292,6 +299,12 @@ class RedisJobStore:
         for at in range(0, len(ours), RENEW_PAGE):
             with translated("renew"):
                 await self._call("renew", *ours[at : at + RENEW_PAGE])
+
+    async def saved(self, job_ids: Sequence[str]) -> None:
+        """Keeps these jobs of a batch's rows, whose results are saved, for a minute more."""
+        for at in range(0, len(job_ids), SAVED_PAGE):
+            with translated("saved"):
+                await self._call("saved", *job_ids[at : at + SAVED_PAGE])
 
     async def attach(self, readers: Sequence[tuple[str, str]]) -> Sequence[JobState | None]:
         states: list[JobState | None] = [None] * len(readers)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -44,8 +45,8 @@ class Held(IntEnum):
     ALL = 2
 
 
-class _Pulled(NamedTuple):
-    """The reply to one `pull`."""
+class Pulled(NamedTuple):
+    """The reply to one pull."""
 
     claims: Sequence[Any] = ()
     more: bool = False  # there may be more to take at once
@@ -96,7 +97,7 @@ class Pulls:
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         deadline = time.monotonic() + block_ms / 1000
         with translated("pull"):
-            pulled = _Pulled(last=self._delivered)
+            pulled = Pulled(last=self._delivered)
             if not pulled.last or block_ms <= 0:
                 pulled = await self._pull_once(worker_id, count)
             while True:
@@ -106,16 +107,29 @@ class Pulls:
                     return deliveries
                 if pulled.claims or pulled.more:
                     pulled = await self._pull_once(worker_id, count)
-                    continue
-                if pulled.held is not Held.NONE:  # no entry comes when they are opened again
-                    left_s = min(HELD_S, left_s)
-                if pulled.deferred_ms:  # until then this portion may grow, as others end jobs
-                    left_s = min(POLL_S, left_s)
-                if pulled.held is Held.ALL:
-                    await asyncio.sleep(left_s)
-                    pulled = await self._pull_once(worker_id, count)
                 else:
                     pulled = await self._wait_and_pull(worker_id, count, pulled, left_s)
+
+    async def take(self, worker_id: str, count: int) -> tuple[Sequence[Delivery], Pulled]:
+        """Pulls without waiting; returns with the deliveries the reply, which `wait` needs."""
+        with translated("pull"):
+            pulled = await self._pull_once(worker_id, count)
+            return await self._reader.deliveries(worker_id, pulled.claims), pulled
+
+    async def wait(self, pulled: Pulled, left_s: float) -> None:
+        """Returns when another `take` (or `take_ahead`) may find something, and after `left_s` at
+        the latest. Claims nothing: any number of queues may be waited for at once."""
+        if pulled.claims or pulled.more:
+            return
+        with translated("wait"):
+            left_s, wait = self._rest_of(pulled, left_s)
+            if wait is None:
+                await asyncio.sleep(left_s)
+                return
+            async with self._ending(pulled, left_s):
+                (waited,) = await self._connections.blocking.exchange(wait)
+            if isinstance(waited, ResponseError) and not group_is_missing(waited):
+                raise waited
 
     async def oversubscribe(
         self, worker_id: str, count: int, leave_out: Sequence[str]
@@ -129,13 +143,10 @@ class Pulls:
     async def overtake(
         self, worker_id: str, count: int, lane: int, block_ms: int
     ) -> Sequence[Delivery]:
-        queues = self._queues[: lane * len(self._queues) // NUM_LANES]
-        # A job that is left to the worker with its prefix preempts no other meanwhile.
-        left_ms = max(self._defer_ms, self._affinity_ms)
-        common = (worker_id, count, MAX_CRASHES, left_ms, self._asking_ms)
         deadline = time.monotonic() + block_ms / 1000
         with translated("overtake"):
-            more = await self._take_more(*common, 0, *queues)
+            queues, common = self._ahead_of(worker_id, count, lane)
+            more = await self._take_more(*common, *queues)
             while True:
                 deliveries = await self._reader.deliveries(worker_id, more.claims)
                 left_s = deadline - time.monotonic()
@@ -148,9 +159,27 @@ class Pulls:
                     await asyncio.sleep(min(RETRY_S, left_s))
                 else:
                     wait = _wait_for_entry(queues, more.last, left_s)
-                more = await self._take_more(*common, 0, *queues, wait=wait)
+                more = await self._take_more(*common, *queues, wait=wait)
 
-    async def _take_more(self, *arguments: Argument, wait: Command | None = None) -> _Pulled:
+    async def take_ahead(
+        self, worker_id: str, count: int, lane: int
+    ) -> tuple[Sequence[Delivery], Pulled]:
+        """Overtakes without waiting; returns as `take`."""
+        with translated("overtake"):
+            queues, common = self._ahead_of(worker_id, count, lane)
+            more = await self._take_more(*common, *queues)
+            return await self._reader.deliveries(worker_id, more.claims), more
+
+    def _ahead_of(
+        self, worker_id: str, count: int, lane: int
+    ) -> tuple[Sequence[str], Sequence[Argument]]:
+        """Returns the queues of the lanes before `lane`, and the other arguments of an overtake."""
+        # A job that is left to the worker with its prefix preempts no other meanwhile.
+        left_ms = max(self._defer_ms, self._affinity_ms)
+        queues = self._queues[: lane * len(self._queues) // NUM_LANES]
+        return queues, (worker_id, count, MAX_CRASHES, left_ms, self._asking_ms, 0)
+
+    async def _take_more(self, *arguments: Argument, wait: Command | None = None) -> Pulled:
         """Returns the reply to `oversubscribe`, sent together with `wait` as in `_wait_and_pull`;
         an empty one without a group, which `pull` creates, and on a full server."""
         try:
@@ -166,12 +195,12 @@ class Pulls:
                         raise failed
         except ResponseError as error:
             if group_is_missing(error) or is_out_of_memory(error):
-                return _Pulled()
+                return Pulled()
             raise
         claims, deferred_ms, last = reply
-        return _Pulled(claims, False, last, deferred_ms)
+        return Pulled(claims, False, last, deferred_ms)
 
-    async def _pull_once(self, worker_id: str, count: int) -> _Pulled:
+    async def _pull_once(self, worker_id: str, count: int) -> Pulled:
         try:
             reply = await self._call("pull", *self._pull_arguments(worker_id, count))
         except ResponseError as error:
@@ -179,26 +208,19 @@ class Pulls:
         return await self._pulled(reply)
 
     async def _wait_and_pull(
-        self, worker_id: str, count: int, before: _Pulled, left_s: float
-    ) -> _Pulled:
+        self, worker_id: str, count: int, before: Pulled, left_s: float
+    ) -> Pulled:
         """Pulls once something is queued after `before.last`, a part of `left_s` has passed, or
         jobs that were left to other workers may be taken.
 
         Both commands are sent at once: no round trip lies between the wait and the pull.
         """
-        last = before.last
-        is_due = bool(before.deferred_ms or before.left_ms)
-        for due_ms in filter(None, (before.deferred_ms, before.left_ms)):
-            left_s = min(left_s, due_ms / 1000)
-        if not last:
-            await asyncio.sleep(min(RETRY_S, left_s))
+        left_s, wait = self._rest_of(before, left_s)
+        if wait is None:
+            await asyncio.sleep(left_s)
             return await self._pull_once(worker_id, count)
-        if self._connections.is_fake:
-            await asyncio.sleep(min(POLL_S, left_s))
-            return await self._pull_once(worker_id, count)
-        wait = _wait_for_entry(self._queues, last, left_s)
         pull = self._scripts.command("pull", *self._pull_arguments(worker_id, count))
-        async with _ending(self._redis, _block_ms(left_s) if is_due else None):
+        async with self._ending(before, left_s):
             waited, reply = await self._connections.blocking.exchange(wait, pull)
         if isinstance(reply, NoScriptError):
             return await self._pull_once(worker_id, count)
@@ -207,26 +229,47 @@ class Pulls:
             raise waited  # else the loop would not wait at all
         return pulled
 
+    def _rest_of(self, before: Pulled, left_s: float) -> tuple[float, Command | None]:
+        """Returns for how long to wait before the next pull, a part of `left_s`, and the command
+        that waits in the server until something is queued after `before.last`; None: sleep."""
+        if before.held is not Held.NONE:  # no entry comes when they are opened again
+            left_s = min(HELD_S, left_s)
+        if before.deferred_ms:  # until then this portion may grow, as others end jobs
+            left_s = min(POLL_S, left_s)
+        for due_ms in filter(None, (before.deferred_ms, before.left_ms)):
+            left_s = min(left_s, due_ms / 1000)
+        if before.held is Held.ALL:
+            return left_s, None
+        if not before.last:
+            return min(RETRY_S, left_s), None
+        if self._connections.is_fake:
+            return min(POLL_S, left_s), None
+        return left_s, _wait_for_entry(self._queues[: len(before.last)], before.last, left_s)
+
+    def _ending(self, before: Pulled, left_s: float) -> AbstractAsyncContextManager[None]:
+        is_due = bool(before.deferred_ms or before.left_ms)
+        return _ending(self._redis, _block_ms(left_s) if is_due else None)
+
     def _pull_arguments(self, worker_id: str, count: int) -> tuple[Argument, ...]:
         waits_ms = (self._defer_ms, self._asking_ms, self._affinity_ms)
         return (worker_id, count, MAX_CRASHES, *waits_ms, *self._queues)
 
-    async def _pulled(self, reply: Any) -> _Pulled:
+    async def _pulled(self, reply: Any) -> Pulled:
         """Decodes a pull's reply, or the error in its place. Raises ResponseError."""
         if isinstance(reply, ResponseError):
             if group_is_missing(reply):
                 await self._create_groups()
                 await asyncio.sleep(RETRY_S)
-                return _Pulled(more=True)
+                return Pulled(more=True)
             if is_out_of_memory(reply):
                 log.warning("Redis is out of memory (maxmemory): taking no new jobs")
-                return _Pulled()
+                return Pulled()
             raise reply
         if reply[0] == b"NOLEASE":
-            return _Pulled()
+            return Pulled()
         _, claims, more, last, deferred_ms, left_ms, held = reply
         self._delivered = () if deferred_ms or left_ms or held else last
-        return _Pulled(claims, bool(more), last, deferred_ms, left_ms, Held(held))
+        return Pulled(claims, bool(more), last, deferred_ms, left_ms, Held(held))
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
         return await self._scripts.call(self._connections.scripts, name, *arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shared.keys import NUM_LANES, is_job_id
+from shared.keys import NUM_LANES, is_job_id, partition_of
 from shared.messages import Job, SamplingParams
 from shared.prefixes import digests_of_prompt
 from shared.transport.drain_rate import DrainRate, spread_s
@@ -25,10 +25,11 @@ RECORDED_SAMPLING = (
 )
 
 
-def check_job(job: Job) -> None:
-    """Raises ValueError for a job id, lane, timeout or record that cannot be queued."""
-    if not is_job_id(job.job_id):
-        raise ValueError(f"not a job id: {job.job_id[:80]!r}")
+def check_job(job: Job, partition: int) -> None:
+    """Raises ValueError for a job id, lane, timeout or record that cannot be queued in the
+    partition."""
+    if not is_job_id(job.job_id) or partition_of(job.job_id) != partition:
+        raise ValueError(f"not a job id of partition {partition}: {job.job_id[:80]!r}")
     if job.request_record.startswith(INDEX_MARK):
         raise ValueError("a request record does not start with '#'")
     if not 1 <= job.timeout_ms <= MAX_TIMEOUT_MS:

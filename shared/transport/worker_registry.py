@@ -35,8 +35,15 @@ class RedisWorkerRegistry:
     """Implements WorkerRegistry; measures `drains` in passing."""
 
     def __init__(
-        self, keys: Keys, connections: Connections, scripts: Scripts, drains: DrainRates
+        self,
+        keys: Keys,
+        connections: Connections,
+        scripts: Scripts,
+        drains: DrainRates,
+        share: float = 1.0,
     ) -> None:
+        """`share`: the part of the workers' tokens that are of jobs from here."""
+        self._share = share
         self._keys = keys
         self._connections = connections
         self._redis = connections.commands
@@ -95,7 +102,9 @@ class RedisWorkerRegistry:
             if model not in paused and any(int(n or 0) for n in work)
         }
         totals = {
-            model: {w.worker_id: _tokens_of(w) for w in self._workers if model in w.models}
+            model: {
+                w.worker_id: self._share * _tokens_of(w) for w in self._workers if model in w.models
+            }
             for model in models
         }
         self._drains.observe(totals, waiting, self._clock())

@@ -31,6 +31,7 @@ from tests.support.polling import wait_until
 HOST = "127.0.0.1"
 SERVICE = "main"
 NUM_SLOTS = 16384
+HOME_SLOT = key_slot(b"{p0}")
 READY_S = 20.0
 DOWN_AFTER_MS = 500
 NODE_TIMEOUT_MS = 800
@@ -223,7 +224,7 @@ class SentinelSetup(Topology):
 class ClusterSetup(Topology):
     """Three primaries, and a replica of the one that has the partition `{p0}`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         super().__init__()
         ports = free_ports(8)
         self.nodes = [
@@ -234,6 +235,7 @@ class ClusterSetup(Topology):
                 *("--cluster-enabled", "yes", "--cluster-port", str(bus_port)),
                 *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
                 *("--cluster-replica-validity-factor", "0"),
+                *options,
             )
             for port, bus_port in zip(ports[:4], ports[4:], strict=True)
         ]
@@ -241,7 +243,7 @@ class ClusterSetup(Topology):
         self.servers = list(self.nodes)
         addresses = ",".join(f"{HOST}:{node.port}" for node in self.nodes[:3])
         self.url = f"redis+cluster://{addresses}"
-        self.slot = key_slot(b"{p0}")
+        self.slot = HOME_SLOT
 
     def _start(self) -> None:
         bounds = [0, 5461, 10923, NUM_SLOTS]
@@ -291,7 +293,7 @@ class ClusterSetup(Topology):
             return (
                 all(b"cluster_state:ok" in info for info in infos)
                 and roles == [b"master"] * 3 + [b"slave"]
-                and _is_in_step(self.owner())
+                and _is_in_step(self.owner(HOME_SLOT))
             )
         return False
 
@@ -348,6 +350,43 @@ class ClusterSetup(Topology):
             if first <= slot <= last:
                 return int(owner[1]) == node.port
         return False
+
+
+class Primaries(Topology):
+    """A cluster of primaries without replicas."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        ports = free_ports(2 * count)
+        self._bus_ports = ports[count:]
+        self.nodes = [
+            Server(
+                self._directory,
+                f"node-{port}",
+                port,
+                *("--cluster-enabled", "yes", "--cluster-port", str(bus_port)),
+                *("--cluster-require-full-coverage", "no"),
+            )
+            for port, bus_port in zip(ports, self._bus_ports, strict=False)
+        ]
+        self.servers = list(self.nodes)
+        self.url = "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+
+    def _start(self) -> None:
+        first, *others = self.nodes
+        for number, node in enumerate(self.nodes):
+            node.start()
+            node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            bounds = [NUM_SLOTS * n // len(self.nodes) for n in (number, number + 1)]
+            node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", bounds[0], bounds[1] - 1)
+        for node, bus_port in zip(others, self._bus_ports[1:], strict=True):
+            first.client.execute_command("CLUSTER", "MEET", HOST, node.port, bus_port)
+        wait_until(self._is_whole, "the nodes did not meet")
+
+    def _is_whole(self) -> bool:
+        infos = [node.client.execute_command("CLUSTER", "INFO") for node in self.nodes]
+        known = f"cluster_known_nodes:{len(self.nodes)}".encode()
+        return all(b"cluster_state:ok" in info and known in info for info in infos)
 
 
 def _is_in_step(primary: Server) -> bool:

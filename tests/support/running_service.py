@@ -23,7 +23,8 @@ from api.settings import ApiSettings
 from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.model_card import ModelCard, TextModel
 from shared.text.text_model import load_text
-from shared.transport.connect import RedisTransport, open_transport
+from shared.transport.connect import RedisTransport
+from shared.transport.partitions.transport import open_partitions
 from tests.support.checkpoints import make_checkpoint
 from tests.support.document_check import check_bodies
 from tests.support.polling import wait_until as wait_until  # its tests import it from here
@@ -169,9 +170,12 @@ class RunningService:
     async def _main(self) -> None:
         self.app = check_bodies(create_app(self.settings))
         self.server = make_server(self.app, self.settings)
-        self.transport = await open_transport(
-            self.settings.redis_url, namespace=self.settings.namespace
+        opened: Any = await open_partitions(
+            self.settings.redis_url,
+            self.settings.partition_count,
+            namespace=self.settings.namespace,
         )
+        self.transport = opened
         tasks = [asyncio.create_task(self.server.serve())]
         if self._checkpoint is not None:
             self.worker = self._make_worker(self._checkpoint)

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 
@@ -35,6 +36,13 @@ COMPILE_LOOK_S = 1.0  # without a message, after which compilers are looked for
 COMPILE_LIMIT_S = 600.0
 
 log = logging.getLogger(__name__)
+
+
+class Capacity(Protocol):
+    """Whether further output can be taken; an asyncio.Event is one."""
+
+    def is_set(self) -> bool: ...
+    async def wait(self) -> object: ...
 
 
 class EngineGaveUp(Exception):
@@ -97,7 +105,7 @@ class EngineSupervisor:
         self,
         on_message: Callable[[StepOutputs | RequestRejected], None],
         on_death: Callable[[CrashCause], Awaitable[None]],
-        has_capacity: asyncio.Event,
+        has_capacity: Capacity,
     ) -> None:
         """Runs until cancelled. Raises EngineGaveUp.
 
@@ -133,7 +141,7 @@ class EngineSupervisor:
     async def _read(
         self,
         on_message: Callable[[StepOutputs | RequestRejected], None],
-        has_capacity: asyncio.Event,
+        has_capacity: Capacity,
     ) -> None:
         assert self._link is not None, "serve follows start"
         while True:
@@ -160,7 +168,7 @@ class EngineSupervisor:
                 case other:
                     raise EngineDied(None, f"unexpected {type(other).__name__}")
 
-    async def _pause(self, has_capacity: asyncio.Event) -> None:
+    async def _pause(self, has_capacity: Capacity) -> None:
         log.warning("the engine pauses until its output can be stored")
         self._paused = True
         try:

@@ -11,8 +11,8 @@
 --@include lib/parts.lua
 --@include lib/retention.lua
 --@include lib/batches.lua
+--@include lib/saved.lua
 local BEFORE = {in_progress = 'validating', finalizing = 'in_progress'}
-local SAVED_JOB_MS = 60000
 local id, fence, lease_ms, wanted = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 local key = P .. 'batch:' .. id
 local batch = redis.call('HMGET', key, 'status', 'fence', 'expires_ms', 'owner')
@@ -30,10 +30,5 @@ for i = 8, last_field, 2 do redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
 local now = now_ms()
 redis.call('HSET', key, 'lease_ms', whole(lease_ms == 0 and 0 or due_in(lease_ms)))
 if lease_ms == 0 then redis.call('HSET', key, 'owner', '') end
-for i = last_field + 1, #ARGV do
-  local job = read_job(ARGV[i], 'state', 'retain_ms', unpack(KEPT_FIELDS))
-  if job.state and not job.retain_ms and redis.call('PTTL', P .. 'job:' .. ARGV[i]) > SAVED_JOB_MS then
-    keep_for(ARGV[i], job, SAVED_JOB_MS, 'batch')
-  end
-end
+for i = last_field + 1, #ARGV do keep_saved(ARGV[i]) end
 return {'OK', status, whole(math.max(0, tonumber(batch[3]) - now))}

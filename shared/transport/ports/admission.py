@@ -103,6 +103,10 @@ class SubmittingStore(JobStore, Protocol):
         """
         ...
 
+    def partition_for(self, name: str = "") -> int:
+        """Returns the partition for a new job's id: the one that `name` determines, or the next."""
+        ...
+
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
         """Queues a job that was accepted before and that the server has lost; no limit holds.
 

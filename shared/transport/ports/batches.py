@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from shared.keys import new_job_id
+from shared.keys import HOME, new_job_id
 from shared.messages import Usage
 from shared.transport.ports.files import FILE_PREFIX, FilePart
 
@@ -22,9 +22,10 @@ def new_batch_id() -> str:
     return BATCH_PREFIX + new_job_id()
 
 
-def row_job_id(batch_id: str, line: int) -> str:
+def row_job_id(batch_id: str, line: int, partition: int = HOME) -> str:
     """Returns the id of the job of a line of the batch's input, the same for every owner."""
-    return f"{batch_id.removeprefix(BATCH_PREFIX)}_{line}"
+    _, _, name = batch_id.removeprefix(BATCH_PREFIX).partition("-")
+    return f"{partition}-{name}_{line}"
 
 
 def output_file_id(batch_id: str, ending: str) -> str:

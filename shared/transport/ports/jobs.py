@@ -142,6 +142,7 @@ class Expired(NamedTuple):
 class JobStore(Protocol):
     """The frontend's view of jobs. Every call may raise TransportError."""
 
+    def partition_of(self, job_id: str) -> int: ...  # one may be away alone
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:

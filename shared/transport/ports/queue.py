@@ -229,7 +229,8 @@ class HeartbeatReply:
 
     `taken` are those of `dropped` that were claimed again: this worker's lease had ended.
     `order`: an operator's; None: none is stored, and the last one holds. `num_workers` are
-    registered, `num_prefixes` are noted of this one (see JobQueue.note_prefixes).
+    registered, `num_prefixes` are noted of this one (see JobQueue.note_prefixes). `unheard` are
+    jobs of partitions that did not answer.
     """
 
     dropped: Sequence[str] = ()
@@ -238,10 +239,15 @@ class HeartbeatReply:
     order: Order | None = None
     num_workers: int = 1
     num_prefixes: int = 0
+    unheard: Sequence[str] = ()
 
 
 class JobQueue(Protocol):
     """The worker's view. Every call may raise TransportError; every call is safe to repeat."""
+
+    def is_away(self, job_id: str) -> bool:
+        """Returns whether the job's partition does not answer while others do."""
+        ...
 
     async def setup(self, models: Sequence[str]) -> None:
         """Creates the streams and their group (from id 0) where they are missing; models add up."""

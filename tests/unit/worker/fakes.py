@@ -67,6 +67,7 @@ class FakeQueue:
 
     def __init__(self) -> None:
         self.away = False
+        self.away_alone: set[str] = set()  # jobs whose partition does not answer, while others do
         self.appended: list[list[Append]] = []
         self.answer: Answer = accepted
         self.heartbeats: list[WorkerReport] = []
@@ -94,6 +95,9 @@ class FakeQueue:
         self.calls.append(name)
         if self.away:
             raise TransportError("the store is away")
+
+    def is_away(self, job_id: str) -> bool:
+        return job_id in self.away_alone
 
     async def setup(self, models: Sequence[str]) -> None:
         self._called("setup")

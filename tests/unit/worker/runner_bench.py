@@ -56,6 +56,7 @@ class Bench:
             on_rejected=lambda job_id, attempt: self.runner.stop_engine_work(job_id, attempt),
             on_trouble=lambda: None,
             on_published=lambda lag_s: None,
+            on_put_off=lambda job_id, attempt: None,
         )
         self.metrics = WorkerMetrics("m", "w1", MetricsNames.PENSTOCK)
         self.runner = JobRunner(

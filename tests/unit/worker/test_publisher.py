@@ -27,6 +27,7 @@ class Bench:
         self.outboxes: dict[str, Outbox] = {}
         self.settled: list[Settled] = []
         self.rejected: list[tuple[str, int]] = []
+        self.put_off: list[tuple[str, int]] = []
         self.num_troubles = 0
         self.lags_s: list[float] = []
         self.publisher = Publisher(
@@ -38,7 +39,12 @@ class Bench:
             on_rejected=lambda job_id, attempt: self.rejected.append((job_id, attempt)),
             on_trouble=self._trouble,
             on_published=self.lags_s.append,
+            on_put_off=self._put_off,
         )
+
+    def _put_off(self, job_id: str, attempt: int) -> None:
+        self.put_off.append((job_id, attempt))
+        self.publisher.drop(job_id)
 
     def _trouble(self) -> None:
         self.num_troubles += 1
@@ -178,6 +184,31 @@ async def test_dropping_the_job_that_closed_the_room_opens_it() -> None:
         bench.publisher.drop("0-a")
         assert bench.publisher.has_capacity.is_set()
         await asyncio.wait_for(bench.publisher.flushed(), 5)
+
+
+async def test_a_job_whose_partition_alone_is_away_is_put_off_and_closes_no_room() -> None:
+    async with running(limit=2) as bench:
+        bench.queue.away = True
+        bench.queue.away_alone = {"1-a"}
+        bench.open(Outbox("1-a", 3, START, ()))
+        bench.say("1-a", (1,), "a")
+        assert not bench.put_off
+        bench.say("1-a", (2,), "b")
+        assert bench.publisher.has_capacity.is_set()
+        await asyncio.wait_for(bench.publisher.flushed(), 5)
+        assert bench.put_off == [("1-a", 3)]
+        assert not bench.settled
+
+
+async def test_a_full_job_is_put_off_once_its_partition_is_known_to_be_away() -> None:
+    async with running(limit=1) as bench:
+        bench.queue.away = True
+        bench.open(Outbox("1-a", 3, START, ()))
+        bench.say("1-a", (1,), "a")
+        assert not bench.publisher.has_capacity.is_set()
+        bench.queue.away_alone = {"1-a"}
+        await asyncio.wait_for(bench.publisher.has_capacity.wait(), 5)
+        assert bench.put_off == [("1-a", 3)]
 
 
 async def test_a_gap_is_filled_from_memory() -> None:

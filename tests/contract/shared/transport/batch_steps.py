@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.transport.connect import RedisTransport
+from shared.transport.partitions.transport import PartitionedTransport
 from shared.transport.ports.batches import BatchLimits, BatchRecord, NewBatch, new_batch_id
 from shared.transport.ports.files import FileLimits, FilePart, NewFile, new_file_id
 
@@ -13,7 +14,7 @@ FILE_LIMITS = FileLimits(1000, 1_000_000, 1000, 1_000_000)
 
 
 async def new_input(
-    transport: RedisTransport,
+    transport: RedisTransport | PartitionedTransport,
     tenant: str = "default",
     *,
     limits: FileLimits = FILE_LIMITS,
@@ -33,7 +34,7 @@ async def new_input(
 
 
 async def new_batch(
-    transport: RedisTransport,
+    transport: RedisTransport | PartitionedTransport,
     input_file_id: str | None = None,
     *,
     limits: BatchLimits = LIMITS,

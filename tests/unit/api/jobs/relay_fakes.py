@@ -78,6 +78,9 @@ class FakeStore:
         self.looks = 0
         self.record: JobRecord | None = record_of(JobState.RUNNING)
 
+    def partition_of(self, job_id: str) -> int:
+        return 0
+
     async def read_log(
         self, job_id: str, after: Cursor, count: int = 256
     ) -> Sequence[Delta | JobEvent]:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 
 import pytest
 from redis.asyncio.connection import SSLConnection, parse_url
+from redis.crc import key_slot
 
-from shared.keys import Keys, is_job_id, new_job_id
+from shared.keys import (
+    HASH_TAGS,
+    Keys,
+    is_job_id,
+    new_job_id,
+    partition_of,
+)
+from shared.partitions import PartitionCount, by_partition
 from shared.redis.connections import Connections
 from shared.redis.url import (
     ServerKind,
@@ -58,6 +67,34 @@ def test_every_key_carries_the_hash_tag() -> None:
     assert all(name.startswith("ns:{p0}:") for name in names)
     assert len(set(names)) == len(names)
     assert Keys().job("0-x") == "penstock:{p0}:job:0-x"
+    assert Keys(partition=2).job("2-x") == "penstock:{p2ac}:job:2-x"
+
+
+@pytest.mark.parametrize("num_shards", range(2, 9))
+def test_partitions_are_spread_over_the_shards_of_a_cluster(num_shards: int) -> None:
+    for num in (2 * num_shards, 4 * num_shards):
+        slots = [key_slot(tag.encode()) for tag in HASH_TAGS[:num]]
+        on_shards = Counter(slot * num_shards // 16384 for slot in slots)
+        assert len(on_shards) == num_shards
+        assert max(on_shards.values()) <= 2 * num / num_shards
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1", (1, 0)), ("12", (12, 0)), ("1+3", (1, 3)), ("0", None), ("30+3", None), ("x", None)],
+)
+def test_numbers_of_partitions_are_read(text: str, count: tuple[int, int] | None) -> None:
+    if count is None:
+        with pytest.raises(ValueError, match="like 1\\+3"):
+            PartitionCount.parse(text)
+    else:
+        assert PartitionCount.parse(text) == count
+
+
+def test_an_id_names_its_partition() -> None:
+    ids = [new_job_id(), new_job_id(31), "7-x_12", "batch_0-x"]
+    assert [partition_of(job_id) for job_id in ids] == [0, 31, 7, 0]
+    assert by_partition([ids[1], ids[0], ids[1]]) == {31: [0, 2], 0: [1]}
 
 
 @pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "x" * 65, "é", "a*"])
@@ -84,7 +121,7 @@ def test_job_ids_are_time_ordered_uuids() -> None:
 
 @pytest.mark.parametrize(
     "job_id",
-    ["", "0", "0-", "-1-a", "1-a", "00-a", "0-a:b", "0-a\n", "0-*", "x-a", "0-" + "a" * 65],
+    ["", "0", "0-", "-1-a", "100-a", "00-a", "0-a:b", "0-a\n", "0-*", "x-a", "0-" + "a" * 65],
 )
 def test_what_cannot_be_a_job_id_is_refused(job_id: str) -> None:
     assert not is_job_id(job_id)
