@@ -109,7 +109,7 @@ class EngineOptions:
         is_cuda: bool = False,
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
-        window: int | None = None,
+        windows: tuple[int | None, ...] = (None,),
     ) -> EngineConfig:
         """Returns the engine's bounds: these options, completed by the built runner."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
@@ -129,7 +129,7 @@ class EngineOptions:
             eos_token_ids=frozenset(eos_token_ids),
             structured_output=structured_output,
             step_target_s=step_target_ms / 1000 if step_target_ms else None,
-            window=window,
+            windows=windows,
         )
 
 

@@ -281,7 +281,7 @@ def test_check_integrity_notices_a_lost_reference() -> None:
 
 
 def windowed(num_blocks: int, window: int = 2 * SIZE, held: int = 4) -> BlockManager:
-    return BlockManager(num_blocks, SIZE, window=window, held=held)
+    return BlockManager(num_blocks, SIZE, windows=(window,), held=held)
 
 
 def compute(manager: BlockManager, sequence: Sequence) -> set[int]:
@@ -291,7 +291,7 @@ def compute(manager: BlockManager, sequence: Sequence) -> set[int]:
         assert manager.allocate(sequence, computed)
         assert len(sequence.block_table) * SIZE >= computed
         manager.advance(sequence, computed)
-        own = sequence.block_table[sequence.num_freed_blocks :]
+        own = manager.held(sequence)
         assert len(own) <= 4
         manager.check_integrity([own])
         held.update(own)
@@ -306,7 +306,7 @@ def test_a_sequence_gives_up_the_blocks_that_its_window_has_left() -> None:
     assert compute(manager, sequence) == {0, 1, 2, 3}
     assert len(sequence.block_table) == 25
     # The query at place 100 reaches the last 2 * SIZE, its own included: from place 93 on.
-    assert sequence.num_freed_blocks == 93 // SIZE
+    assert manager.held(sequence) == sequence.block_table[93 // SIZE :]
     manager.release(sequence)
     assert manager.num_available == 4
     manager.check_integrity([])
@@ -322,7 +322,7 @@ def test_a_hit_needs_the_blocks_of_its_last_window_alone() -> None:
     hits = manager.match(second)
     assert len(hits) == 10
     assert manager.allocate(second, 41, hits)
-    own = second.block_table[second.num_freed_blocks :]
+    own = manager.held(second)
     assert own[:-1] == first_reached(hits, 40)
     manager.check_integrity([own])
     # Other tokens before the window: its own blocks look the same, and are of another prefix.
@@ -348,7 +348,7 @@ def test_a_hit_ends_where_a_block_of_its_last_window_is_missing() -> None:
     manager.release(keep)
     again = fill(manager, range(40))  # whose content is known by its old name
     assert len(manager.match(make_sequence(range(41)))) == 10
-    manager.check_integrity([again.block_table[again.num_freed_blocks :]])
+    manager.check_integrity([manager.held(again)])
 
 
 def test_contents_of_evicted_blocks_are_bounded() -> None:
