@@ -183,7 +183,13 @@ class Workload:
         self.device.prompts = prompts
         self.engine = Engine(self.config, self.device)
         again = [client for client in self.clients if client.state == "live"]
-        for client in again:
+        for client in again.copy():
+            num_known = len(client.request.prompt_token_ids) + len(client.got)
+            if num_known > self.config.sequence_capacity_tokens:  # it would be refused there
+                assert client.want_ending.error is ErrorCode.KV_CAPACITY_EXCEEDED
+                client.state = "ended"
+                again.remove(client)
+                continue
             client.request = replace(
                 client.request,
                 output_token_ids=tuple(client.got),

@@ -133,8 +133,8 @@ def run_step(
     metadata = AttentionMetadata(
         cu_q=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32, device=device),
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        block_table=table.contiguous().to(device),
-        slots=slots.to(device, torch.int32),
+        block_tables=table.contiguous().to(device)[None],
+        slots=slots.to(device, torch.int32)[None],
         num_decodes=sum(count == 1 for _, count in step),
         max_query_len=int(counts.max()),
         num_tokens=len(positions),

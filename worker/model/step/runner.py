@@ -53,6 +53,7 @@ class TorchModelRunner:
         sampler_threads: int = 1,
         ranks: OtherRanks | None = None,
         shares_tokens: bool = False,
+        num_kv_groups: int = 1,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
         grammar. `sampler_threads` draw from rows of logits and score them: more than one where
@@ -79,7 +80,9 @@ class TorchModelRunner:
             torch.empty(0, dtype=torch.int64, device=self._device), {}
         )
         self._previous = self._nothing_sampled
-        self._kept = KeptBatch(max_num_seqs, block_size, self.vocab_size, self._device)
+        self._kept = KeptBatch(
+            max_num_seqs, block_size, self.vocab_size, self._device, num_kv_groups
+        )
         self._sampling_rows = SamplingRows()
         self._captured = stack if isinstance(stack, CapturingStack) else None
         self._newest: TorchStepHandle | None = None  # the step before

@@ -23,10 +23,9 @@ from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import DecoderStack
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
-from worker.model.kv_cache import KVCachePool
+from worker.model.kv_cache import KVCachePool, window_of
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.ops import TorchOps
-from worker.model.step.kv_sizing import window_of
 from worker.model.step.runner import TorchModelRunner, TorchStepHandle
 
 Way = tuple[CausalLM, DecoderStack, KVCachePool]
@@ -120,13 +119,13 @@ def test_the_tokens_are_those_of_a_cache_that_keeps_all(name: str) -> None:
     assert len({token for ids in expected for token in ids}) > 8
     some = {"chunks, ahead": {"max_num_batched_tokens": 24, "lookahead": 1}}
     for title, options in (some if name == "triton" else OPTIONS).items():
-        engine = engine_of(way, window=window, **options)
+        engine = engine_of(way, windows=(window,), **options)
         assert tokens(engine) == expected, title
         assert tokens(engine, "again") == expected, title  # out of the prefix cache
         if engine.config.prefix_caching:
             assert engine.stats().prefix_hit_tokens > 2 * len(SHARED) // BLOCK_SIZE, title
         resumed = [ids[:9] for ids in expected]
-        rest = tokens(engine_of(way, window=window, **options), resumed=resumed)
+        rest = tokens(engine_of(way, windows=(window,), **options), resumed=resumed)
         assert [[*a, *b] for a, b in zip(resumed, rest, strict=True)] == expected, title
 
 
@@ -137,10 +136,10 @@ def test_a_small_cache_computes_longer_sequences_and_more_of_them(lookahead: int
     expected = tokens(engine_of(way))
     options: dict[str, object] = {"lookahead": lookahead, "max_num_batched_tokens": 8}
     assert engine_of(way, num_blocks=5, **options).config.sequence_capacity_tokens < MAX_LEN
-    assert tokens(engine_of(way, num_blocks=5, window=window, **options)) == expected
+    assert tokens(engine_of(way, num_blocks=5, windows=(window,), **options)) == expected
 
     def running(window: int | None) -> int:
-        engine = engine_of(way, num_blocks=15, window=window, prefix_caching=False, **options)
+        engine = engine_of(way, num_blocks=15, windows=(window,), prefix_caching=False, **options)
         assert tokens(engine) == expected
         return engine._runner.most_running  # type: ignore[attr-defined]
 
@@ -155,6 +154,6 @@ def test_preempted_sequences_have_the_same_tokens(lookahead: int) -> None:
     params = replace(GREEDY, max_tokens=80)
     expected = generate(engine_of(way), prompts, params)
     for num_blocks in range(4, 8):
-        engine = engine_of(way, num_blocks=num_blocks, window=window, lookahead=lookahead)
+        engine = engine_of(way, num_blocks=num_blocks, windows=(window,), lookahead=lookahead)
         assert generate(engine, prompts, params) == expected
         assert engine.stats().preemptions > 0

@@ -58,8 +58,8 @@ def test_a_pool_for_windows_has_what_sequences_hold_at_once(tmp_path: Path) -> N
     path = make_checkpoint(tmp_path, "mistral")
     options = EngineOptions(checkpoint=str(path), device="cpu", max_num_batched_tokens=8)
     config = build_model(options).engine_config
-    assert config.window == WINDOW
-    held = config.sequence_blocks
+    assert config.windows == (WINDOW,)
+    held = config.window_group_blocks
     assert held is not None
     assert 2 * 32 * held <= config.num_blocks < 2 * 32 * 512 // config.block_size
     # Less than the context, and enough for its window.

@@ -94,10 +94,10 @@ def check_same(ours: ForwardBatch, fresh: ForwardBatch) -> None:
         assert_equal(getattr(mine, name), getattr(other, name))
     for name in ("num_decodes", "max_query_len", "num_tokens", "query_lens", "context_lens"):
         assert getattr(mine, name) == getattr(other, name)
-    assert mine.block_table.shape == other.block_table.shape
+    assert mine.block_tables.shape == other.block_tables.shape
     for row, length in enumerate(mine.context_lens):
         width = -(-length // BLOCK_SIZE)
-        assert_equal(mine.block_table[row, :width], other.block_table[row, :width])
+        assert_equal(mine.block_tables[:, row, :width], other.block_tables[:, row, :width])
 
 
 def assert_equal(ours: torch.Tensor, fresh: torch.Tensor) -> None:
@@ -172,11 +172,11 @@ def test_more_sequences_than_slots_reuse_the_rows_of_waiting_ones() -> None:
     for pair in ([0, 1], [1, 2], [3, 0], [4, 2]):
         found = rows.of(pair, [tables[i] for i in pair], set(pair))
         assert sorted(found.tolist()) == [0, 1]
-        assert rows.table[found, :2].tolist() == [tables[i] for i in pair]
+        assert rows.table[0, found, :2].tolist() == [tables[i] for i in pair]
     rows.forget([4, 2, 99])
     wide = list(range(40))
     (row,) = rows.of([7], [wide], {7})
-    assert rows.table[row, :40].tolist() == wide
+    assert rows.table[0, row, :40].tolist() == wide
 
 
 def test_a_step_that_raises_leaves_nothing_half_kept() -> None:
@@ -188,5 +188,5 @@ def test_a_step_that_raises_leaves_nothing_half_kept() -> None:
     with pytest.raises(ValueError, match="sequence 2 has a token outside"):
         kept.forward_batch(ScheduledBatch((good, bad)), nothing)
     mended = bad._replace(token_ids=[21])
-    table = kept.forward_batch(ScheduledBatch((mended, good)), nothing).metadata.block_table
-    assert table.tolist() == [[3, 4], [5, 6]]
+    table = kept.forward_batch(ScheduledBatch((mended, good)), nothing).metadata.block_tables
+    assert table.tolist() == [[[3, 4], [5, 6]]]
