@@ -12,7 +12,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
-from worker.model.kv_cache import KVCachePool
+from worker.model.kv_cache import KVCachePool, KVGroups
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import Fp8Layout, Fp8Method
 from worker.model.layers.linear_method import LinearMethod
@@ -104,9 +104,17 @@ def model_in_fp8(
 
 
 def new_pool(
-    config: ModelConfig, *, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16
+    config: ModelConfig,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.bfloat16,
+    groups: KVGroups | None = None,
 ) -> KVCachePool:
-    pool = KVCachePool(config, NUM_BLOCKS, ATTENTION_BLOCK, device=device, dtype=dtype)
+    """NUM_BLOCKS for each KV group."""
+    num_blocks = NUM_BLOCKS * (1 if groups is None else len(groups.windows))
+    pool = KVCachePool(
+        config, num_blocks, ATTENTION_BLOCK, device=device, dtype=dtype, groups=groups
+    )
     noise = torch.Generator().manual_seed(3)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=noise))
     return pool

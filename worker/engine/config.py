@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+# Of a prompt that is computed in a small cache with windows: fewer would take a pass over the weights
+# for each block.
+LEAST_STEP_TOKENS = 64
+
+
 def window_blocks(window: int, block_size: int, num_tokens: int) -> int:
     """Returns the most blocks that hold `num_tokens` and the window before the first of them."""
     return (max(window, block_size + 1) + num_tokens + block_size - 3) // block_size + 1
@@ -40,17 +45,22 @@ class EngineConfig:
         """The most blocks that one sequence holds of a KV group with a window; None without one.
 
         They are those of the tokens before the window's end, and of the steps that are not
-        committed. In a small cache the steps of a prompt are cut.
+        committed. In a small cache the steps of a prompt are cut, for sequences of `max_model_len`
+        where these fit so, else to half of the cache.
         """
         windows = [window for window in self.windows if window is not None]
         if not windows:
             return None
-        steps = 1 + self.lookahead
-        usual = window_blocks(max(windows), self.block_size, steps * self.max_num_batched_tokens)
-        least = window_blocks(max(windows), self.block_size, steps)
+        tokens = self.max_num_batched_tokens
+        usual, least = (
+            window_blocks(max(windows), self.block_size, (1 + self.lookahead) * step)
+            for step in (tokens, min(tokens, LEAST_STEP_TOKENS))
+        )
         longest = -(-self.max_model_len // self.block_size)
-        room = self.num_blocks - longest * self.windows.count(None)
-        return max(least, min(usual, room // len(windows)))
+        room = (self.num_blocks - longest * self.windows.count(None)) // len(windows)
+        if room < least:
+            room = self.num_blocks // (2 * len(windows))
+        return max(least, min(usual, room))
 
     def held_blocks(self, num_tokens: int) -> int:
         """Returns the most blocks that a sequence of `num_tokens` holds at once."""

@@ -105,9 +105,11 @@ class StepGraphs:
         max_blocks: int,
         device: torch.device,
         logits: Callable[[Tensor], Tensor],
+        num_kv_groups: int = 1,
         is_foreign: bool = False,
     ) -> None:
-        """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence.
+        """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence in each
+        KV group.
 
         `logits` returns [rows, vocab] of hidden states [rows, hidden]. The code of a stack that
         `is_foreign` is not this project's: its steps of decodes alone are captured, and none where
@@ -125,6 +127,7 @@ class StepGraphs:
             max(shape.tokens for shape in largest),
             max(shape.sequences for shape in largest),
             max_blocks,
+            num_kv_groups,
             stack.hidden_size,
             stack.dtype,
             device,

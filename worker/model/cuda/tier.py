@@ -66,7 +66,7 @@ def tier_of(
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
-        return with_graphs(whole, options, model, max_model_len, pool.block_size)
+        return with_graphs(whole, options, model, max_model_len, pool)
 
     if not in_fp8:
         return Tier("triton", ops, stack)
@@ -80,7 +80,7 @@ def with_graphs(
     options: EngineOptions,
     model: ServedModel,
     max_model_len: int,
-    block_size: int,
+    pool: KVCachePool,
     *,
     is_foreign: bool = False,
 ) -> DecoderStack:
@@ -95,9 +95,10 @@ def with_graphs(
         stack,
         max_num_seqs=options.max_num_seqs,
         max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
-        max_blocks=-(-max_model_len // block_size),
+        max_blocks=-(-max_model_len // pool.block_size),
         device=model.placement.device,
         logits=model.logits,
+        num_kv_groups=len(pool.groups.windows),
         is_foreign=is_foreign,
     )
 
