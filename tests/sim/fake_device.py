@@ -3,9 +3,9 @@
 It executes steps at launch, in launch order, as one compute stream does, and hands the results out
 at collect. Sequences with a grammar are sampled by `sample_structured` alone, with or without
 lookahead, which has to come when all their tokens are known. Its model draws the next token from
-everything before it, so that one wrong, stale or foreign KV entry is seen at once. Each KV group has
-entries of its own; with a window it reads the last ones only, each of which still knows its whole
-prefix. What it finds wrong is a DeviceViolation, which no engine catches.
+everything before it, so that one wrong, stale or foreign KV entry is seen at once. Each KV group
+has entries of its own; with a window it reads the last ones only, each of which still knows its
+whole prefix. What it finds wrong is a DeviceViolation, which no engine catches.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ class FakeDevice:
     def _read_group(
         self, item: ScheduledSequence, truth: list[int], group: int, first: int
     ) -> list[int]:
-        """Returns the tokens of a group's entries from the `first` on, after those that are true."""
+        """Returns the tokens of a group's entries from the `first` on, after the true ones."""
         context = truth[:first]
         chain = self._root(item, group)
         for position, token in enumerate(context):

@@ -30,12 +30,13 @@ one group's layers. The blocks of the same tokens, one of each group, are a *row
 one row after the other, and rows are published, found and compared as a whole. Any block may
 serve any group.
 
-Windows: of a group whose queries reach no more than a window, a sequence gives up the blocks before
-it as it is computed. Its table keeps their entries, which are any blocks by then and never read. A
-table has rows for at most `held` blocks from the widest window on; what the other groups' tokens
-after them will need waits in `spare_blocks`. A prefix hit needs all rows' blocks of groups without a
-window, and those of its last window of the others. If all groups have one, the content of the rows
-before is compared as ever, so it is kept for a while when its last block is evicted.
+Windows: of a group whose queries reach no more than a window, a sequence gives up the blocks
+before it as it is computed. Its table keeps their entries, which are any blocks by then and never
+read. A table has at most `held` rows from the widest window on; the blocks that later rows of a
+prompt need in groups without a window wait in `spare_blocks`, so that no other sequence takes them.
+A prefix hit needs all rows' blocks of groups without a window, and those of its last window of the
+others. If all groups have one, the content of the rows before is compared as ever, so it is kept
+for a while when its last block is evicted.
 
 Every operation costs O(1) per block it touches, whatever the size of the pool.
 """
@@ -131,7 +132,8 @@ class BlockManager:
         # A sequence may have a row to publish, or blocks to give up, at these numbers of computed
         # tokens modulo block size.
         self.turns = frozenset(
-            (0 if window is None else (window - 1) % block_size) for window in (None, *self._windows)
+            (0 if window is None else (window - 1) % block_size)
+            for window in (None, *self._windows)
         )
 
     @property

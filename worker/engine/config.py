@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+_LEAST_STEP_TOKENS = 64  # of a prompt for which a longer sequence would fit a small cache
 
-# Of a prompt that is computed in a small cache with windows: fewer would take a pass over the weights
-# for each block.
-LEAST_STEP_TOKENS = 64
+
+def least_tokens(windows: Sequence[int | None], num_tokens: int) -> int:
+    """Returns the tokens of the smallest step to which a small cache may cut one of `num_tokens`:
+    few where all groups have a window, as it is all the same for a sequence's length then."""
+    return min(num_tokens, _LEAST_STEP_TOKENS) if None in windows else 1
 
 
 def window_blocks(window: int, block_size: int, num_tokens: int) -> int:
@@ -54,7 +58,7 @@ class EngineConfig:
         tokens = self.max_num_batched_tokens
         usual, least = (
             window_blocks(max(windows), self.block_size, (1 + self.lookahead) * step)
-            for step in (tokens, min(tokens, LEAST_STEP_TOKENS))
+            for step in (tokens, least_tokens(self.windows, tokens))
         )
         longest = -(-self.max_model_len // self.block_size)
         room = (self.num_blocks - longest * self.windows.count(None)) // len(windows)
@@ -68,7 +72,9 @@ class EngineConfig:
         held = self.window_group_blocks
         num_full = self.windows.count(None)
         num_windowed = len(self.windows) - num_full
-        return num_full * num_rows + num_windowed * min(num_rows, num_rows if held is None else held)
+        return num_full * num_rows + num_windowed * min(
+            num_rows, num_rows if held is None else held
+        )
 
     def held_tokens(self, num_tokens: int) -> int:
         """Returns the token positions of the blocks that a sequence of `num_tokens` holds."""

@@ -58,9 +58,7 @@ class PlannedSequence(NamedTuple):
 class Decoding:
     """The scheduler's side of a DecodeRun, as of its latest step."""
 
-    def __init__(
-        self, sequences: View[Sequence], num_departed: int, capacity_tokens: int
-    ) -> None:
+    def __init__(self, sequences: View[Sequence], num_departed: int, capacity_tokens: int) -> None:
         """`num_departed`: see Scheduler; `capacity_tokens`: of one sequence. The sequences do not
         count step 0 as scheduled yet."""
         self.sequences = tuple(sequences)
@@ -74,8 +72,8 @@ class Decoding:
         )
         self.number = 0
         self.num_preemptions = [s.num_preemptions for s in sequences]
-        # Further steps in which no sequence has its last token in flight, nor outgrows the cache: in
-        # step 0 the last known token is at `start`, and one is sampled after it.
+        # Further steps in which no sequence has its last token in flight, nor outgrows the cache:
+        # in step 0 the last known token is at `start`, and one is sampled after it.
         self.num_left = max(
             0,
             min(

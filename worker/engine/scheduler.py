@@ -20,9 +20,9 @@ then it grows by decoding only. Of layers with a window it gets as many as it ca
 as its prompt is computed, others for those that no query reaches any more. When a decode finds no
 free block, the running sequence of the largest rank is preempted, of the tenant with the
 most slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed
-again, mostly out of the prefix cache. An admission leaves a row of blocks for each running sequence, or
-the newcomer would be preempted in the next step; one whose tenant holds fewer slots would not, and
-leaves none.
+again, mostly out of the prefix cache. An admission leaves a row of blocks for each running
+sequence, or the newcomer would be preempted in the next step; one whose tenant holds fewer slots
+would not, and leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks, so a
 failed step publishes nothing. A schedule may be made while the previous step is still in flight

@@ -157,7 +157,7 @@ def _product(linear: Linear) -> NativeProduct:
 
 
 def whole_tables(metadata: AttentionMetadata) -> Tensor:
-    """Returns the block tables, in one piece where there are several groups: the kernels copy it."""
+    """Returns the block tables, those of several groups in one piece, which the kernels copy."""
     tables = metadata.block_tables
     return tables if len(tables) == 1 else tables.contiguous()
 

@@ -29,7 +29,8 @@ class GraphShape:
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """A step's tensors; a graph's are the first of each, in each group. All but `hidden` are int32."""
+    """A step's tensors; a graph's are the first of each, in all groups. All but `hidden` are
+    int32."""
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.engine.batch import ScheduledBatch
-from worker.engine.config import LEAST_STEP_TOKENS, window_blocks
+from worker.engine.config import least_tokens, window_blocks
 from worker.engine_options import EngineOptions
 from worker.model.base import DecoderStack, KVLayer
 from worker.model.device import available_host_bytes
@@ -107,7 +107,7 @@ def choose_num_blocks(
     if options.num_kv_blocks is None and options.kv_cache_memory_gb is None:
         usual = _sequence_blocks(groups, block_size, longest, _STEPS * num_tokens)
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * usual)
-    few_tokens = _STEPS * min(num_tokens, LEAST_STEP_TOKENS)
+    few_tokens = _STEPS * least_tokens(groups.windows, num_tokens)
     least = _sequence_blocks(groups, block_size, longest, few_tokens)
     if options.max_model_len is not None and num_blocks < least:
         raise KVCacheTooSmall(

@@ -57,9 +57,7 @@ def warm_up(
         run_prefill(runner, config.block_size, tokens, params, num_kv_groups=num_groups)
     if device.type == "cuda" and longest > _CUDA_SUFFIX:
         past = longest - _CUDA_SUFFIX
-        run_prefill(
-            runner, config.block_size, _CUDA_SUFFIX, past=past, num_kv_groups=num_groups
-        )
+        run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=past, num_kv_groups=num_groups)
     report(stage, 1.0)
     runner.capture(partial(report, "capturing CUDA graphs"))
 

@@ -356,3 +356,71 @@ def test_contents_of_evicted_blocks_are_bounded() -> None:
     for number in range(100):
         manager.release(fill(manager, range(100 * number, 100 * number + 9)))
     assert len(manager._evicted) == 4 * 8
+
+
+MIXED = (None, 2 * SIZE, 2 * SIZE)
+
+
+def mixed(num_blocks: int, held: int = 4) -> BlockManager:
+    return BlockManager(num_blocks, SIZE, windows=MIXED, held=held)
+
+
+def test_only_groups_with_a_window_give_their_blocks_up() -> None:
+    manager = mixed(25 + 2 * 4)
+    sequence = make_sequence(range(100))  # 25 rows, 75 blocks without the windows
+    assert manager.allocate(sequence, 100)
+    assert (len(sequence.block_table), len(sequence.spare_blocks)) == (3 * 4, 25 - 4)
+    assert manager.num_available == 0  # the rest of the prompt is taken already
+    for computed in range(1, 101):
+        assert manager.tokens_in(sequence.block_table) >= computed
+        manager.advance(sequence, computed)
+        manager.check_integrity([manager.held(sequence)])
+    # The query at place 100 reaches the last 2 * SIZE, its own included: from row 23 on.
+    assert len(manager.held(sequence)) == 25 + 2 * 2
+    assert (len(sequence.block_table), sequence.spare_blocks) == (75, [])
+    manager.release(sequence)
+    assert manager.num_available == manager.num_blocks
+    manager.check_integrity([])
+
+
+def test_a_hit_of_mixed_groups_needs_all_blocks_of_some_and_the_last_window_of_others() -> None:
+    manager = mixed(40)
+    first = make_sequence(range(40))
+    assert manager.allocate(first, 40)
+    for computed in range(1, 41):
+        manager.advance(first, computed)
+    own = first.block_table
+    manager.release(first)
+    blockers = []
+    while manager.num_free:
+        blockers.append(fill(manager, [1000 + len(blockers)]))  # a row of three
+    for _ in range(3):  # evicts what the windows left first: the first rows of their groups
+        blockers.append(fill(manager, [1000 + len(blockers)]))
+    second = make_sequence([*range(40), 99])
+    hits = manager.match(second)
+    assert len(hits) == 3 * 10
+    assert hits[::3] == own[::3]
+    assert [hits[3 * 8 :][i] for i in (0, 1, 2, 3, 4, 5)] == own[3 * 8 :]
+    assert manager.allocate(second, 40, hits)
+    assert set(manager.held(second)) == {*own[::3], *own[3 * 8 :]}
+    manager.check_integrity([*map(manager.held, (second, *blockers))])
+
+
+def test_mixed_groups_have_no_hit_without_a_whole_last_window() -> None:
+    manager = mixed(3 * 10, held=10)
+    manager.release(fill(manager, range(40)))
+    num_left = 2 * 8  # by the windows: they are evicted first, and nobody needs them
+    for number in range(num_left // 3):
+        fill(manager, [1000 + number])
+        assert len(manager.match(make_sequence(range(41)))) == 3 * 10
+    fill(manager, [2000])  # takes blocks of the last row, and the windows before it are gone
+    assert manager.match(make_sequence(range(41))) == []
+
+
+def test_rows_of_equal_content_share_all_their_blocks() -> None:
+    manager = mixed(30)
+    a = fill(manager, range(9))
+    b = fill(manager, range(9))
+    assert a.block_table[:6] == b.block_table[:6]
+    assert set(a.block_table[6:]).isdisjoint(b.block_table[6:])
+    manager.check_integrity([manager.held(a), manager.held(b)])

@@ -62,7 +62,10 @@ class ComparingRunner:
         assert plain.num_tokens == batch.num_tokens
         assert plain.num_decodes == batch.num_decodes
         previous = self._previous
-        ours, fresh = self._build(batch, self.kept), self._build(plain, self._new_kept(len(plain), self._num_groups))
+        ours, fresh = (
+            self._build(batch, self.kept),
+            self._build(plain, self._new_kept(len(plain), self._num_groups)),
+        )
         check_same(ours, fresh)
         rows, index_of = self._rows.of(batch, previous)
         sampled = [s for s in batch.sequences if s.samples]
