@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -108,10 +109,16 @@ def choose_num_blocks(
         usual = _sequence_blocks(groups, block_size, longest, _STEPS * num_tokens)
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * usual)
     few_tokens = _STEPS * least_tokens(groups.windows, num_tokens)
-    least = _sequence_blocks(groups, block_size, longest, few_tokens)
-    if options.max_model_len is not None and num_blocks < least:
+    if options.max_model_len is not None and num_blocks < _sequence_blocks(
+        groups, block_size, longest, few_tokens
+    ):
+        num_rows = bisect_right(
+            range(1, longest),
+            num_blocks,
+            key=lambda rows: _sequence_blocks(groups, block_size, rows * block_size, few_tokens),
+        )
         raise KVCacheTooSmall(
-            f"the KV cache holds {num_blocks // len(groups.windows) * block_size} tokens, "
+            f"the KV cache holds {num_rows * block_size} tokens of a sequence, "
             f"max_model_len is {options.max_model_len}; "
             "raise PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS"
         )
