@@ -120,7 +120,7 @@ class KeptBatch:
         positions, slots = self._places(shape)
         # If the sample before begins with the same decodes, no place in it has to be named.
         num_same = num_decodes if step is not None and step.follows(previous.decodes) else 0
-        arrays = [positions, slots.reshape(-1), shape.seq_lens]
+        arrays = [positions, slots, shape.seq_lens]
         if num_same < num_seqs:
             tokens = self._tokens(batch, shape.ends, previous, num_same)
             arrays += [tokens.ids, tokens.into, tokens.taken]
@@ -157,7 +157,7 @@ class KeptBatch:
                 cu_q=cu_q,
                 seq_lens=parts[2],
                 block_tables=tables,
-                slots=parts[1].view(slots.shape),
+                slots=parts[1].view(len(tables), -1),
                 num_decodes=batch.num_decodes,
                 max_query_len=max(query_lens, default=0),
                 num_tokens=len(positions),
@@ -213,7 +213,7 @@ class KeptBatch:
         return self._run_rows, self._run_starts + np.int32(step.number)
 
     def _places(self, shape: _Shape) -> tuple[Int32Array, Int32Array]:
-        """Returns the positions [T] and the slots [G, T] of all tokens."""
+        """Returns the positions [T] and the slots [G * T] of all tokens."""
         positions, rows = shape.starts, shape.rows
         num_tokens = int(shape.ends[-1])
         if num_tokens > len(rows):
@@ -221,7 +221,10 @@ class KeptBatch:
             positions += np.repeat(shape.starts - shape.ends[:-1], shape.counts)
             rows = np.repeat(rows, shape.counts)
         block, place = np.divmod(positions, np.int32(self._block_size))
-        return positions, self._rows.table[:, rows, block] * np.int32(self._block_size) + place
+        slots = [
+            table[rows, block] * np.int32(self._block_size) + place for table in self._rows.table
+        ]
+        return positions, slots[0] if len(slots) == 1 else np.concatenate(slots)
 
     def _tokens(
         self, batch: ScheduledBatch, ends: Int32Array, previous: PreviousSample, num_same: int

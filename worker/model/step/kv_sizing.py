@@ -47,9 +47,9 @@ def allocate_kv_cache(
     get as many blocks as the one with the least memory. Raises KVCacheTooSmall."""
     report("allocating KV cache", 0.0)
     place = built.model.placement
-    num_tokens = _STEPS * options.batched_tokens(is_cuda=place.device.type == "cuda")
+    num_tokens = options.batched_tokens(is_cuda=place.device.type == "cuda")
     groups = choose_groups(built.keeps.kv_layers, block_size, longest, num_tokens)
-    own = choose_num_blocks(options, built, block_size, longest, groups)
+    own = choose_num_blocks(options, built, block_size, longest, num_tokens, groups)
     num_blocks = place.group.least(own, place.device)
     pool = KVCachePool(
         built.keeps,
@@ -66,8 +66,8 @@ def allocate_kv_cache(
 def choose_groups(
     layers: Sequence[KVLayer], block_size: int, longest: int, num_tokens: int
 ) -> KVGroups:
-    """Returns the groups with which a sequence of `longest` tokens, of which `num_tokens` are not
-    committed, takes the least memory; a single one where others are not worth their work.
+    """Returns the groups with which a sequence of `longest` tokens takes the least memory while
+    steps of `num_tokens` are computed; a single one where others are not worth their work.
 
     Blocks of several groups are equal, so that their layers have to be.
     """
@@ -77,7 +77,7 @@ def choose_groups(
         return single
 
     def layers_held(groups: KVGroups) -> int:
-        return groups.size * _sequence_blocks(groups, block_size, longest, num_tokens)
+        return groups.size * _sequence_blocks(groups, block_size, longest, _STEPS * num_tokens)
 
     sizes = range(1, max(map(kinds.count, kinds)) + 1)
     others = [KVGroups.of_size(layers, size) for size in sizes]
@@ -89,15 +89,19 @@ def choose_groups(
 
 
 def choose_num_blocks(
-    options: EngineOptions, built: BuiltStack, block_size: int, longest: int, groups: KVGroups
+    options: EngineOptions,
+    built: BuiltStack,
+    block_size: int,
+    longest: int,
+    num_tokens: int,
+    groups: KVGroups,
 ) -> int:
     """Returns the blocks of the pool: by the options, or by the free memory.
 
-    Without options it takes at most what all running sequences could fill twice; the second half
-    serves the prefix cache. Raises KVCacheTooSmall.
+    Without options it takes at most what all running sequences could fill twice while steps of
+    `num_tokens` are computed; the second half serves the prefix cache. Raises KVCacheTooSmall.
     """
     keeps, kv_dtype = built.keeps, built.kv_dtype
-    num_tokens = options.batched_tokens(is_cuda=built.model.placement.device.type == "cuda")
     if options.num_kv_blocks is not None:  # of all layers
         memory = options.num_kv_blocks * block_bytes(keeps, block_size, kv_dtype)
     elif options.kv_cache_memory_gb is not None:
@@ -108,17 +112,17 @@ def choose_num_blocks(
     if options.num_kv_blocks is None and options.kv_cache_memory_gb is None:
         usual = _sequence_blocks(groups, block_size, longest, _STEPS * num_tokens)
         num_blocks = min(num_blocks, 2 * options.max_num_seqs * usual)
+    if options.max_model_len is None:
+        return num_blocks
     few_tokens = _STEPS * least_tokens(groups.windows, num_tokens)
-    if options.max_model_len is not None and num_blocks < _sequence_blocks(
-        groups, block_size, longest, few_tokens
-    ):
-        num_rows = bisect_right(
-            range(1, longest),
-            num_blocks,
-            key=lambda rows: _sequence_blocks(groups, block_size, rows * block_size, few_tokens),
-        )
+    most_rows = bisect_right(
+        range(1, longest + 1),
+        num_blocks,
+        key=lambda rows: _sequence_blocks(groups, block_size, rows * block_size, few_tokens),
+    )
+    if most_rows < -(-longest // block_size):
         raise KVCacheTooSmall(
-            f"the KV cache holds {num_rows * block_size} tokens of a sequence, "
+            f"the KV cache holds {most_rows * block_size} tokens of a sequence, "
             f"max_model_len is {options.max_model_len}; "
             "raise PENSTOCK_KV_CACHE_MEMORY_GB or PENSTOCK_NUM_KV_BLOCKS"
         )

@@ -111,7 +111,7 @@ FULL, LOCAL = KVLayer(1, 256, 256), KVLayer(1, 256, 256, 512)
 def test_layers_form_groups_where_the_longest_sequence_takes_less(
     layers: list[KVLayer], longest: int, size: int, windows: tuple[int | None, ...]
 ) -> None:
-    groups = choose_groups(layers, 16, longest, 1024)
+    groups = choose_groups(layers, 16, longest, 512)
     assert (groups.size, groups.windows) == (size, windows)
     if len(windows) > 1:
         for layer, group in zip(layers, groups.of_layers, strict=True):
