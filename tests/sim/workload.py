@@ -133,7 +133,7 @@ class Workload:
         self.seen: Counter[str] = Counter()
 
     def _windows(self) -> tuple[int | None, ...]:
-        """Of one KV group, or of several: some without a window first."""
+        """Returns those of one KV group, or of several, where some have none and come first."""
         rng = self.rng
         if rng.random() < 0.4:
             return (None,)

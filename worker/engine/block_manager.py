@@ -119,7 +119,7 @@ class BlockManager:
         self._last_uid = _UNPUBLISHED
         self.prefixes = PrefixTracker(block_size)
         # Groups without a window first: the first group's block knows the parent of the next row.
-        # If there is none, the last full block of a sequence stays for that.
+        # If all have windows, the last full block of a sequence stays for that.
         assert sorted(windows, key=lambda window: window is not None) == list(windows)
         self._windows = tuple(
             None if window is None else max(window, block_size + 1) for window in windows

@@ -36,8 +36,8 @@ class EngineConfig:
     preempts: bool = True  # whether running sequences give their slots to others, and resume
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
-    # Of each KV group, the tokens that a query reaches at most, its own included; None: all.
-    windows: tuple[int | None, ...] = (None,)
+    # The tokens that a query reaches at most, its own included, in each KV group; None: all.
+    windows: tuple[int | None, ...] = (None,)  # groups with None come first
 
     @property
     def capacity_tokens(self) -> int:

@@ -163,8 +163,8 @@ def whole_tables(metadata: AttentionMetadata) -> Tensor:
 
 
 def ragged(metadata: AttentionMetadata, tables: Tensor, work: Tensor) -> Ragged:
-    """Returns the kernels' view of all three, which must outlive it. Of `metadata` these are the
-    `whole_tables`; `work` [items, 2] is int32."""
+    """Returns the kernels' view of all three, which must outlive it. `tables` are the
+    `whole_tables` of `metadata`; `work` [items, 2] is int32."""
     return Ragged(
         sequences=len(metadata.query_lens),
         cu_q=metadata.cu_q.data_ptr(),

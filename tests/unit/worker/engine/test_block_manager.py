@@ -409,7 +409,7 @@ def test_a_hit_of_mixed_groups_needs_all_blocks_of_some_and_the_last_window_of_o
 def test_mixed_groups_have_no_hit_without_a_whole_last_window() -> None:
     manager = mixed(3 * 10, held=10)
     manager.release(fill(manager, range(40)))
-    num_left = 2 * 8  # by the windows: they are evicted first, and nobody needs them
+    num_left = 2 * 8  # by the windows: they are evicted first, and no one needs them
     for number in range(num_left // 3):
         fill(manager, [1000 + number])
         assert len(manager.match(make_sequence(range(41)))) == 3 * 10
