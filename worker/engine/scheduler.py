@@ -17,10 +17,10 @@ even all decodes fit, the last claims are preempted.
 
 Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
 then it grows by decoding only. For layers with a window it gets as many as it can hold at once,
-and as its prompt is computed, others for those that no query reaches any more. When a decode finds no
-free block, the running sequence of the largest rank is preempted, of the tenant with the
-most slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed
-again, mostly out of the prefix cache. An admission leaves a row of blocks for each running
+and as its prompt is computed, others for those that no query reaches any more. When a decode finds
+no free block, the running sequence of the largest rank is preempted, of the tenant with the most
+slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed again,
+mostly out of the prefix cache. An admission leaves a row of blocks for each running
 sequence, or the newcomer would be preempted in the next step; one whose tenant holds fewer slots
 would not, and leaves none.
 
