@@ -32,7 +32,7 @@ NARROWER: dict[str, dict[str, Any]] = {
     "frontend.replicas": {"type": "integer", "minimum": 1},
     "frontend.preStopSeconds": COUNT,
     "frontend.shutdownTimeoutSeconds": COUNT,
-    "workers.engine": {"enum": ["penstock", "vllm"]},
+    "workers.engine": {"enum": ["penstock", "vllm", "http"]},
     "workers.replicas": COUNT,
     "workers.gpus": COUNT,
     "workers.drainTimeoutSeconds": COUNT,

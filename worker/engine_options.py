@@ -73,6 +73,9 @@ class EngineOptions:
     block_size: int | None = None  # token positions of a KV block
     num_kv_blocks: int | None = None  # takes precedence over kv_cache_memory_gb
     kv_cache_memory_gb: float | None = None  # GiB
+    kv_offloading_gb: float = 0.0  # GiB of host memory for evicted blocks; 0: they are lost
+    kv_offloading_dir: str = ""  # for blocks that those push out; empty: they are lost
+    kv_offloading_dir_gb: float = 16.0
     memory_share: float = 1.0  # of the free memory, where the cache is sized from that
     max_num_seqs: int = 32  # sequences running at once
     max_num_batched_tokens: int | None = None  # token budget of one step
@@ -92,6 +95,18 @@ class EngineOptions:
                 raise InvalidParameter(name, f"must {requirement}, got {value!r}")
         if self.tensor_parallel_size > 1 and device_number(self.device) is not None:
             raise InvalidParameter("device", one_device(self.device, self.tensor_parallel_size))
+        if self.kv_offloading_gb and not self.prefix_caching:
+            raise InvalidParameter("kv_offloading_gb", "needs prefix_caching")
+        if self.kv_offloading_gb and self.runner != "model":
+            raise InvalidParameter("kv_offloading_gb", f"is not for the runner {self.runner!r}")
+        if self.kv_offloading_dir and not self.kv_offloading_gb:
+            raise InvalidParameter(
+                "kv_offloading_dir", "needs kv_offloading_gb: blocks reach the disk from there"
+            )
+        if self.kv_offloading_dir and self.tensor_parallel_size > 1:
+            raise InvalidParameter(
+                "kv_offloading_dir", "is for tensor_parallel_size 1: ranks share no disk"
+            )
 
     def batched_tokens(self, *, is_cuda: bool) -> int:
         """Returns the token budget of a step: the option, or the device's default."""
@@ -110,6 +125,7 @@ class EngineOptions:
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
         windows: tuple[int | None, ...] = (None,),
+        num_offload_blocks: int = 0,
     ) -> EngineConfig:
         """Returns the engine's bounds: these options, completed by the built runner."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
@@ -130,6 +146,7 @@ class EngineOptions:
             structured_output=structured_output,
             step_target_s=step_target_ms / 1000 if step_target_ms else None,
             windows=windows,
+            num_offload_blocks=num_offload_blocks,
         )
 
 
@@ -160,6 +177,8 @@ _AT_LEAST_1 = (
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_AT_LEAST_1, (lambda number: number >= 1, "be at least 1")),
     "kv_cache_memory_gb": (lambda number: number > 0, "be positive"),
+    "kv_offloading_gb": (lambda number: number >= 0, "not be negative"),
+    "kv_offloading_dir_gb": (lambda number: number > 0, "be positive"),
     "memory_share": (lambda number: 0 < number <= 1, "be above 0 and at most 1"),
     "lookahead": (lambda number: number in (0, 1), "be 0 or 1"),
     "step_target_ms": (lambda number: number >= 0, "not be negative"),

@@ -53,6 +53,9 @@ OF_ENGINES: dict[tuple[EngineName, ...], tuple[str, ...]] = {
         "cuda_graphs",
         "batch_invariant",
         "kv_cache_dtype",
+        "kv_offloading_gb",
+        "kv_offloading_dir",
+        "kv_offloading_dir_gb",
         "lookahead",
         "step_target_ms",
         "model_impl",
@@ -296,6 +299,33 @@ class EngineSettings(SharedSettings):
         description="GiB for the KV cache; unset: from free memory.",
         json_schema_extra=symptom("The worker takes memory that other programs need."),
     )
+    kv_offloading_gb: float = Field(
+        default=0.0,
+        ge=0,
+        le=100_000,
+        description="GiB of host memory of each worker for blocks that the KV cache evicts; 0: "
+        "they are computed again when a prompt has them.",
+        json_schema_extra=symptom(
+            "Long conversations are computed again because the KV cache is too small for all."
+        ),
+    )
+    kv_offloading_dir: str = Field(
+        default="",
+        max_length=4096,
+        description="Directory on a local disk for blocks that leave that memory, also for later "
+        "workers with the same model; empty: they are lost. Its files are as secret as the "
+        "prompts.",
+        json_schema_extra=symptom(
+            "Conversations are computed again after hours, or after a restart of the worker."
+        ),
+    )
+    kv_offloading_dir_gb: float = Field(
+        default=16.0,
+        gt=0,
+        le=1_000_000,
+        description="GiB that each worker may take there.",
+        json_schema_extra=symptom("The directory fills its disk, or is too small."),
+    )
     memory_share: float = Field(
         default=1.0,
         gt=0,
@@ -413,6 +443,20 @@ class EngineSettings(SharedSettings):
         if self.num_kv_blocks is not None and self.kv_cache_memory_gb is not None:
             raise ValueError(
                 "PENSTOCK_NUM_KV_BLOCKS and PENSTOCK_KV_CACHE_MEMORY_GB exclude each other"
+            )
+        if self.kv_offloading_gb and not self.prefix_caching:
+            raise ValueError("PENSTOCK_KV_OFFLOADING_GB needs PENSTOCK_PREFIX_CACHING=true")
+        if self.kv_offloading_gb and self.runner != "model":
+            raise ValueError(f"PENSTOCK_KV_OFFLOADING_GB is not for PENSTOCK_RUNNER={self.runner}")
+        if self.kv_offloading_dir and not self.kv_offloading_gb:
+            raise ValueError(
+                "PENSTOCK_KV_OFFLOADING_DIR needs PENSTOCK_KV_OFFLOADING_GB, such as 1: blocks "
+                "reach the disk from there"
+            )
+        if self.kv_offloading_dir and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "PENSTOCK_KV_OFFLOADING_DIR is for PENSTOCK_TENSOR_PARALLEL_SIZE=1; without it the "
+                "host memory of PENSTOCK_KV_OFFLOADING_GB is used alone"
             )
         return self
 

@@ -112,7 +112,7 @@ class LLM:
             dtype=built.dtype,
             num_parameters=built.num_parameters,
         )
-        self._engine = Engine(built.engine_config, built.runner)
+        self._engine = Engine(built.engine_config, built.runner, disk=built.disk)
         self._tokenizer: Tokenizer = load_card_tokenizer(card, blobs)
 
     @classmethod

@@ -92,6 +92,37 @@ METRICS = MetricTable(
             True,
         ),
         MetricRow(
+            "penstock:kv_offload_blocks",
+            "gauge",
+            (),
+            "Evicted KV blocks in host memory (PENSTOCK_KV_OFFLOADING_GB).",
+        ),
+        MetricRow(
+            "penstock:kv_offload_disk_blocks",
+            "gauge",
+            (),
+            "Evicted KV blocks in PENSTOCK_KV_OFFLOADING_DIR.",
+        ),
+        MetricRow(
+            "penstock:kv_offload_stored_blocks_total",
+            "counter",
+            (),
+            "KV blocks copied to host memory when they were evicted.",
+        ),
+        MetricRow(
+            "penstock:kv_offload_loaded_blocks_total",
+            "counter",
+            (),
+            "KV blocks copied back instead of being computed again; their tokens are among "
+            "penstock:prefix_cache_hits_total.",
+        ),
+        MetricRow(
+            "penstock:kv_offload_unwritten_blocks_total",
+            "counter",
+            (),
+            "KV blocks that left host memory before they were on the disk, which was too slow.",
+        ),
+        MetricRow(
             "penstock:step_seconds", "histogram", (), "Time from one engine step to the next."
         ),
         MetricRow("penstock:step_sequences", "histogram", (), "Sequences in the batch of a step."),
@@ -301,6 +332,8 @@ class WorkerStateCollector(Collector):
         yield value(
             "penstock:kv_cache_capacity_tokens", ready.config.capacity_tokens if ready else 0
         )
+        yield value("penstock:kv_offload_blocks", stats.get("offload_blocks", 0))
+        yield value("penstock:kv_offload_disk_blocks", stats.get("offload_disk_blocks", 0))
         for name, stat in _COUNTERS.items():
             yield value(name, stats.get(stat, 0))
         for name, (bounds, measure) in _STEPS.items():
@@ -323,6 +356,9 @@ _COUNTERS = {
     "penstock:generation_tokens_total": "generated_tokens",
     "penstock:prefix_cache_queries_total": "prefix_query_tokens",
     "penstock:prefix_cache_hits_total": "prefix_hit_tokens",
+    "penstock:kv_offload_stored_blocks_total": "offload_stored_blocks",
+    "penstock:kv_offload_loaded_blocks_total": "offload_loaded_blocks",
+    "penstock:kv_offload_unwritten_blocks_total": "offload_unwritten_blocks",
     "penstock:failed_steps_total": "failed_steps",
 }
 _STEPS = {

@@ -80,7 +80,7 @@ class WorkerSettings(EngineSettings):
     )
 
     affinity_wait_ms: int = Field(
-        default=100,
+        default=40,
         ge=0,
         le=10_000,
         description="Milliseconds for which this worker leaves a waiting job to the worker whose "

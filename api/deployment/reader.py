@@ -59,6 +59,8 @@ _WORKER_FIELDS = (
     "total_blocks",
     "free_blocks",
     "cached_blocks",
+    "prefix_query_tokens",
+    "prefix_hit_tokens",
     "preemptions",
     "beat_age_ms",
 )

@@ -138,8 +138,8 @@ class JobAttempt(ResponseModel):
     completion_tokens: int  # that the job had when it started
     generated_tokens: int  # that it added
     outcome: Literal["ended", "died", "handed_over"] | None
-    # worker_lost, released, preempted, engine_died, engine_stalled, device_lost; null: none, or not
-    # known
+    # worker_lost, released, preempted, engine_died, engine_stalled, device_lost, upstream_lost;
+    # null: none, or not known
     cause: str | None
 
     @classmethod

@@ -198,9 +198,9 @@ SENTENCES: Mapping[str, str] = {
         "`messages`."
     ),
     "priority": (
-        "From 0, the default, which is served first, to 6. A higher priority also takes the slot of a "
-        "running job of a lower one, which continues later (not with `PENSTOCK_ENGINE=http` or "
-        "vLLM's own sampler)."
+        "From 0, the default, which is served first, to 6. A higher priority also takes the slot "
+        "of a running job of a lower one, which continues later (not with `PENSTOCK_ENGINE=http` "
+        "or vLLM's own sampler)."
     ),
     "service_tier": "`flex` has a low `priority`; `auto` and `default` are the same.",
     "queue_timeout": (

@@ -3,7 +3,10 @@
 import { parameterList, resolved, typeOf, useSchemas, withCode } from "./docs_schema.js";
 import { BASE, findModel, tryForm } from "./docs_try.js";
 import { element, setText } from "./element.js";
+import { ServiceError, look } from "./service.js";
 
+const FIRST_WAIT_MS = 1000;
+const MAX_WAIT_MS = 30_000;
 const byId = (id) => document.getElementById(id);
 const status = byId("status");
 const list = byId("operations");
@@ -120,10 +123,7 @@ function search() {
   byId("nothing").hidden = operations.some(({ details }) => !details.hidden);
 }
 
-async function show() {
-  const response = await fetch("openapi.json");
-  if (!response.ok) throw new Error(`status ${response.status}`);
-  const { paths, components } = await response.json();
+function show({ paths, components }) {
   useSchemas(components.schemas);
   const sections = new Map();
   for (const [path, item] of Object.entries(paths)) {
@@ -154,9 +154,21 @@ async function show() {
   openNamed();
 }
 
-findModel()
-  .then(show)
-  .catch((error) => {
-    status.classList.add("bad");
-    setText(status, `The document could not be loaded: ${error.message}`);
-  });
+/** Fetches the document until it has arrived. */
+async function load() {
+  for (let waitMs = FIRST_WAIT_MS; ; waitMs = Math.min(2 * waitMs, MAX_WAIT_MS)) {
+    try {
+      const found = await look("openapi.json");
+      await findModel();
+      status.classList.remove("bad");
+      return show(found);
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      status.classList.add("bad");
+      setText(status, `${error.message} Trying again…`);
+    }
+    await new Promise((resolve) => setTimeout(resolve, waitMs));
+  }
+}
+
+void load();

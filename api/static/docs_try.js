@@ -10,10 +10,10 @@ export const BASE = new URL(".", document.baseURI).href;
 
 let model = null; // one that this server has, for examples
 
-/** Takes a model of this server for the examples, if one can be listed. */
+/** Takes a model of this server for the examples, if one can be listed; they do without one. */
 export async function findModel() {
-  const response = await fetch("v1/models", { headers: keyHeaders() });
-  model = response.ok ? ((await response.json()).data[0]?.id ?? null) : null;
+  const response = await fetch("v1/models", { headers: keyHeaders() }).catch(() => null);
+  model = response?.ok ? ((await response.json()).data[0]?.id ?? null) : null;
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

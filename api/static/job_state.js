@@ -18,6 +18,7 @@ const CAUSES = {
   engine_died: "Engine lost",
   engine_stalled: "Engine stalled",
   device_lost: "Device lost",
+  upstream_lost: "No upstream answers",
 };
 
 /** A job page's address, without the key. */

@@ -27,6 +27,7 @@ const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
 const DRAFT = "penstock-draft"; // of this tab
 const NOT_KEPT = "This browser stores nothing for this page: chats are lost when you close this tab.";
 const MAX_SPOKEN_CHARS = 2000;
+const LINK_RETRY_MS = 2000;
 
 const byId = (id) => document.getElementById(id);
 const message = byId("message");
@@ -118,18 +119,22 @@ function openChat(chat) {
   message.focus();
 }
 
-/** Opens the answer that the address names; tries again once a key is given. */
+/** Opens the answer that the address names; tries again once a key is given, or the server answers. */
 async function openLink(id) {
   say("Looking for the shared answer…");
-  linkRefused = "";
-  try {
-    session.open(await linkedChat(chats, id));
-  } catch (error) {
-    if (!(error instanceof ServiceError)) throw error;
-    say(refusalOf(error));
-    if (error.status !== 401) return void (linkRefused = refusalOf(error));
-    await keyGiven();
-    await openLink(id);
+  while (linkedJob() === id) { // no other chat was opened meanwhile
+    linkRefused = "";
+    try {
+      return void session.open(await linkedChat(chats, id));
+    } catch (error) {
+      if (!(error instanceof ServiceError)) throw error;
+      const refusal = refusalOf(error);
+      say(error.isPassing ? `${refusal} Trying again…` : refusal);
+      if (error.status === 401) await keyGiven();
+      else linkRefused = refusal;
+      if (linkRefused && !error.isPassing) return;
+      if (linkRefused) await new Promise((resolve) => setTimeout(resolve, LINK_RETRY_MS));
+    }
   }
 }
 

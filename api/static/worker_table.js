@@ -27,6 +27,11 @@ function setButton(button, { id, order, status }) {
   button.setAttribute("aria-label", `${verb} worker ${id}`);
 }
 
+/** The part of the looked-up prompt tokens that were in its prefix cache. */
+function prefixHits({ prefix_query_tokens: lookedUp, prefix_hit_tokens: found }) {
+  return lookedUp > 0 ? `${Math.round((100 * found) / lookedUp)} %` : "–";
+}
+
 /** `onOrder(worker, button)` is called when a button is pressed. */
 export const workerTable = (body, onOrder) =>
   new Table(
@@ -43,6 +48,7 @@ export const workerTable = (body, onOrder) =>
       text("Running", (worker) => count(worker.running), "number"),
       text("Waiting", (worker) => count(worker.waiting), "number"),
       node("KV blocks in use", newBlocks, setBlocks),
+      text("Prefix hits", prefixHits, "number"),
       text("Tokens/s", (worker) => rate(worker.tok_s), "number"),
       text("Last heartbeat", (worker) => duration(worker.beat_age_ms), "number"),
       actionButton("Drain", onOrder, setButton),

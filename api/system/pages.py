@@ -6,6 +6,7 @@ and no path in a URL is ever joined to a directory.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from fastapi import APIRouter, HTTPException, Request, Response
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 MAX_FILES = 96
+RELOAD = (STATIC / "reload.js").read_bytes()  # part of each page; it replaces this:
+RELOAD_PLACE = b"<!-- reload.js -->"
 MAX_FILE_BYTES = 256 * 1024
 
 MEDIA_TYPES = {
@@ -24,12 +27,12 @@ MEDIA_TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 
-# Nothing but this origin's own files runs or is loaded, text never becomes markup (trusted types),
-# and no other site may frame the page.
+# Nothing but this origin's own files and the one script in the pages runs or is loaded, text never
+# becomes markup (trusted types), and no other site may frame the page.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
-        "script-src 'self'",
+        f"script-src 'self' 'sha256-{base64.b64encode(hashlib.sha256(RELOAD).digest()).decode()}'",
         "style-src 'self'",
         "img-src 'self'",
         "connect-src 'self'",
@@ -77,7 +80,7 @@ def read_pages(directory: Path = STATIC) -> dict[str, PageFile]:
         media_type = MEDIA_TYPES.get(path.suffix)
         if media_type is None:  # an editor's backup, for example
             continue
-        content = path.read_bytes()
+        content = path.read_bytes().replace(RELOAD_PLACE, b"<script>" + RELOAD + b"</script>")
         if len(content) > MAX_FILE_BYTES or len(pages) == MAX_FILES:
             raise RuntimeError(f"{path}: the pages must stay small")
         digest = hashlib.sha256(content).hexdigest()[:32]

@@ -139,6 +139,7 @@ _CAUSES = {
     "engine_died": "Engine lost",
     "engine_stalled": "Engine stalled",
     "device_lost": "Device lost",
+    "upstream_lost": "No upstream answers",
 }
 
 

@@ -35,6 +35,7 @@ from shared.transport.scripts import Argument, Scripts
 BLOB_LIFE_MS = CARD_LIFE_MS + 60_000  # a reader of a card finds its blobs
 MAX_ANNOUNCEMENTS = 3  # the blobs are stored after the first one
 PENDING_PAGE = 100
+FROM_THE_FRONT = ("", "", "")
 MAX_HINTS = 1024
 
 
@@ -70,6 +71,7 @@ class RedisJobQueue:
         )
         self._models: tuple[str, ...] = ()
         self._queues: tuple[str, ...] = ()  # lane by lane, the first lane at the front
+        self._recover_from: Sequence[Argument] = FROM_THE_FRONT  # where the last call stopped
 
     async def setup(self, models: Sequence[str]) -> None:
         self._serve((*self._models, *models))
@@ -179,12 +181,15 @@ class RedisJobQueue:
         with translated("recover"):
             try:
                 arguments = (worker_id, count, MAX_CRASHES, int(suspects), before)
-                claims = await self._call("recover", *arguments, *self._queues)
+                claims, stopped = await self._call(
+                    "recover", *arguments, *self._recover_from, *self._queues
+                )
             except ResponseError as error:
                 if not group_is_missing(error):
                     raise
                 await self.setup(self._models)
                 return []
+            self._recover_from = stopped or FROM_THE_FRONT
             return await self._reader.deliveries(worker_id, claims)
 
     async def append(

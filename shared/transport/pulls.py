@@ -32,7 +32,7 @@ HELD_S = 0.25  # between looks at queues that an operator's order leaves out
 # last ASKING_MS. A worker that waits for work pulls again after BLOCK_MS.
 DEFER_MS = 50
 ASKING_MS = BLOCK_MS + 500
-AFFINITY_MS = 100
+AFFINITY_MS = 40
 LATE_MS = 2  # after the end of a wait, by this process's clock, it has ended by the server's too
 
 

@@ -24,6 +24,7 @@ ENGINES = {
     "worker-gpu": "penstock",
     "worker-vllm": "vllm",
     "worker-vllm-gpu": "vllm",
+    "worker-http": "http",
 }
 WORKERS = tuple(ENGINES)
 # Why a setting does not reach a service.
@@ -34,9 +35,11 @@ LEFT_OUT_OF_FRONTEND = {
     "PENSTOCK_SHUTDOWN_TIMEOUT_S": "stop_grace_period would have to grow with it",
 }
 LEFT_OUT_OF_WORKERS = {
-    "PENSTOCK_ENGINE": "the image's",
+    "PENSTOCK_ENGINE": "the image's; of worker-http the service's",
     "PENSTOCK_ENGINE_PYTHON": "the image's",
     "PENSTOCK_DEVICE": "the service's: worker or worker-gpu",
+    "PENSTOCK_KV_OFFLOADING_DIR": "needs a volume, which an override file mounts",
+    "PENSTOCK_KV_OFFLOADING_DIR_GB": "as the directory",
     "PENSTOCK_DRAIN_TIMEOUT_S": "stop_grace_period would have to grow with it",
 }
 OF_THE_HUB = {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"}  # read by its client
@@ -56,6 +59,10 @@ VALUES = {
         "${VLLM_SERVED_MODEL_NAME:-}",
     },
     "PENSTOCK_DEVICE": {"cuda"},
+    "PENSTOCK_ENGINE": {"http"},
+    "PENSTOCK_UPSTREAM_KEY_FILE": {
+        "${PENSTOCK_UPSTREAM_KEY_FILE:+/run/penstock/upstream-key.txt}"
+    },
     "PENSTOCK_METRICS_HOST": {"${PENSTOCK_METRICS_HOST:-0.0.0.0}"},
     "PENSTOCK_METRICS_PORT": {"${PENSTOCK_METRICS_PORT:-9464}"},
 }
@@ -125,6 +132,7 @@ def test_compose_keeps_jobs_safe_by_its_settings() -> None:
         "worker-gpu": ["gpu"],
         "worker-vllm": ["vllm"],
         "worker-vllm-gpu": ["vllm-gpu"],
+        "worker-http": ["http"],
     }
 
 
@@ -236,12 +244,19 @@ def test_redis_has_a_network_of_its_own_and_a_password() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "./keys.txt"])
-def test_a_file_of_keys_reaches_the_frontend(path: str) -> None:
-    env = {"PENSTOCK_API_KEYS_FILE": path}
-    frontend = ComposeFile(REPOSITORY / "docker-compose.yml", env).enabled({"cpu"})["frontend"]
-    given = frontend.environment["PENSTOCK_API_KEYS_FILE"]
-    assert given == ("/run/penstock/keys.txt" if path else "")
-    assert f"{path or '/dev/null'}:/run/penstock/keys.txt:ro" in frontend.raw["volumes"]
+@pytest.mark.parametrize(
+    ("name", "variable", "mounted"),
+    [
+        ("frontend", "PENSTOCK_API_KEYS_FILE", "/run/penstock/keys.txt"),
+        ("worker-http", "PENSTOCK_UPSTREAM_KEY_FILE", "/run/penstock/upstream-key.txt"),
+    ],
+)
+def test_a_file_of_keys_reaches_its_service(
+    name: str, variable: str, mounted: str, path: str
+) -> None:
+    services = ComposeFile(REPOSITORY / "docker-compose.yml", {variable: path}).enabled({"http"})
+    assert services[name].environment[variable] == (mounted if path else "")
+    assert f"{path or '/dev/null'}:{mounted}:ro" in services[name].raw["volumes"]
 
 
 def test_compose_answers_for_the_names_that_other_containers_use() -> None:
@@ -279,7 +294,8 @@ def test_what_is_left_out_is_a_setting_that_no_service_has() -> None:
     assert set(map(variable_of, WorkerSettings.model_fields)) >= set(LEFT_OUT_OF_WORKERS)
     for name in WORKERS:
         given = set(SERVICES[name]["environment"]) & set(LEFT_OUT_OF_WORKERS)
-        assert given == ({"PENSTOCK_DEVICE"} if name.endswith("gpu") else set())
+        own = {"PENSTOCK_ENGINE"} if name == "worker-http" else set()
+        assert given == ({"PENSTOCK_DEVICE"} if name.endswith("gpu") else own)
 
 
 def test_no_variable_of_an_image_is_taken_away() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.chaos.harness.expected import random_prompt
 from tests.chaos.harness.scenario import Scenario
 from tests.support.polling import until
 
@@ -13,6 +14,33 @@ async def test_streams_of_a_killed_worker_go_on_at_another(scenario: Scenario) -
         victim.kill()
     await scenario.all_finished(clients)
     assert (await scenario.job(clients[0].reading.job_id))["attempt"] == "2"
+    await scenario.settled()
+
+
+async def test_preempted_streams_and_those_that_overtook_them_go_on_at_another(
+    scenario: Scenario,
+) -> None:
+    """All prompts begin alike: jobs are left to the worker that has the prefix, too."""
+    await scenario.deployment.use_workers(MAX_NUM_SEQS=4)
+    prefix = random_prompt(scenario.rng, 300)
+    rows, urgent = [], []
+    for number in range(8):
+        prompt = prefix + random_prompt(scenario.rng)
+        job_id = await scenario.submit(prompt, 120, lane=6)
+        rows.append(scenario.reader_of(job_id, prompt, 120, first_url=number))
+    async with scenario.middle_of(rows):  # they hold every slot
+        for number in range(4):
+            prompt = prefix + random_prompt(scenario.rng)
+            urgent.append(scenario.client(60, prompt=prompt, first_url=number))
+        for client in urgent:
+            await client.tokens(1)
+        victim = await scenario.worker_of(urgent[0].reading.job_id)
+        victim.kill()
+    await scenario.all_finished([*rows, *urgent])
+    records = [await scenario.job(client.reading.job_id) for client in rows]
+    # Those of the other worker at least; a dead one cannot say any more whom it preempted.
+    assert any(record.get("preemptions", "0") != "0" for record in records)
+    assert (await scenario.job(urgent[0].reading.job_id))["attempt"] != "1"
     await scenario.settled()
 
 

@@ -89,6 +89,13 @@ EVERYTHING: dict[str, Any] = {
             "tolerations": [{"key": "gpu"}],
             "tag": "1.3",
         },
+        {
+            "name": "there",
+            "served": "Qwen3-0.6B",
+            "engine": "http",
+            "settings": {"PENSTOCK_UPSTREAM_URLS": "http://vllm.models.svc:8000"},
+            "upstreamKeySecret": "upstream",
+        },
     ],
 }
 
@@ -226,7 +233,8 @@ def test_a_new_chart_alone_restarts_no_pod(everything: Installed) -> None:
 
 def test_every_pod_has_no_rights_and_a_read_only_root(everything: Installed) -> None:
     pods = everything.pods()
-    assert set(pods) == {f"rel-penstock-{name}" for name in ("frontend", "demo", "big", "redis")}
+    names = ("frontend", "demo", "big", "there", "redis")
+    assert set(pods) == {f"rel-penstock-{name}" for name in names}
     for name, template in pods.items():
         spec, container = template["spec"], everything.container(name)
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -340,6 +348,22 @@ def test_each_model_has_workers_of_its_kind(everything: Installed) -> None:
     assert strategy["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
 
 
+def test_a_queue_for_a_server_that_runs_has_its_key_and_reaches_it(everything: Installed) -> None:
+    there = everything.container("rel-penstock-there")
+    assert there["image"] == "registry.example.org/penstock/penstock-worker:1.2.3"
+    env = everything.env("rel-penstock-there")
+    assert env["PENSTOCK_ENGINE"] == "http"
+    assert env["PENSTOCK_UPSTREAM_KEY_FILE"] == "/run/penstock/upstream/key"
+    (volume,) = (
+        each
+        for each in everything.pods()["rel-penstock-there"]["spec"]["volumes"]
+        if each["name"] == "upstream-key"
+    )
+    assert volume["secret"] == {"secretName": "upstream", "items": [{"key": "key", "path": "key"}]}
+    egress = everything.one("NetworkPolicy", "rel-penstock-worker")["spec"]["egress"]
+    assert {"ports": [{"port": 8000}]} in egress
+
+
 def test_workers_come_from_zero_by_how_long_jobs_wait(everything: Installed) -> None:
     (name,) = (name for kind, name in everything.objects if kind == "ScaledObject")
     spec = everything.one("ScaledObject", name)["spec"]
@@ -427,6 +451,7 @@ def test_only_who_must_reaches_whom(everything: Installed) -> None:
         "rel-penstock-frontend": ["rel-penstock-frontend"],
         "rel-penstock-demo": ["rel-penstock-worker"],
         "rel-penstock-big": ["rel-penstock-worker"],
+        "rel-penstock-there": ["rel-penstock-worker"],
         "rel-penstock-redis": ["rel-penstock-redis"],
     }
 

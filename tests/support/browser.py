@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -32,6 +35,7 @@ CHROMIUM_ARGS = [
     "--no-first-run",
 ]
 PATIENCE_MS = 30_000
+WITHOUT_NETLINK = Path(__file__).with_name("without_netlink.py")
 
 
 def expect_accessible(page: Page) -> None:
@@ -43,7 +47,8 @@ def expect_accessible(page: Page) -> None:
 def headless_chromium(*loopback_names: str) -> Iterator[Browser]:
     """Starts the Chromium on PATH with a new profile. Fails, never skips, where there is none.
 
-    `loopback_names` resolve to 127.0.0.1. No other name resolves.
+    `loopback_names` resolve to 127.0.0.1. No other name resolves. Its requests outlive changes of
+    the machine's addresses.
     """
     paths = [path for name in CHROMIUM_NAMES if (path := shutil.which(name))]
     assert paths, f"none of {', '.join(CHROMIUM_NAMES)} is on PATH: apt-get install chromium"
@@ -57,7 +62,11 @@ def headless_chromium(*loopback_names: str) -> Iterator[Browser]:
     ):
         # Its crash reports and caches would otherwise stay in the user's home.
         env = {**os.environ, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home}
-        browser = playwright.chromium.launch(executable_path=paths[0], args=arguments, env=env)
+        command = shlex.join([sys.executable, "-IS", str(WITHOUT_NETLINK), paths[0]])
+        program = Path(home) / "chromium"
+        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        program.chmod(0o755)
+        browser = playwright.chromium.launch(executable_path=program, args=arguments, env=env)
         yield browser
         browser.close()
 

@@ -31,8 +31,6 @@ NODES = ("null", "zero", "full", "random", "urandom", "tty")
 POLL_S = 0.1
 DEVICES = Path("/sys/class/net")
 _OWN = set[str]()  # bridges of this process
-# Browsers on this machine end all requests (ERR_NETWORK_CHANGED) when it gets or loses an address.
-NO_LINK_LOCAL = ("addrgenmode", "none")
 
 
 class Network:
@@ -58,7 +56,6 @@ class Network:
         self._spaces: list[str] = []
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("link", "set", self._bridge, "alias", str(lock))
-        _ip("link", "set", self._bridge, *NO_LINK_LOCAL)
         _ip("address", "add", f"{self.server}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -79,7 +76,6 @@ class Network:
         self._spaces.append(space)
         outer = f"{self._bridge}v{self._num_given}"
         _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
-        _ip("link", "set", outer, *NO_LINK_LOCAL)
         _ip("link", "set", outer, "master", self._bridge, "up")
         for command in (
             ("address", "add", f"{address}/24", "dev", "eth0"),

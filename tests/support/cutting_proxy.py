@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 
 class CuttingProxy:
-    """Forwards to a server. `cuts` is how many bytes of each next answer pass; then, all of it."""
+    """Forwards each connection to a server. `cuts` is how many bytes of each next answer pass;
+    then, all of it.
 
-    def __init__(self, upstream: str) -> None:
-        parts = urlsplit(upstream)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._upstream = (parts.hostname, parts.port)
+    `upstream()`: the host and port for the next connection.
+    """
+
+    def __init__(self, upstream: Callable[[], tuple[str, int]]) -> None:
+        self._upstream = upstream
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.base_url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.cuts: list[int] = []
@@ -37,7 +38,7 @@ class CuttingProxy:
             threading.Thread(target=self._serve, args=(client, left), daemon=True).start()
 
     def _serve(self, client: socket.socket, left: int | None) -> None:
-        with client, socket.create_connection(self._upstream) as server:
+        with client, socket.create_connection(self._upstream()) as server:
             threading.Thread(target=_forward, args=(client, server), daemon=True).start()
             with contextlib.suppress(OSError):
                 while data := server.recv(256):
@@ -59,8 +60,12 @@ def _forward(source: socket.socket, target: socket.socket) -> None:
 
 @contextmanager
 def cutting_proxy(upstream: str) -> Iterator[CuttingProxy]:
-    """A running proxy in front of `upstream`."""
-    proxy = CuttingProxy(upstream)
+    """A running proxy in front of `upstream`, a URL."""
+    parts = urlsplit(upstream)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    address = (parts.hostname, parts.port)
+    proxy = CuttingProxy(lambda: address)
     try:
         yield proxy
     finally:

@@ -25,7 +25,7 @@ class Generated:
 
 
 def new_engine(built: BuiltModel) -> Engine:
-    return Engine(built.engine_config, built.runner)
+    return Engine(built.engine_config, built.runner, disk=built.disk)
 
 
 def generate(

@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API as `helm install` speaks to: discovery, and objects that are kept.
+"""As much of a Kubernetes API as Helm speaks to: discovery, and objects that are kept.
 
 It validates nothing and runs nothing. What it is sent is what Helm made of a chart.
 """

@@ -53,7 +53,9 @@ class Faults:
 class ScriptedUpstream:
     """`with ScriptedUpstream(tokenizer) as upstream:` listens at `upstream.url`."""
 
-    def __init__(self, tokenizer: Tokenizer, *, model: str = "there", key: str = "") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, model: str = "there", key: str = "", port: int = 0
+    ) -> None:
         self.faults = Faults()
         self.bodies: list[dict[str, Any]] = []  # of the requests, in order
         self._tokenizer, self._model, self._key = tokenizer, model, key
@@ -64,7 +66,7 @@ class ScriptedUpstream:
             Route("/v1/completions", self._completions, methods=["POST"]),
         ]
         config = uvicorn.Config(
-            Starlette(routes=routes), port=0, lifespan="off", log_level="critical"
+            Starlette(routes=routes), port=port, lifespan="off", log_level="critical"
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)

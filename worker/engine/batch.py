@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from shared.messages import SamplingParams
+from worker.engine.offload import Transfers
 
 
 class ScheduledSequence(NamedTuple):
@@ -148,6 +149,9 @@ class ScheduledBatch:
     `finished_seq_ids` are gone since the last batch: the runner forgets their state. After a failed
     launch they may name a sequence again, or one that the runner never saw.
 
+    `transfers` are copies to make before anything is computed, see worker.engine.offload. A batch
+    may have them and no sequence.
+
     `sequences` are all of them. A runner that keeps state for a run reads `decodes` and `others`
     instead: if `decodes` is None, all are among the others.
     """
@@ -158,10 +162,17 @@ class ScheduledBatch:
         finished_seq_ids: tuple[int, ...] = (),
         *,
         decodes: DecodeStep | None = None,
+        transfers: Transfers = (),
     ) -> None:
         self.others = others
         self.finished_seq_ids = finished_seq_ids
         self.decodes = decodes
+        self.transfers = transfers
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to launch."""
+        return not self.transfers and not len(self)
 
     def __len__(self) -> int:
         return len(self.others) + (len(self.decodes.run) if self.decodes is not None else 0)

@@ -8,11 +8,13 @@ have different names:
     hash = xxh3_128(parent's hash, token ids as little-endian uint32)
 
 xxh3 is fast and not cryptographic. Code that acts on an equal hash compares the tokens too, so that
-a collision is a miss and never a wrong answer.
+a collision is a miss and never a wrong answer. If the tokens are not kept, the hash is
+secure_block_hash.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from typing import NewType
@@ -36,3 +38,9 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return BlockHash(
         xxhash.xxh3_128_digest(parent + struct.pack(f"<{len(token_ids)}I", *token_ids))
     )
+
+
+def secure_block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """Returns as block_hash does, by BLAKE2b: no client can make two prompts with the same name."""
+    content = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return BlockHash(hashlib.blake2b(content, digest_size=16).digest())

@@ -38,6 +38,9 @@ A prefix hit needs all rows' blocks of groups without a window, and those of its
 others. If all groups have one, the content of the rows before is compared as ever, so it is kept
 for a while when its last block is evicted.
 
+With an OffloadTier, which is for a single group, a block that is evicted is offered to it first,
+and `load` takes copies back into blocks that a sequence has.
+
 Every operation costs O(1) per block it touches, whatever the size of the pool.
 """
 
@@ -46,8 +49,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from worker.engine.block_hash import BlockHash, BlockHasher, block_hash, root_hash
+from worker.engine.block_hash import (
+    BlockHash,
+    BlockHasher,
+    block_hash,
+    root_hash,
+    secure_block_hash,
+)
 from worker.engine.errors import IntegrityError
+from worker.engine.offload import OffloadTier
 from worker.engine.prefix_tracker import PrefixTracker
 from worker.engine.sequence import Sequence as TokenSequence
 
@@ -59,17 +69,19 @@ _EVICTED_PER_BLOCK = 4  # contents that are kept for each block, where all group
 class Content:
     """The published content of a row."""
 
-    __slots__ = ("block_ids", "hash", "parent", "token_ids", "uid")
+    __slots__ = ("block_ids", "hash", "parent", "tenant", "token_ids", "uid")
 
     def __init__(
         self,
         name: BlockHash,
+        tenant: str,
         parent: int | str,
         token_ids: tuple[int, ...],
         uid: int,
         num_groups: int,
     ) -> None:
         self.hash = name
+        self.tenant = tenant  # of the sequences that have it
         self.parent = parent  # its parent's uid; the tenant for a first row
         self.token_ids = token_ids
         self.uid = uid
@@ -106,12 +118,17 @@ class BlockManager:
         hasher: BlockHasher = block_hash,
         windows: Sequence[int | None] = (None,),
         held: int | None = None,
+        num_offload_blocks: int = 0,
     ) -> None:
-        """`windows` are those of EngineConfig, `held` its `window_group_blocks`."""
+        """`windows` are those of EngineConfig, `held` its `window_group_blocks`. With
+        `num_offload_blocks`, copies of blocks in host memory, names are secure_block_hash's."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._hasher = hasher
+        self._hasher = secure_block_hash if num_offload_blocks else hasher
+        self.offload: OffloadTier | None = None
+        if num_offload_blocks:
+            self.offload = OffloadTier(num_offload_blocks, self._on_copy_lost)
         self._blocks = [Block() for _ in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
@@ -129,6 +146,7 @@ class BlockManager:
         self._held = held
         self._evicted: OrderedDict[BlockHash, Content] = OrderedDict()  # the oldest first
         self.row_blocks = len(self._windows)  # that a sequence takes when its last row is full
+        assert self.offload is None or self.row_blocks == 1
         # A sequence may have a row to publish, or blocks to give up, at these numbers of computed
         # tokens modulo block size.
         self.turns = frozenset(
@@ -199,6 +217,38 @@ class BlockManager:
             block_id if i in reached and block_id is not None else _UNREACHED
             for i, block_id in enumerate(hits[: num_hits * self.row_blocks])
         ]
+
+    def touch_copies(self, sequence: TokenSequence, first: int) -> None:
+        """Keeps the offload tier's copies of a sequence's blocks, from `first` on, while blocks are
+        evicted for it."""
+        if self.offload is not None:
+            num_blocks = sequence.num_skippable_tokens // self.block_size
+            self._hash_up_to(sequence, num_blocks)
+            self.offload.touch(sequence.block_hashes[first:num_blocks])
+
+    def load(self, sequence: TokenSequence, start: int, most_tokens: int) -> tuple[int, bool]:
+        """Has the offload tier's copies loaded into the sequence's own blocks from `start` on, at
+        most `most_tokens`. They are published like computed ones.
+
+        Returns the number of tokens, and whether the next block has a copy too.
+        """
+        if self.offload is None or start % self.block_size:
+            return 0, False
+        tenant, num_tokens = sequence.tenant, 0
+        first = start // self.block_size
+        end = min(sequence.num_skippable_tokens // self.block_size, len(sequence.block_table))
+        for i in range(first, end):
+            self._hash_up_to(sequence, i + 1)
+            key = sequence.block_hashes[i]
+            is_last = num_tokens + self.block_size > most_tokens
+            if is_last or not self.offload.load(key, tenant, sequence.block_table[i]):
+                return num_tokens, self.offload.holds(key, tenant)
+            num_tokens += self.block_size
+        return num_tokens, False
+
+    def _on_copy_lost(self, key: BlockHash) -> None:
+        if key not in self._index:
+            self.prefixes.evicted(key)
 
     def _first_row(self, group: int, num_computed: int) -> int:
         """Returns the first row that a group's queries after `num_computed` tokens reach."""
@@ -369,6 +419,8 @@ class BlockManager:
             raise IntegrityError("the index holds an entry that no block knows of")
         if not self._evicted.keys().isdisjoint(self._index):
             raise IntegrityError("an evicted content is in a block")
+        if self.offload is not None:
+            self.offload.check_integrity()
 
     def _take(self) -> int:
         if self._free:
@@ -384,9 +436,12 @@ class BlockManager:
         content = block.content
         assert content is not None
         group = content.block_ids.index(block_id)
+        has_copy = self.offload is not None and self.offload.offer(
+            content.hash, content.tenant, block_id
+        )
         content.block_ids[group] = None
         block.forget()
-        if group == 0:
+        if group == 0 and not has_copy:
             self.prefixes.evicted(content.hash)
         if any(other is not None for other in content.block_ids):
             return
@@ -434,7 +489,9 @@ class BlockManager:
                 content = evicted  # what came after it can be found again
             else:
                 self._last_uid += 1
-                content = Content(key, parent, token_ids, self._last_uid, self.row_blocks)
+                content = Content(
+                    key, sequence.tenant, parent, token_ids, self._last_uid, self.row_blocks
+                )
             self._index[key] = content
         for group, block_id in enumerate(block_ids):
             block = self._blocks[block_id]

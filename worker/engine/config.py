@@ -36,6 +36,7 @@ class EngineConfig:
     preempts: bool = True  # whether running sequences give their slots to others, and resume
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
+    num_offload_blocks: int = 0  # copies of evicted blocks in host memory
     # The tokens that a query reaches at most, its own included, in each KV group; None: all.
     windows: tuple[int | None, ...] = (None,)  # groups with None come first
 
@@ -106,6 +107,8 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.windows:
             raise ValueError("windows must name at least one KV group")
+        if self.num_offload_blocks and len(self.windows) > 1:
+            raise ValueError("num_offload_blocks needs a single KV group")
         if self.lookahead not in (0, 1):
             raise ValueError(f"lookahead must be 0 or 1, got {self.lookahead}")
         if self.step_target_s is not None and self.step_target_s <= 0:

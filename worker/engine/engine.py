@@ -37,6 +37,7 @@ from worker.engine.errors import (
 )
 from worker.engine.launched import FailedLaunch, LaunchedStep
 from worker.engine.measures import EngineCounts, StepMeasures
+from worker.engine.offload import OffloadCounts, OffloadDisk
 from worker.engine.outputs import failed_output, grown_output, stopped_output, times_of
 from worker.engine.pacer import ChunkPacer
 from worker.engine.plan import PlannedSequence, Schedule
@@ -69,9 +70,11 @@ class Engine:
         config: EngineConfig,
         runner: ModelRunner,
         clock: Callable[[], float] | None = None,
+        disk: OffloadDisk | None = None,
     ) -> None:
         """`clock` returns seconds, for the config's step target. Without one the run is not paced:
-        a long step delays no reader of an offline run."""
+        a long step delays no reader of an offline run. `disk` gets what the config's offload blocks
+        have no room for."""
         self.config = config
         self._clock = clock or (lambda: 0.0)
         self._pacer = None
@@ -79,6 +82,8 @@ class Engine:
             self._pacer = ChunkPacer(config.step_target_s, config.max_num_batched_tokens)
         self._runner = runner
         self._scheduler = Scheduler(config)
+        if self._scheduler.blocks.offload is not None:
+            self._scheduler.blocks.offload.disk = disk
         self._recovery = StepRecovery(config.max_num_batched_tokens)
         self._live: dict[str, Sequence] = {}
         self._ended_on_arrival: dict[str, EngineOutput] = {}
@@ -161,6 +166,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
+        offload = scheduler.blocks.offload
+        copied = offload.counts if offload is not None else OffloadCounts()
         num_running = len(scheduler.running)
         num_prefilling = sum(s.num_missing_tokens > 1 for s in scheduler.running)
         return EngineStats(
@@ -179,6 +186,11 @@ class Engine:
             prefix_hit_tokens=scheduler.num_prefix_hit_tokens,
             mixed_steps=self._counts.num_mixed_steps,
             failed_steps=self._recovery.num_failed,
+            offload_blocks=offload.num_blocks if offload is not None else 0,
+            offload_disk_blocks=offload.num_disk_blocks if offload is not None else 0,
+            offload_stored_blocks=copied.stored_blocks,
+            offload_loaded_blocks=copied.loaded_blocks,
+            offload_unwritten_blocks=copied.unwritten_blocks,
         )
 
     def check_integrity(self) -> None:
@@ -197,7 +209,7 @@ class Engine:
             if self._in_flight is not None:
                 return NOTHING_PLANNED  # it is computed when the step before is known
             schedule = self._scheduler.schedule(most_tokens=recovery.most_tokens, only=alone)
-            if len(schedule.batch) or schedule.outgrown:
+            if not schedule.batch.is_empty or schedule.outgrown:
                 return schedule
             recovery.rejoin(alone)  # no block was left for it: it waits like others
         return self._scheduler.schedule(paced, most_tokens=recovery.most_tokens)
@@ -217,7 +229,7 @@ class Engine:
 
     def _launch(self, schedule: Schedule, now_s: float) -> LaunchedStep | FailedLaunch | None:
         """Returns None where nothing is to be computed."""
-        if len(schedule.batch) == 0:
+        if schedule.batch.is_empty:
             return None
         self._counts.launching(schedule)
         self.measures.tokens.observe(schedule.batch.num_tokens)
@@ -390,7 +402,7 @@ class Engine:
         sequences = [item.sequence for item in planned if not item.sequence.is_finished]
         if isinstance(error, OutOfMemory):
             num_decodes = sum(item.is_decode for item in planned)
-            num_tokens = sum(item.num_tokens for item in planned)
+            num_tokens = sum(item.num_tokens - item.num_loaded for item in planned)
             if recovery.shrink(num_decodes, num_tokens - num_decodes):
                 return []
         else:

@@ -7,6 +7,7 @@ OutOfMemory         device error: this step does not fit its memory; a smaller o
 EngineFailed        device error: this process can compute no more steps; a new one may
   DeviceLost        an error of the device that outlives the step in which it occurred
   StepsFailed       several steps in a row raised, or the engine's self-test did
+  UpstreamsLost     no server answers that computes for this engine
 
 The fault of one sequence raises none of these: it ends that sequence, in an EngineOutput.
 """
@@ -50,6 +51,10 @@ class DeviceLost(EngineFailed):
 
 class StepsFailed(EngineFailed):
     """Steps fail whatever is in them, for a reason that the device does not give."""
+
+
+class UpstreamsLost(EngineFailed):
+    """No server answers that computes for this engine. Nothing is wrong with this machine."""
 
 
 def failure_named(reason: str) -> tuple[ErrorCode, str]:

@@ -49,7 +49,7 @@ class LaunchedStep:
         """Waits for the device; the pacer learns how long this very step took."""
         begin_s = self._clock()
         result = self._handle.collect()
-        if pacer is not None:
+        if pacer is not None and not self.schedule.has_loaded:
             seconds = result.device_s
             if seconds is None:
                 seconds = self._host_s + self._clock() - begin_s

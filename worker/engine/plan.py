@@ -30,6 +30,7 @@ class PlannedSequence(NamedTuple):
     samples: bool
     num_preemptions: int  # when planned: a later value means that this work was discarded
     scores: range = range(0)  # as ScheduledSequence.scores
+    num_loaded: int = 0  # tokens at its beginning that are copied and not computed
 
     @property
     def end(self) -> int:
@@ -195,8 +196,9 @@ class Decoding:
 class Draft:
     """A step that is being planned."""
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, left: int, left_to_load: int) -> None:
         self.left = left  # of the token budget
+        self.left_to_load = left_to_load  # tokens that the offload tier may give
         self.decoding: list[Sequence] = []  # besides those of a run that continues
         self.chunks: list[PlannedSequence] = []
         self.outgrown: list[Sequence] = []
@@ -249,6 +251,11 @@ class Schedule:
         )
 
     @property
+    def has_loaded(self) -> bool:
+        """Whether tokens were copied: its time is not that of the computed ones."""
+        return any(item.num_loaded for item in self.chunks)
+
+    @property
     def fresh(self) -> View[Sequence]:
         """Decodes that were in no step before, and some that were."""
         step = self.batch.decodes
@@ -291,6 +298,9 @@ class Schedule:
             if item.num_preemptions == sequence.num_preemptions:
                 sequence.num_computed_tokens += item.num_tokens
                 sequence.num_scheduled_tokens -= item.num_tokens
+                if item.num_loaded and not item.num_preemptions:  # as an admission's prefix hit
+                    num_cached = sequence.num_cached_tokens + item.num_loaded
+                    sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
                 blocks.advance(sequence, sequence.num_computed_tokens)
         return grown
 

@@ -76,6 +76,11 @@ class EngineStats:
     prefix_hit_tokens: int  # not computed thanks to the prefix cache, at every admission
     mixed_steps: int  # launched with decodes and chunks in one batch
     failed_steps: int  # raised, and were computed again
+    offload_blocks: int = 0  # in host memory
+    offload_disk_blocks: int = 0
+    offload_stored_blocks: int = 0  # copied out of the pool
+    offload_loaded_blocks: int = 0  # copied into it
+    offload_unwritten_blocks: int = 0  # given up before they were on the disk
 
 
 def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:

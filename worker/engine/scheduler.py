@@ -25,7 +25,9 @@ sequence, or the newcomer would be preempted in the next step; one whose tenant 
 would not, and leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks, so a
-failed step publishes nothing. A schedule may be made while the previous step is still in flight
+failed step publishes nothing. Tokens whose blocks the offload tier has are planned like others, and
+copied instead of computed: in a step at most as many as may be computed, so that decodes wait no
+longer for them than for a prompt. A schedule may be made while the previous step is still in flight
 (lookahead): tokens sampled there but not known yet count as `in_flight`. Blocks that
 a sequence gives up with a step in flight may be reused at once: steps execute in launch order.
 """
@@ -55,7 +57,9 @@ class Scheduler:
             prefix_caching=config.prefix_caching,
             windows=config.windows,
             held=config.window_group_blocks,
+            num_offload_blocks=config.num_offload_blocks,
         )
+        self._offload = self.blocks.offload
         self._held_blocks = config.held_blocks
         self._capacity_tokens = config.sequence_capacity_tokens
         self.waiting = SequenceQueue(policy)
@@ -113,7 +117,8 @@ class Scheduler:
         """
         if only is None:
             self._share_slots()
-        draft = Draft(self._budget if most_tokens is None else min(self._budget, most_tokens))
+        left = self._budget if most_tokens is None else min(self._budget, most_tokens)
+        draft = Draft(left, max(self._budget, self.blocks.block_size))
         going_on = self._going_on(draft.left) if only is None else None
         decodes, prefills = going_on or self._candidates(only)
         if len(decodes) > draft.left:
@@ -229,6 +234,9 @@ class Scheduler:
 
     def commit(self, schedule: Schedule, token_ids: Mapping[int, int]) -> list[Sequence]:
         """Takes a collected step's tokens in; returns the sequences that grew, in batch order."""
+        if self._offload is not None:
+            self._offload.commit(schedule.batch.transfers)
+            self.num_prefix_hit_tokens += sum(item.num_loaded for item in schedule.chunks)
         return schedule.commit(token_ids, self.blocks)
 
     def undo(self, schedule: Schedule) -> None:
@@ -238,6 +246,8 @@ class Scheduler:
         """
         self._num_departed += 1
         schedule.undo()
+        if self._offload is not None:
+            self._offload.undo(schedule.batch.transfers)
 
     def put_off(self, schedule: Schedule, sequences: Set[Sequence]) -> None:
         """Takes the last token of sequences out of a step that is not committed, and holds them:
@@ -382,6 +392,7 @@ class Scheduler:
             spare = 0 if self._is_due(sequence) else self._num_spare
             if not blocks.can_allocate(sequence, sequence.num_tokens, hits, spare):
                 break
+            blocks.touch_copies(sequence, len(hits))
             allocated = blocks.allocate(sequence, sequence.num_tokens, hits)
             assert allocated
             num_hit_tokens = blocks.tokens_in(hits)
@@ -398,31 +409,43 @@ class Scheduler:
             self._plan(sequence, min(sequence.num_tokens, num_hit_tokens + draft.left), draft)
 
     def _plan(self, sequence: Sequence, end: int, draft: Draft) -> None:
-        """Plans the sequence up to `end`, or to its last block, as a decode or as a chunk."""
-        start = sequence.next_position
+        """Plans the sequence up to `end`, or to its last block, as a decode or as a chunk. Tokens
+        that are loaded come on top."""
+        start, num_loaded = sequence.next_position, 0
+        if self._offload is not None:
+            num_loaded, has_more = self.blocks.load(sequence, start, draft.left_to_load)
+            draft.left_to_load -= num_loaded
+            end = min(end + num_loaded, sequence.num_virtual_tokens)
+            if has_more:
+                end = start + num_loaded  # the next step loads more
         end = min(end, self.blocks.tokens_in(sequence.block_table))
         if end <= start:
             return  # its blocks come when the window leaves others
-        draft.left -= end - start
+        draft.left -= end - start - num_loaded
         samples = end == sequence.num_virtual_tokens and not sequence.samples_nothing
         if samples and end - start == 1:
             draft.decoding.append(sequence)
             return
-        scores = sequence.scores_between(start, end)
+        scores = sequence.scores_between(start + num_loaded, end)
         draft.chunks.append(
-            PlannedSequence(sequence, start, end - start, samples, sequence.num_preemptions, scores)
+            PlannedSequence(
+                sequence, start, end - start, samples, sequence.num_preemptions, scores, num_loaded
+            )
         )
 
     def _batch_of(self, step: DecodeStep | None, chunks: list[PlannedSequence]) -> ScheduledBatch:
         others = []
         for item in chunks:
-            sequence = item.sequence
+            sequence, start = item.sequence, item.start + item.num_loaded
+            sequence.num_scheduled_tokens += item.num_tokens
+            if start == item.end:
+                continue
             others.append(
                 ScheduledSequence(
                     seq_id=sequence.seq_id,
-                    start=item.start,
-                    num_scheduled_tokens=item.num_tokens,
-                    token_ids=sequence.token_ids[item.start : item.end],
+                    start=start,
+                    num_scheduled_tokens=item.end - start,
+                    token_ids=sequence.token_ids[start : item.end],
                     block_table=sequence.block_table,
                     samples=item.samples,
                     params=sequence.params,
@@ -432,7 +455,6 @@ class Scheduler:
                     tenant=sequence.tenant,
                 )
             )
-            sequence.num_scheduled_tokens += item.num_tokens
             if item.samples:
                 sequence.in_flight += 1
             self._launched_seq_ids.add(sequence.seq_id)
@@ -441,7 +463,8 @@ class Scheduler:
             for sequence in self._decoding.sequences:
                 sequence.num_scheduled_tokens += 1
                 sequence.in_flight += 1
-        elif not others:
+        transfers = self._offload.take_transfers() if self._offload is not None else ()
+        if step is None and not others and not transfers:
             return ScheduledBatch(())
         gone, self._gone_seq_ids = tuple(self._gone_seq_ids), []
-        return ScheduledBatch(tuple(others), gone, decodes=step)
+        return ScheduledBatch(tuple(others), gone, decodes=step, transfers=transfers)

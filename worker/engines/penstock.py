@@ -23,7 +23,7 @@ def build_own_engine(
     """
     if options.runner == "echo":
         config, runner = echo_runner(options)
-        num_parameters, dtype, mask_times = 0, "echo", None
+        num_parameters, dtype, mask_times, disk = 0, "echo", None, None
         device, exact_resume = "auto", True
     else:
         check_checkpoint(options)
@@ -39,9 +39,9 @@ def build_own_engine(
         built = build_model(options, report, on_rank_end, processes)
         config, runner = built.engine_config, built.runner
         num_parameters, dtype = built.num_parameters, built.dtype
-        mask_times = built.mask_times
+        mask_times, disk = built.mask_times, built.disk
         device, exact_resume = built.device, built.exact_resume
-    engine = Engine(config, runner, clock=time.perf_counter)
+    engine = Engine(config, runner, clock=time.perf_counter, disk=disk)
     if mask_times is not None:
         engine.measures.drain_masks = mask_times.drain
     return BuiltEngine(

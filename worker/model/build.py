@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +22,8 @@ from worker.engine_options import (
 )
 from worker.model.device import choose_device
 from worker.model.errors import ModelError, UnsupportedModel
+from worker.model.kv_disk import DiskBlocks, fingerprint
+from worker.model.kv_offload import HostBlocks
 from worker.model.native import NativeSource
 from worker.model.parallel.group import ALONE, RankGroup
 from worker.model.parallel.plan import rank_part
@@ -57,9 +60,10 @@ class BuiltModel:
     device: str  # cpu or cuda
     dtype: str  # of the model, e.g. "bfloat16"
     num_parameters: int
-    close: Callable[[], None]  # ends the other ranks; at the latest the end of this process does
+    close: Callable[[], None]  # ends other ranks and writes; the end of this process does, too
     exact_resume: bool  # see resumes_exactly
     mask_times: TenantSeconds | None = None
+    disk: DiskBlocks | None = None  # for its Engine
 
 
 def build_model(
@@ -168,6 +172,7 @@ def complete(
         ranks=ranks,
         shares_tokens=ranks is not None and part.lookahead > 0,
         num_kv_groups=len(kv_cache.windows),
+        host_blocks=kv_cache.host_blocks,
     )
     engine_config = options.engine_config(
         num_blocks=kv_cache.num_blocks,
@@ -179,10 +184,14 @@ def complete(
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
         windows=kv_cache.windows,
+        num_offload_blocks=len(kv_cache.host_blocks.slots) if kv_cache.host_blocks else 0,
     )
     longest = min(part.longest, engine_config.sequence_capacity_tokens)
     engine_config = replace(engine_config, max_model_len=longest)
     warm_up(runner, engine_config, device, report)
+    disk = None
+    if options.kv_offloading_dir and kv_cache.host_blocks is not None:
+        disk = _disk_blocks(options, source, part, kv_cache.host_blocks)
     built = BuiltModel(
         runner=runner,
         engine_config=engine_config,
@@ -190,12 +199,41 @@ def complete(
         device=device.type,
         dtype=str(model.placement.dtype).removeprefix("torch."),
         num_parameters=model.num_parameters,
-        close=ranks.close if ranks is not None else lambda: None,
+        close=ranks.close if ranks is not None else disk.close if disk is not None else _nothing,
         exact_resume=resumes_exactly(options, device),
+        disk=disk,
         mask_times=grammar_masks.times if grammar_masks is not None else None,
     )
     _log_ready(built, options, source.name, part.built.tier, device)
     return built
+
+
+def _nothing() -> None:
+    """Closes a model that has no other processes and no files."""
+
+
+def _disk_blocks(
+    options: EngineOptions, source: ModelSource, part: LoadedPart, host_blocks: HostBlocks
+) -> DiskBlocks:
+    """Raises ModelError where the directory cannot be used."""
+    built = part.built
+    model = fingerprint(
+        Path(options.checkpoint),
+        {
+            "version": version("penstock"),
+            "implementation": source.name,
+            "tier": built.tier,
+            "device": built.model.placement.device.type,
+            "dtypes": (str(built.model.placement.dtype), str(built.kv_dtype)),
+            "quantization": options.quantization,
+            "load_format": options.load_format,
+            "attention": options.attention_backend,
+            "block_size": part.kv_cache.block_size,
+            "layers": [astuple(layer) for layer in built.keeps.kv_layers],
+        },
+    )
+    max_bytes = int(options.kv_offloading_dir_gb * 2**30)
+    return DiskBlocks(Path(options.kv_offloading_dir), model, host_blocks.slots, max_bytes)
 
 
 def choose_source(

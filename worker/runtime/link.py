@@ -49,13 +49,22 @@ class EngineDied(Exception):
     """The engine process has ended or sent invalid data; `status` is its exit status.
 
     `by_device`: it ended because no step could succeed in it any more, and reported it.
+    `by_upstreams`: it ended because no upstream answered, and reported it.
     """
 
-    def __init__(self, status: int | None, detail: str = "", *, by_device: bool = False) -> None:
+    def __init__(
+        self,
+        status: int | None,
+        detail: str = "",
+        *,
+        by_device: bool = False,
+        by_upstreams: bool = False,
+    ) -> None:
         reason = ": a rank of the model has ended" if status == EXIT_RANK_LOST else ""
         super().__init__(detail or f"the engine process ended with status {status}{reason}")
         self.status = status
         self.by_device = by_device
+        self.by_upstreams = by_upstreams
 
 
 class EngineFrames(asyncio.Protocol):

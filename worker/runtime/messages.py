@@ -143,6 +143,7 @@ class EngineEnds(msgspec.Struct, frozen=True, tag="ends"):
     """The last message: no further step can succeed in this process; no request is at fault."""
 
     message: str
+    by_upstreams: bool = False  # none answers; this machine's device is well
 
 
 FromEngine = LoadProgress | EngineReady | LoadFailed | StepOutputs | RequestRejected | EngineEnds

@@ -23,7 +23,7 @@ from shared.cores import default_threads, wait_asleep
 from shared.huge_pages import collapse_heap
 from shared.logs import Logs, start_logs
 from shared.process import die_with_parent
-from worker.engine.errors import EngineFailed
+from worker.engine.errors import EngineFailed, UpstreamsLost
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
 from worker.model.errors import ModelError, is_transient
@@ -128,7 +128,8 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
         log.critical(
             "the engine cannot continue", extra={"error": f"{type(error).__name__}: {error}"}
         )
-        link.send(EngineEnds(f"{type(error).__name__}: {error}"))
+        lost = isinstance(error, UpstreamsLost)
+        link.send(EngineEnds(f"{type(error).__name__}: {error}", by_upstreams=lost))
         return EXIT_ENGINE_FAILED
     return 0
 

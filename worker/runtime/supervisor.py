@@ -100,7 +100,7 @@ class EngineSupervisor:
 
         When an engine dies, `on_death` gives its jobs back to the queue and a new one is started.
         """
-        last_error = ""
+        last_error, is_outage = "", False
         while True:
             try:
                 await self._read(on_message, has_capacity)
@@ -120,9 +120,12 @@ class EngineSupervisor:
                     self.num_device_failures += 1
                     self.is_failing = True
                     cause = CrashCause.PROVEN_DEVICE if self._has_output else CrashCause.DEVICE
+                if died.by_upstreams:
+                    self.is_failing = True
+                    cause = CrashCause.UPSTREAM
                 await on_death(cause)
-                last_error = str(died)
-            await self._restart(last_error)
+                last_error, is_outage = str(died), died.by_upstreams
+            await self._restart(last_error, is_outage)
 
     async def _read(
         self,
@@ -145,8 +148,10 @@ class EngineSupervisor:
                     if not self._has_output and any(o.token_ids for o in step.outputs):
                         self._has_output, self.is_failing = True, False
                     on_message(step)
-                case EngineEnds(message):
-                    raise EngineDied(None, message, by_device=True)
+                case EngineEnds(message, by_upstreams):
+                    raise EngineDied(
+                        None, message, by_device=not by_upstreams, by_upstreams=by_upstreams
+                    )
                 case RequestRejected() as rejected:
                     on_message(rejected)
                 case other:
@@ -233,11 +238,17 @@ class EngineSupervisor:
         self._compile_s += self._quiet_s
         return True
 
-    async def _restart(self, last_error: str) -> None:
+    async def _restart(self, last_error: str, is_outage: bool) -> None:
+        """Starts successors until one is loaded. Raises EngineGaveUp.
+
+        `is_outage`: no upstream answered, which counts as no death: the successor waits for one.
+        """
         while True:
             now_s = time.monotonic()
-            self._deaths_s.append(now_s)
-            while now_s - self._deaths_s[0] > RESTART_WINDOW_S:
+            if not is_outage:
+                self._deaths_s.append(now_s)
+            is_outage = False
+            while self._deaths_s and now_s - self._deaths_s[0] > RESTART_WINDOW_S:
                 self._deaths_s.popleft()
             if len(self._deaths_s) > self._max_restarts:
                 raise EngineGaveUp(

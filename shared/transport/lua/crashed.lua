@@ -5,8 +5,8 @@
 -- Returns one reply per job: 'released', 'ended' (it has reached the limit of deaths), or 'fenced': not
 -- (any more) this attempt's job. A repeat returns fenced or ended.
 -- Only the job named in probe:<worker> is blamed; without a name, all are. For
--- an error of the device none is blamed but the named one, on a device that had worked for others. An
--- engine that hung makes suspects of its jobs at once.
+-- an error of the device none is blamed but the named one, on a device that had worked for others; for
+-- an outage of upstreams none is. An engine that hung makes suspects of its jobs at once.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua
@@ -21,7 +21,7 @@ local wid, max_crashes, cause = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 redis.call('PEXPIRE', P .. 'probe:' .. wid, 3600000)
 local named = redis.call('GET', P .. 'probe:' .. wid)
 local ENDS = {engine = 'engine_died', stall = 'engine_stalled', device = 'device_lost',
-  proven_device = 'device_lost'}
+  proven_device = 'device_lost', upstream = 'upstream_lost'}
 local words = {}
 
 local function is_over(id)

@@ -208,6 +208,7 @@ class ClaimEnd(StrEnum):
     ENGINE_DIED = "engine_died"
     ENGINE_STALLED = "engine_stalled"
     DEVICE_LOST = "device_lost"
+    UPSTREAM_LOST = "upstream_lost"
     RELEASED = "released"  # by its worker: a drain or a stop
     PREEMPTED = "preempted"  # for a job of a higher lane; its worker had no slot for it again
 
@@ -219,6 +220,7 @@ class CrashCause(StrEnum):
     STALL = "stall"  # it made no progress and was killed: any of its jobs may be at fault
     DEVICE = "device"  # an error of the device, before the engine gave a token
     PROVEN_DEVICE = "proven_device"  # an error of the device, which had worked for other jobs
+    UPSTREAM = "upstream"  # no server answered that computes for the worker
 
 
 @dataclass(frozen=True, slots=True)

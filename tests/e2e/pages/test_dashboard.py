@@ -239,6 +239,20 @@ def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
     expect(tab.page.locator("#no-batches")).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [({"prefix_query_tokens": 400, "prefix_hit_tokens": 300}, "75 %"), ({}, "–")],
+)
+def test_a_worker_has_the_part_of_its_prompts_that_its_prefix_cache_held(
+    tab: Tab, counts: dict[str, int], shown: str
+) -> None:
+    worker = {"id": "w1", "status": "ok", "models": ["m"], "step": 1, "running": 0, **counts}
+    told = snapshot_of(worker, "ok")
+    tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
+    tab.page.goto("/dashboard#tab=workers")
+    expect(tab.page.locator("#workers td[data-label='Prefix hits']")).to_have_text(shown)
+
+
 @pytest.mark.parametrize(("used", "cached", "free"), [(1, 1, 998), (500, 250, 250), (1000, 0, 0)])
 def test_the_picture_of_the_blocks_has_their_shares(
     tab: Tab, used: int, cached: int, free: int

@@ -19,6 +19,9 @@ class Bug(StrEnum):
     RESTORE_WITHOUT_TOMBSTONE = "a job is put back that has ended and whose record was removed"
     CLAIM_OF_OTHER_FILES = "a claim does not compare the job's files with its worker's"
     NO_END_WITHOUT_FILES = "a job that was set aside waits although no worker has its files"
+    CLAIM_OF_A_SEEN_ENTRY = "a claim does not ask whether its worker still holds the entry"
+    LEFT_TO_A_WORKER_FOR_GOOD = "a job waits for the worker with its prefix however long"
+    PREEMPTS_WITHOUT_GIVING_BACK = "a job that gives way is left to no consumer"
     DROPS_WHAT_IS_DELIVERED_AGAIN = "a running job that was claimed ahead loses its entry"
     # at a worker
     NO_RESTORE = "a worker drops a job that the server has lost"

@@ -27,23 +27,28 @@ from tests.sim.protocol.world import (
     World,
 )
 
+MAX_PREEMPTIONS = 1  # of the job, for one of an earlier lane: running_slots.py bounds them
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
     """The rules of one run.
 
-    `num_faults` is how many of these may happen, in any mixture and at any time: a worker is
-    killed (at most one) or retires, a lease ends although its worker lives, the reply to a claim or
-    an append is lost, an append arrives late, a release is lost, a worker gives its job back, a
-    frame is lost, the subscription breaks, the server is rolled back to any earlier moment (once,
-    with `rollback`; frames are then lost with their connection only, as TCP has it, no record goes
-    then). With `replaced` the second worker has other files than the job was prepared with.
+    `num_faults` is how many of these may happen, in any mixture and at any time: a worker is killed
+    (at most one) or retires, a lease ends although its worker lives, the reply to a claim, a
+    heartbeat or an append is lost, an append arrives late, a release is lost, a worker gives its
+    job back, a frame is lost, the subscription breaks, the server is rolled back to any earlier
+    moment (once, with `rollback`; frames are then lost with their connection only, as TCP has it,
+    no record goes then). With `replaced` the second worker has other files than the job was
+    prepared with. With `lanes` the job may be left to the worker that holds its prefix, and gives
+    way to one of an earlier lane, at most MAX_PREEMPTIONS times.
     """
 
     num_faults: int
     num_tokens: int = 2
     rollback: bool = False
     replaced: bool = False
+    lanes: bool = False
     bug: Bug | None = None
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
@@ -66,6 +71,8 @@ class Protocol:
         old, new, reader = before.job, step.world.job, step.world.reader
         if self.replaced and new.owner == 1:
             return "a worker with other files runs the job"
+        if new.state == RUNNING and new.owner != new.entry:
+            return "the job runs with a worker, and another one's death would end its attempt"
         if old is not new and old != new:
             if not self.vocabulary.is_one_history(new.tokens):
                 return "the log mixes two histories, or holds tokens twice"
@@ -102,7 +109,13 @@ class Protocol:
             # Also after a rollback: a reader who has nothing yet submits the same id again.
             if not world.reader.got and not world.reader.end:
                 yield Step("submit", world._replace(job=scripts.submit(job)))
+                if self.lanes:
+                    left = scripts.submit(job, left_to=0)
+                    yield Step("submit, left to 0", world._replace(job=left))
             return
+        waited = scripts.wait_long_enough(job)
+        if waited is not None and self.bug is not Bug.LEFT_TO_A_WORKER_FOR_GOOD:
+            yield Step("waits long enough", world._replace(job=waited))
         if job.state in TERMINAL and not self.rollback:
             yield Step("forget", world._replace(job=scripts.forget(job)), False)
         yield from _ended(world, "cancel", *scripts.finish(job, self.bug))
@@ -168,6 +181,9 @@ class Protocol:
         if worker.alive and (dropped or not worker.lease):
             beaten = worker._replace(lease=True, copy=None if dropped else copy)
             yield Step(f"heartbeat{number}", _with(world, number, beaten))
+            if world.faults and dropped and not worker.lease:
+                unaware = _fault(_with(world, number, worker._replace(lease=True)))
+                yield Step(f"heartbeat{number}, its reply is lost", unaware, False)
 
     def _leaving(self, world: World, number: int, worker: Worker) -> Iterator[Step]:
         if not world.faults or not all(other.alive for other in world.workers):
@@ -184,7 +200,8 @@ class Protocol:
         job, bug = world.job, self.bug
         if worker.looking:
             requested = _with(world, number, worker._replace(looking=False))
-            claimed = scripts.claim(job, number, world.claims + 1, bug) if worker.lease else None
+            stamp = world.claims + 1
+            claimed = scripts.claim_seen(job, number, stamp, bug) if worker.lease else None
             yield from _claimed(requested, number, "claim", claimed)
             return  # the intake does one thing after the other
         if job.entry == number and worker.copy is None and bug is not Bug.NO_RECONCILE:
@@ -241,6 +258,12 @@ class Protocol:
             released = scripts.release(world.job, number, copy.attempt, self.bug)
             yield Step(f"release{number}", left._replace(job=released), False, copy.stamp)
             yield Step(f"release{number} is lost", left, False)
+
+        if self.lanes and world.job.preemptions < MAX_PREEMPTIONS:
+            gone = _with(world, number, worker._replace(copy=None))
+            given = scripts.preempt(world.job, number, copy.attempt, self.bug)
+            if given != world.job:
+                yield Step(f"preempt{number}", gone._replace(job=given), False, copy.stamp)
 
     def _put_back(self, world: World, number: int, worker: Worker, copy: Copy) -> Iterator[Step]:
         """Publisher: what the server has lost is said again from the start."""

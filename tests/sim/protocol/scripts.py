@@ -5,10 +5,10 @@ matter. What the model leaves out of a script: counters, times to live, blame an
 rest, crashed is a release), the time after an outage in which ended leases mean nothing and time
 stands still (recover and reap then come later), a clock that is set (here reap comes, and a lease
 ends, at any time), attach and detach (what they lead to is a cancel; test_readers.py has them),
-lanes, portions, prefixes, limits, orders, pauses and keys (they decide whether and when, not
-what; but a job may be claimed ahead of its turn), several
-jobs, how long a tombstone stands and who may put a job back for how long (nobody here is out of
-reach for ten minutes).
+lanes, portions, limits, orders, pauses and keys (they decide whether and when, not what; but a job
+may be claimed ahead of its turn, left to the worker with its prefix, or give way to another),
+several jobs (tests/contract has their order), how long a tombstone stands and who may put a job
+back for how long (nobody here is out of reach for ten minutes).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tests.sim.protocol.world import (
 Frames = tuple[Frame, ...]
 
 
-def submit(job: Job) -> Job:
-    """A repeat (DUP) changes nothing."""
-    return job._replace(state=QUEUED, entry=NEW) if job.state == ABSENT else job
+def submit(job: Job, left_to: int = NOBODY) -> Job:
+    """A repeat (DUP) changes nothing. `left_to` holds the job's prefix."""
+    return job._replace(state=QUEUED, entry=NEW, left_to=left_to) if job.state == ABSENT else job
 
 
 def latch(job: Job, state: str) -> tuple[Job, Frames]:
-    ended = job._replace(state=state, entry=NOBODY, is_ahead=False)
+    ended = job._replace(state=state, entry=NOBODY, is_ahead=False, left_to=NOBODY)
     return ended, (Frame(len(job.tokens), (), state),)
 
 
@@ -56,11 +56,23 @@ def claim(job: Job, worker: int, stamp: int, bug: Bug | None = None) -> Job:
     return job._replace(state=RUNNING, owner=worker, attempt=attempt, stamp=stamp)
 
 
-def pull(job: Job, worker: int, stamp: int) -> Job | None:
-    """None: nothing new. Delivers and claims in one step."""
-    if job.entry != NEW:
+def claim_seen(job: Job, worker: int, stamp: int, bug: Bug | None = None) -> Job | None:
+    """claim.lua, of an entry that a reconcile has seen. None: another one holds it now."""
+    if job.entry != worker and bug is not Bug.CLAIM_OF_A_SEEN_ENTRY:
         return None
-    return claim(job._replace(entry=worker), worker, stamp)
+    return claim(job, worker, stamp, bug)
+
+
+def pull(job: Job, worker: int, stamp: int) -> Job | None:
+    """None: nothing new, or left to another. Delivers and claims in one step."""
+    if job.entry != NEW or job.left_to not in (NOBODY, worker):
+        return None
+    return claim(job._replace(entry=worker, left_to=NOBODY), worker, stamp)
+
+
+def wait_long_enough(job: Job) -> Job | None:
+    """After AFFINITY_WAIT_MS any worker may take a job. None: it is left to nobody."""
+    return None if job.left_to == NOBODY else job._replace(left_to=NOBODY)
 
 
 def pull_ahead(job: Job, worker: int, stamp: int) -> Job | None:
@@ -97,6 +109,8 @@ def set_aside(
     None: nothing to set aside. Ends the job where the other worker has no lease.
     """
     other = 1 - worker
+    if job.left_to == other:
+        return None
     if job.entry == ASIDE:
         if leases[other] or bug is Bug.NO_END_WITHOUT_FILES:
             return None
@@ -106,7 +120,7 @@ def set_aside(
         return job._replace(entry=NOBODY), ()
     if not leases[other] and bug is not Bug.NO_END_WITHOUT_FILES:
         return latch(job, REPLACED)
-    return job._replace(state=QUEUED, owner=NOBODY, entry=ASIDE), ()
+    return job._replace(state=QUEUED, owner=NOBODY, entry=ASIDE, left_to=NOBODY), ()
 
 
 def append(job: Job, words: Words, bug: Bug | None = None) -> tuple[Job, str, Frames]:
@@ -163,6 +177,16 @@ def release(job: Job, worker: int, attempt: int, bug: Bug | None = None) -> Job:
     return job._replace(state=QUEUED, owner=NOBODY, entry=RELEASED)
 
 
+def preempt(job: Job, worker: int, attempt: int, bug: Bug | None = None) -> Job:
+    """release, of a job that waits for its slot again since a job of an earlier lane has it."""
+    given_back = release(job, worker, attempt)
+    if given_back == job:
+        return job
+    if bug is Bug.PREEMPTS_WITHOUT_GIVING_BACK:
+        given_back = given_back._replace(entry=NOBODY)
+    return given_back._replace(preemptions=job.preemptions + 1)
+
+
 def retire(job: Job, worker: int) -> Job:
     """Gives back whatever the worker's pending list holds; what it does not run keeps its owner."""
     if job.entry != worker:
@@ -194,7 +218,16 @@ def restore(job: Job, worker: int, copy: Copy, bug: Bug | None = None) -> Job | 
         return None
     log = () if is_gone else job.log
     is_ahead = is_gone or job.is_ahead
-    return Job(RUNNING, worker, copy.attempt, copy.stamp, worker, log, is_ahead)
+    return Job(
+        RUNNING,
+        worker,
+        copy.attempt,
+        copy.stamp,
+        worker,
+        log,
+        is_ahead,
+        preemptions=job.preemptions,
+    )
 
 
 def is_dropped(job: Job, worker: int, attempt: int) -> bool:

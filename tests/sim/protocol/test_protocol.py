@@ -21,6 +21,7 @@ LONG = pytest.mark.long
 MAX_TRACE = 12  # steps; every seeded bug has a shorter way
 
 CHANGED = "something changed after the end"
+ELSEWHERE = "the job runs with a worker, and another one's death would end its attempt"
 FOREIGN = "a worker with other files runs the job"
 DROPPED = "a job that the server has lost was dropped by who holds it"
 MIXED = "the log mixes two histories, or holds tokens twice"
@@ -36,6 +37,7 @@ class Seeded(NamedTuple):
     num_faults: int = 2
     rollback: bool = False
     replaced: bool = False
+    lanes: bool = False
 
 
 SEEDED = {
@@ -46,12 +48,15 @@ SEEDED = {
     Bug.END_AFTER_THE_END: Seeded(CHANGED),
     Bug.CLAIM_KEEPS_THE_ATTEMPT: Seeded(UNFENCED, num_faults=3),
     Bug.RELEASE_WITHOUT_FENCE: Seeded(UNFENCED),
-    Bug.RECOVER_BURIES_THE_PENDING: Seeded(STUCK),
+    Bug.RECOVER_BURIES_THE_PENDING: Seeded(ELSEWHERE),
     Bug.RESTORE_WITHOUT_FENCE: Seeded(UNFENCED),
     Bug.RESTORE_WITHOUT_TOMBSTONE: Seeded(CHANGED),
     Bug.CLAIM_OF_OTHER_FILES: Seeded(FOREIGN, replaced=True),
     Bug.NO_END_WITHOUT_FILES: Seeded(STUCK, replaced=True),
-    Bug.DROPS_WHAT_IS_DELIVERED_AGAIN: Seeded(STUCK),
+    Bug.CLAIM_OF_A_SEEN_ENTRY: Seeded(ELSEWHERE),
+    Bug.LEFT_TO_A_WORKER_FOR_GOOD: Seeded(STUCK, num_faults=1, lanes=True),
+    Bug.PREEMPTS_WITHOUT_GIVING_BACK: Seeded(STUCK, num_faults=0, lanes=True),
+    Bug.DROPS_WHAT_IS_DELIVERED_AGAIN: Seeded(ELSEWHERE),
     Bug.PUBLISH_BEFORE_LOG: Seeded(UNLOGGED),
     Bug.NO_RESTORE: Seeded(DROPPED, num_faults=1, rollback=True),
     Bug.NO_RECONCILE: Seeded(STUCK),
@@ -72,6 +77,8 @@ SEEDED = {
         pytest.param({"num_faults": 2}, 45_000, id="two-faults"),
         pytest.param({"num_faults": 1, "rollback": True}, 13_000, id="rollback"),
         pytest.param({"num_faults": 2, "replaced": True}, 16_000, id="replaced"),
+        pytest.param({"num_faults": 1, "lanes": True}, 10_000, id="lanes"),
+        pytest.param({"num_faults": 2, "lanes": True}, 150_000, id="lanes-2", marks=LONG),
         pytest.param({"num_faults": 3}, 300_000, id="three-faults", marks=LONG),
         pytest.param({"num_faults": 2, "num_tokens": 3}, 190_000, id="three-tokens", marks=LONG),
         pytest.param(
@@ -97,6 +104,7 @@ def test_a_seeded_bug_is_found(bug: Bug) -> None:
         num_faults=seeded.num_faults,
         rollback=seeded.rollback,
         replaced=seeded.replaced,
+        lanes=seeded.lanes,
         bug=bug,
     )
     result = check(rules)

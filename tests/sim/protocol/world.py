@@ -37,6 +37,8 @@ class Job(NamedTuple):
     entry: int
     log: tuple[Tokens, ...]  # one part per log entry
     is_ahead: bool = False  # claimed ahead of its turn: the group will deliver its entry (again)
+    left_to: int = NOBODY  # the worker that holds its prefix, while the others leave it the job
+    preemptions: int = 0  # how often it gave way to a job of an earlier lane
 
     @property
     def tokens(self) -> Tokens:

@@ -71,6 +71,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: Any, senten
         {"lookahead": 0, "step_target_ms": 0, "echo_step_ms": 0},
         {"lookahead": 1, "step_target_ms": 70, "echo_step_ms": 0.5},
         {"kv_cache_memory_gb": 2},
+        {"kv_offloading_gb": 2, "kv_offloading_dir": "/kv", "kv_offloading_dir_gb": 0.5},
         {"device": "cuda:0"},
         {"device": "cuda:12"},
         {"kv_cache_memory_gb": 1e-7, "prefix_caching": False, "structured_output": False},

@@ -128,6 +128,26 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
         ({"VLLM_SAMPLER": "vllm"}, "PENSTOCK_VLLM_SAMPLER=vllm is for PENSTOCK_ENGINE=vllm"),
         ({"ENGINE_PYTHON": "/p"}, "PENSTOCK_ENGINE_PYTHON=/p is for PENSTOCK_ENGINE=vllm"),
         (
+            {"KV_OFFLOADING_GB": "1", "ENGINE": "vllm"},
+            "PENSTOCK_KV_OFFLOADING_GB=1.0 is for PENSTOCK_ENGINE=penstock",
+        ),
+        (
+            {"KV_OFFLOADING_GB": "1", "RUNNER": "echo"},
+            "PENSTOCK_KV_OFFLOADING_GB is not for PENSTOCK_RUNNER=echo",
+        ),
+        (
+            {"KV_OFFLOADING_GB": "1", "PREFIX_CACHING": "false"},
+            "PENSTOCK_KV_OFFLOADING_GB needs PENSTOCK_PREFIX_CACHING=true",
+        ),
+        (
+            {"KV_OFFLOADING_DIR": "/kv"},
+            "PENSTOCK_KV_OFFLOADING_DIR needs PENSTOCK_KV_OFFLOADING_GB",
+        ),
+        (
+            {"KV_OFFLOADING_DIR": "/kv", "KV_OFFLOADING_GB": "1", "TENSOR_PARALLEL_SIZE": "2"},
+            "PENSTOCK_KV_OFFLOADING_DIR is for PENSTOCK_TENSOR_PARALLEL_SIZE=1",
+        ),
+        (
             {"TENSOR_PARALLEL_SIZE": "2", "RUNNER": "echo"},
             "PENSTOCK_TENSOR_PARALLEL_SIZE is not for PENSTOCK_RUNNER=echo",
         ),

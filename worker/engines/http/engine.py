@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
 from worker.engine.admission import Admission
 from worker.engine.config import EngineConfig
-from worker.engine.errors import RequestRefused, StepsFailed
+from worker.engine.errors import RequestRefused, StepsFailed, UpstreamsLost
 from worker.engine.held_requests import Arrivals, HeldRequest
 from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
@@ -36,7 +36,8 @@ from worker.engines.http.servers import END, Piece
 from worker.engines.http.upstreams import UpstreamBroke, UpstreamRefused, Upstreams
 
 STEP_WAIT_S = 0.01  # for the first token; a new request or a cancel waits as long
-MAX_BREAKS = 4  # of one request, one after the other, without a token between them
+MAX_BREAKS = 10  # of one request, one after the other, without a token between them
+MAX_BLAME = 4.0  # for them: each counts as one, or is shared by all requests at the upstream
 FIRST_PAUSE_S = 0.1  # after a break, doubled up to MAX_PAUSE_S
 MAX_PAUSE_S = 2.0
 MAX_UNREAD = 16_384  # events of all streams
@@ -138,7 +139,7 @@ class HttpEngine:
     def step(self) -> list[EngineOutput]:
         """Returns the tokens that have come; waits briefly for the first.
 
-        Raises StepsFailed when no upstream has answered for MAX_OUTAGE_S.
+        Raises UpstreamsLost when no upstream has answered for MAX_OUTAGE_S.
         """
         outputs = self._arrivals.take_ended()
         for live in self._admission.moves().entering:
@@ -210,7 +211,7 @@ class HttpEngine:
 
     async def _run(self, live: LiveRequest, output: list[int]) -> None:
         """Reads the tokens of a request over all of its breaks; `output` are those so far."""
-        num_breaks, pause_s = 0, FIRST_PAUSE_S
+        num_breaks, blame, pause_s = 0, 0.0, FIRST_PAUSE_S
         while True:
             upstream = await self._upstreams.choose()
             num_before = len(output)
@@ -235,11 +236,11 @@ class HttpEngine:
                 return
             except UpstreamBroke as error:
                 self._counts.breaks += 1
-                self._upstreams.failed(upstream, error)
                 if len(output) > num_before:
-                    num_breaks, pause_s = 0, FIRST_PAUSE_S
+                    num_breaks, blame, pause_s = 0, 0.0, FIRST_PAUSE_S
                 num_breaks += error.is_blamed
-                if num_breaks >= MAX_BREAKS:
+                blame += self._upstreams.failed(upstream, error)
+                if blame >= MAX_BLAME or num_breaks >= MAX_BREAKS:
                     sentence = (
                         f"the model's server failed {num_breaks} times at this request; the last "
                         f"time: {error}"
@@ -306,7 +307,7 @@ class HttpEngine:
 
     def _check_outage(self) -> None:
         if self._running and self._upstreams.outage_s() > MAX_OUTAGE_S:
-            raise StepsFailed(f"no upstream answers: {self._upstreams.failures}")
+            raise UpstreamsLost(f"no upstream answers: {self._upstreams.failures}")
 
 
 async def _call(connect: Callable[[], Upstreams]) -> Upstreams:

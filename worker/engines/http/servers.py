@@ -157,7 +157,8 @@ class LlamaServer:
             "min_p": params.min_p,
             "typical_p": 1.0,
             "repeat_penalty": params.repetition_penalty,
-            "repeat_last_n": -1,
+            # All of them; newer servers refuse -1, which older ones take for that.
+            "repeat_last_n": len(request.prompt_token_ids) + most_tokens,
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
             "logit_bias": [[token_id, bias] for token_id, bias in params.logit_bias.items()],

@@ -8,11 +8,14 @@ size follows from the step's tokens, not from the lengths of prompts and outputs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
 from shared.messages import SamplingParams
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
+from worker.engine.block_hash import BlockHash
+from worker.engine.offload import Load, Store
 from worker.engine_options import EngineOptions
 
 
@@ -45,6 +48,7 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True):
 
     sequences: tuple[SequenceStep, ...]
     finished_seq_ids: tuple[int, ...]
+    transfers: tuple[tuple[bool, int, int], ...]  # is a Store, slot, block
 
 
 class RankStarted(msgspec.Struct, frozen=True, tag="started"):
@@ -93,7 +97,14 @@ class StepEncoder:
         """Returns the new parts of the batch."""
         for seq_id in batch.finished_seq_ids:
             self._tables.pop(seq_id, None)
-        return RankStep(tuple(map(self._encode, batch.sequences)), batch.finished_seq_ids)
+        sequences = tuple(map(self._encode, batch.sequences))
+        transfers = tuple(
+            (True, item.slot, item.block_id)
+            if isinstance(item, Store)
+            else (False, cast(int, item.source), item.block_id)  # with a disk there are no ranks
+            for item in batch.transfers
+        )
+        return RankStep(sequences, batch.finished_seq_ids, transfers)
 
     def _encode(self, sequence: ScheduledSequence) -> SequenceStep:
         table = sequence.block_table
@@ -113,6 +124,7 @@ class StepEncoder:
 
 
 _NO_PARAMS = SamplingParams()
+_NO_KEY = BlockHash(b"")  # only rank 0 finds copies
 
 
 class StepDecoder:
@@ -126,7 +138,12 @@ class StepDecoder:
         up to the last scored token is, and an unknown token is 0."""
         for seq_id in step.finished_seq_ids:
             self._tables.pop(seq_id, None)
-        return ScheduledBatch(tuple(map(self._decode, step.sequences)), step.finished_seq_ids)
+        transfers = tuple(
+            Store(_NO_KEY, block_id, slot) if is_store else Load(slot, block_id)
+            for is_store, slot, block_id in step.transfers
+        )
+        sequences = tuple(map(self._decode, step.sequences))
+        return ScheduledBatch(sequences, step.finished_seq_ids, transfers=transfers)
 
     def _decode(self, step: SequenceStep) -> ScheduledSequence:
         table = self._tables.get(step.seq_id)

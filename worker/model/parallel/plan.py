@@ -43,6 +43,7 @@ def _rank_options(options: EngineOptions, group: RankGroup, device: torch.device
         options,
         num_threads=rank_threads(options, group.rank),
         kv_cache_memory_gb=memory_gb / group.size if memory_gb is not None else None,
+        kv_offloading_gb=options.kv_offloading_gb / group.size,
         memory_share=options.memory_share / (1 if is_cuda else group.size),
     )
 

@@ -107,6 +107,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         max_num_seqs=start.options.max_num_seqs,
         shares_tokens=part.lookahead > 0,
         num_kv_groups=len(part.kv_cache.windows),
+        host_blocks=part.kv_cache.host_blocks,
     )
     while True:
         step = decode_step(link.receive())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,13 @@ from worker.model.base import DecoderStack, KVLayer
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool, KVGroups, block_bytes, blocks_that_fit
+from worker.model.kv_offload import HostBlocks
 from worker.model.served import BuiltStack, CapturingStack, Progress
 from worker.model.step.rank_forward import RankForward
 from worker.model.step.runner import TorchModelRunner
 from worker.model.step.warm_up import prefill, run_prefill, run_widest_sample, widest_batch
+
+log = logging.getLogger(__name__)
 
 # Shares of the memory free after the weights that the KV cache takes by default.
 _HOST_SHARE = 0.5
@@ -38,6 +42,7 @@ class KVCache:
     num_blocks: int
     block_size: int
     windows: tuple[int | None, ...]  # of its KV groups
+    host_blocks: HostBlocks | None = None  # copies of evicted blocks
 
 
 def allocate_kv_cache(
@@ -49,6 +54,12 @@ def allocate_kv_cache(
     place = built.model.placement
     num_tokens = options.batched_tokens(is_cuda=place.device.type == "cuda")
     groups = choose_groups(built.keeps.kv_layers, block_size, longest, num_tokens)
+    if options.kv_offloading_gb and len(groups.windows) > 1:
+        groups = KVGroups.single(built.keeps.kv_layers)
+        log.warning(
+            "with PENSTOCK_KV_OFFLOADING_GB the layers with a sliding window keep all tokens in the "
+            "KV cache, like this model's other layers: without it more sequences would fit"
+        )
     own = choose_num_blocks(options, built, block_size, longest, num_tokens, groups)
     num_blocks = place.group.least(own, place.device)
     pool = KVCachePool(
@@ -59,8 +70,16 @@ def allocate_kv_cache(
         dtype=built.kv_dtype,
         groups=groups,
     )
+    host_blocks = None
+    if options.kv_offloading_gb:
+        num_slots = int(options.kv_offloading_gb * 2**30)
+        num_slots //= block_bytes(built.keeps, block_size, built.kv_dtype)
+        num_slots = place.group.least(num_slots, place.device)
+        if num_slots < 1:
+            raise KVCacheTooSmall("PENSTOCK_KV_OFFLOADING_GB cannot hold one block: raise it")
+        host_blocks = HostBlocks(pool, num_slots)
     report("allocating KV cache", 1.0)
-    return KVCache(built.stack(pool), num_blocks, block_size, groups.windows)
+    return KVCache(built.stack(pool), num_blocks, block_size, groups.windows, host_blocks)
 
 
 def choose_groups(

@@ -6,6 +6,7 @@ import torch
 
 from worker.engine.batch import ScheduledBatch
 from worker.model.base import DecoderStack
+from worker.model.kv_offload import HostBlocks
 from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.prompt_scorer import logits_by_part
 from worker.model.served import ServedModel
@@ -25,12 +26,15 @@ class RankForward:
         max_num_seqs: int,
         shares_tokens: bool,
         num_kv_groups: int = 1,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
-        """`shares_tokens`: a step's token ids come from rank 0's device."""
+        """`shares_tokens`: a step's token ids come from rank 0's device. `host_blocks` are of this
+        rank's part of the KV cache."""
         self._model = model
         self._stack = stack
         self._block_size = block_size
         self._shares_tokens = shares_tokens
+        self._host_blocks = host_blocks
         self._device = model.placement.device
         self._nothing_sampled = PreviousSample(
             torch.empty(0, dtype=torch.int64, device=self._device), {}
@@ -43,6 +47,8 @@ class RankForward:
     def run(self, batch: ScheduledBatch) -> None:
         """Computes one step of known tokens; without sequences it computes nothing. After an
         exception no other step can be computed."""
+        if self._host_blocks is not None:
+            self._host_blocks.run(batch.transfers)
         self._kept.forget(batch.finished_seq_ids)
         if not len(batch):
             return

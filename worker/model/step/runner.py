@@ -16,6 +16,7 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.ports import StepResult
 from worker.model.base import DecoderStack
 from worker.model.device import StepTimer, step_failure
+from worker.model.kv_offload import HostBlocks
 from worker.model.sampling.base import PreviousSample
 from worker.model.sampling.partial import PartialSample
 from worker.model.sampling.prompt_scorer import PromptScores, score_prompts
@@ -54,11 +55,13 @@ class TorchModelRunner:
         ranks: OtherRanks | None = None,
         shares_tokens: bool = False,
         num_kv_groups: int = 1,
+        host_blocks: HostBlocks | None = None,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
         grammar. `sampler_threads` draw from rows of logits and score them: more than one where
         torch itself has one. `ranks` have the rest of the model: they compute each step too. With
-        `shares_tokens` they get its tokens by the device, as the host may not know the last."""
+        `shares_tokens` they get its tokens by the device, as the host may not know the last.
+        `host_blocks` make the batches' transfers."""
         self.vocab_size = model.config.vocab_size
         self._model = model
         self._stack = stack
@@ -67,6 +70,7 @@ class TorchModelRunner:
         self._grammar_masks = grammar_masks
         self._ranks = ranks
         self._shares_tokens = shares_tokens
+        self._host_blocks = host_blocks
         self._row_threads = RowThreads(sampler_threads)
         self._sampler = Sampler(
             self.vocab_size,
@@ -112,6 +116,9 @@ class TorchModelRunner:
 
     @torch.inference_mode()
     def _launch(self, batch: ScheduledBatch) -> TorchStepHandle:
+        if batch.transfers:
+            assert self._host_blocks is not None, "an engine with offload blocks has a place"
+            self._host_blocks.run(batch.transfers)
         handle = TorchStepHandle(self._device)
         previous, self._previous = self._previous, self._nothing_sampled
         self._sampler.forget(batch.finished_seq_ids)

@@ -23,6 +23,7 @@ from shared.transport.connect import RedisTransport, open_transport
 from shared.transport.job_queue import RedisJobQueue
 from shared.transport.job_store import StorePolicy
 from shared.transport.ports.job_search import JobFilter
+from shared.transport.pulls import MAX_CRASHES
 from shared.transport.scripts import Scripts
 from tests.support.redis_server import KEYS_WITHOUT_TTL
 
@@ -103,19 +104,33 @@ class Target:
     def queue(self, worker: str) -> RedisJobQueue:
         if worker not in self._queues:
             connections = self._transport.connections
+            # Every fourth worker finds that all jobs have waited long enough for others.
+            wait_ms = FAR_MS if int(worker[1:]) % 4 else 0
             self._queues[worker] = RedisJobQueue(
                 self.keys,
                 connections,
                 Scripts(self.keys, RETAIN_MS),
                 Subscriber(connections.new_pubsub),
-                defer_ms=FAR_MS,
+                defer_ms=wait_ms,
                 asking_ms=FAR_MS,
-                affinity_ms=FAR_MS,
+                affinity_ms=wait_ms,
             )
             self._queues[worker]._serve(self.models_of(worker))
         return self._queues[worker]
 
+    async def lane_of(self, job_id: str) -> int:
+        """The lane that the job was put into."""
+        return int((await self.hash(job_id))["q"][-1])
+
     # --- what no port can bring about -------------------------------------------------------
+
+    async def claim_late(self, worker: str, job_id: str) -> str:
+        """As in a reconcile that has read the worker's pending list before all that was since."""
+        fields = await self.hash(job_id)
+        reply = await self.queue(worker)._call(
+            "claim", worker, fields["q"], fields["qid"], job_id, MAX_CRASHES
+        )
+        return reply[0].decode()
 
     async def fall_silent(self) -> None:
         """As if nobody had spoken to the server for long."""
@@ -293,9 +308,18 @@ class Target:
             queued = [fields[b"id"].decode() for _, fields in entries]
             assert len(set(queued)) == len(queued), f"{self.name}: twice in {queue}"
             assert set(queued) <= live, f"{self.name}: of an ended job in {queue}"
+            await self._assert_one_owner(queue)
         for key in await self._all_keys():
             if key.startswith(self.keys.request("")):
                 assert key.removeprefix(self.keys.request("")) in live, f"{self.name}: {key}"
+
+    async def _assert_one_owner(self, queue: str) -> None:
+        """A running job is in the pending list of its owner, whose death it would survive."""
+        holders = {job_id: consumer for consumer, job_id in await self._pending(queue) if job_id}
+        for job_id, holder in holders.items():
+            fields = await self.hash(job_id)
+            if fields.get("state") == "running":
+                assert fields["owner"] == holder, f"{self.name}: {job_id} is in {holder}'s list"
 
     async def assert_counters_true(self, job_ids: set[str], totals: Counter[str]) -> None:
         gauges: Counter[str] = Counter()

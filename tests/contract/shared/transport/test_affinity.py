@@ -61,7 +61,7 @@ async def end(steps: Steps, worker_id: str, delivery: Delivery) -> None:
 
 @pytest.mark.promise(
     "Access: a waiting job goes first to the worker whose prefix cache holds the longest part of "
-    "its prompt, and to any other 100 ms after its submit"
+    "its prompt, and to any other 40 ms after its submit"
 )
 async def test_a_job_goes_to_the_worker_that_holds_most_of_its_prefix(
     transport: RedisTransport,

@@ -59,6 +59,7 @@ async def test_a_record_names_a_bounded_number_of_them(steps: Steps) -> None:
         (CrashCause.STALL, ClaimEnd.ENGINE_STALLED),
         (CrashCause.DEVICE, ClaimEnd.DEVICE_LOST),
         (CrashCause.PROVEN_DEVICE, ClaimEnd.DEVICE_LOST),
+        (CrashCause.UPSTREAM, ClaimEnd.UPSTREAM_LOST),
     ],
 )
 async def test_a_record_says_what_ended_an_engine(

@@ -35,8 +35,12 @@ SEEN = {
     "append: rejected",
     "by prefix",
     "claimed",
+    "given back",
     "key taken: False",
     "key taken: True",
+    "late claim: OK",
+    "late claim: TAKEN",
+    "overtook",
     "resumed",
 }
 

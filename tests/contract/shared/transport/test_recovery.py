@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shared.messages import Cursor, Failed, JobState, TokenLogprob
+from shared.transport.connect import RedisTransport
+from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.queue import AppendStatus, CrashCause, Delivery, WorkerReport
 from tests.support.jobs import MODEL, Stream
 from tests.support.polling import until
-from tests.support.transport_steps import FINISHED, Steps, other_process, whole_log
+from tests.support.transport_steps import FINISHED, Steps, calls_of, other_process, whole_log
 
 
 async def test_a_dead_workers_job_goes_on_where_its_log_ends(steps: Steps) -> None:
@@ -168,6 +172,59 @@ async def test_a_lost_recover_reply_is_healed_by_reconcile(steps: Steps) -> None
     await steps.queue.recover("w2", 8)  # and the reply is lost
     (again,) = await steps.queue.reconcile("w2", frozenset())
     assert (again.job, again.attempt, again.crashes) == (delivery.job, 3, 1)
+
+
+async def test_a_reconcile_does_not_take_a_job_back_that_went_to_another_worker_meanwhile(
+    transport: RedisTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read its pending list, and stands still until another worker runs the job."""
+    steps, others = Steps(transport), other_process(transport)
+    job_id = (await steps.running("w1")).job.job_id
+    await others.worker("w2")
+    read_pending = steps.queue._pending
+    running: list[Stream] = []
+
+    async def read_and_stand_still(*arguments: Any) -> Any:
+        rows = await read_pending(*arguments)
+        if not running:
+            await steps.die("w1")
+            (taken,) = await others.queue.recover("w2", 8)
+            running.append(Stream(taken))
+            await steps.heartbeat("w1")
+        return rows
+
+    monkeypatch.setattr(steps.queue, "_pending", read_and_stand_still)
+    assert await steps.queue.reconcile("w1", frozenset()) == []
+    assert (await steps.hash(job_id))["owner"] == "w2"
+    (stream,) = running
+    assert (await others.say("w2", stream, [5], "a")).status == "ok"
+    await steps.die("w1")  # the job is not among those that it leaves
+    assert await others.queue.recover("w2", 8) == []
+    assert (await others.say("w2", stream, [6], "b", end=FINISHED)).status == "ok"
+
+
+async def test_a_recover_looks_at_a_bounded_number_of_jobs_of_later_lanes_and_misses_none(
+    steps: Steps,
+) -> None:
+    """Batch rows that were given back lie before a job that the tenant's flood has put last."""
+    await steps.worker("w1")
+    limits = AdmissionLimits(max_queue_share_per_tenant=1.0)
+    rows = [await steps.submit(lane=7, limits=limits) for _ in range(700)]
+    *flood, urgent = [await steps.submit(lane=2, limits=limits) for _ in range(128)]
+    assert (await steps.hash(urgent.job_id))["q"][-1] == "7"
+    for job in flood:
+        await steps.store.cancel(job.job_id, "cancelled")
+    for first in range(0, 701, 64):
+        for delivery in await steps.pull("w1", min(64, 701 - first)):
+            await steps.queue.release("w1", delivery.job.job_id, delivery.attempt)
+    before = (await calls_of(steps))["xrange"]
+    assert await steps.queue.recover("w1", 8, before=3) == []
+    assert (await calls_of(steps))["xrange"] - before == 2 * 256
+    (taken,) = await steps.queue.recover("w1", 8, before=3)
+    assert taken.job.job_id == urgent.job_id
+    assert await steps.queue.recover("w1", 8, before=3) == []
+    at_last = [one.job.job_id for one in await steps.queue.recover("w1", 1000)]
+    assert at_last == [job.job_id for job in rows]
 
 
 async def test_a_released_job_is_queued_again_without_blame(steps: Steps) -> None:

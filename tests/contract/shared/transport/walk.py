@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from shared.keys import is_job_id
+from shared.keys import NUM_LANES, is_job_id
 from shared.messages import (
     START,
     Cursor,
@@ -71,6 +71,7 @@ class Walk:
         self.drained: set[str] = set()  # workers whose order the server has
         self.paused: set[str] = set()  # models
         self.dead_frontends: set[str] = set()  # the graces they start are short
+        self.preempted: Counter[str] = Counter()  # jobs that gave way to earlier lanes
         self.touched: set[str] = set()
 
     async def run(self, num_steps: int, check_every: int) -> None:
@@ -211,12 +212,34 @@ class Walk:
         )
         self._take_new(worker, taken)
 
+    async def _overtake(self) -> None:
+        """Of a worker whose slots later lanes hold."""
+        worker, count, lane = self._worker(), self.rng.randint(1, 4), self.rng.randint(1, 7)
+        taken = await self.mirrors.everywhere(
+            lambda target: target.queue(worker).overtake(worker, count, lane, 0)
+        )
+        queues = {await self.targets[0].lane_of(one.job.job_id) for one in taken}
+        assert all(queue < lane for queue in queues), f"of lanes {queues}, not before {lane}"
+        if taken:
+            self.done["overtook"] += 1
+        self._take_new(worker, taken)
+
+    async def _oversubscribe(self) -> None:
+        worker, left_out = self._worker(), self.rng.sample("abc", self.rng.randint(0, 2))
+        taken = await self.mirrors.everywhere(
+            lambda target: target.queue(worker).oversubscribe(worker, 2, left_out)
+        )
+        self._take_new(worker, taken)
+
     async def _recover(self) -> None:
         worker, count = self._worker(), self.rng.randint(1, 4)
-        suspects = self.rng.random() < 0.8
+        suspects, before = self.rng.random() < 0.8, self.rng.choice((NUM_LANES, NUM_LANES, 1, 3))
         taken = await self.mirrors.everywhere(
-            lambda target: target.queue(worker).recover(worker, count, suspects=suspects)
+            lambda target: target.queue(worker).recover(
+                worker, count, suspects=suspects, before=before
+            )
         )
+        assert all(one.job.lane < before for one in taken), f"of a lane not before {before}"
         self._take_new(worker, taken)
 
     async def _recover_after_outage(self) -> None:
@@ -232,6 +255,18 @@ class Walk:
             lambda target: target.queue(worker).reconcile(worker, frozenset(known))
         )
         self._take(worker, taken)
+
+    async def _claim_late(self) -> None:
+        """A worker saw the job in its pending list long ago; the reply is lost."""
+        mine = sorted(self.streams)
+        worker, job_id = self.rng.choice(mine) if mine else (self._worker(), self._any_job())
+        if mine and self.rng.random() < 0.5:
+            worker = self._worker()
+        if job_id not in self.jobs:
+            return
+        self.touched.add(job_id)
+        verdict = await self.mirrors.everywhere(lambda target: target.claim_late(worker, job_id))
+        self.done[f"late claim: {verdict}"] += 1
 
     async def _append(self) -> None:
         worker = self._worker()
@@ -255,6 +290,21 @@ class Walk:
         await self.mirrors.everywhere(
             lambda target: target.queue(worker).release(worker, job_id, attempt)
         )
+
+    async def _preempt(self) -> None:
+        """A job gives its slot up to one of an earlier lane, and is given back."""
+        held = sorted(key for key in self.streams if key[1] in self.jobs and self.jobs[key[1]].lane)
+        if not held:
+            return
+        worker, job_id = self.rng.choice(held)
+        stream = self.streams.pop((worker, job_id))
+        self.touched.add(job_id)
+        count = self.preempted[job_id] + 1
+        if await self.mirrors.everywhere(
+            lambda target: target.queue(worker).release(worker, job_id, stream.attempt, count)
+        ):
+            self.preempted[job_id] = count
+            self.done["given back"] += 1
 
     async def _suspect(self) -> None:
         """Of a job that runs: its next crash is its last."""
@@ -295,10 +345,12 @@ class Walk:
 
     async def _note_prefixes(self) -> None:
         """The cache has grown, or lost some; of prompts that any of the tenants may submit."""
-        worker, tenant = self._worker(), self.rng.choice("abc")
-        joined = digests_of_prompt(tenant, range(self.rng.randint(2, 6)))
-        held = [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
-        lost = self.rng.sample(held, self.rng.randrange(len(held)))
+        worker = self._worker()
+        held: list[bytes] = []
+        for tenant in "abc":
+            joined = digests_of_prompt(tenant, range(self.rng.randint(2, 6)))
+            held += [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
+        lost = self.rng.sample(held, self.rng.randrange(len(held) // 2))
         is_first = self.rng.random() < 0.2
         await self.mirrors.everywhere(
             lambda target: target.queue(worker).note_prefixes(
@@ -445,6 +497,7 @@ class Walk:
             job_id = delivery.job.job_id
             self.touched.add(job_id)
             self.done["resumed" if delivery.output_token_ids else "claimed"] += 1
+            assert delivery.num_lane_preemptions == self.preempted[job_id], job_id
             if delivery.is_by_prefix:
                 self.done["by prefix"] += 1
             if self.rng.random() < 0.9:  # else its reply was lost

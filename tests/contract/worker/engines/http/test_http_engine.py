@@ -16,7 +16,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import free_port
 from tests.support.polling import wait_until
 from tests.support.scripted_upstream import ScriptedUpstream, continued
-from worker.engine.errors import RequestRefused, StepsFailed
+from worker.engine.errors import RequestRefused, UpstreamsLost
 from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 from worker.engines.http import engine as engine_module
@@ -197,7 +197,7 @@ def test_a_request_that_always_breaks_before_a_token_fails(made: Made) -> None:
     upstream.faults.cut_after = 0
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].error is ErrorCode.ENGINE_ERROR
-    assert upstream.faults.num_cut == engine_module.MAX_BREAKS
+    assert upstream.faults.num_cut == engine_module.MAX_BLAME
 
 
 def test_a_cancelled_request_has_no_further_outputs(made: Made) -> None:
@@ -236,7 +236,7 @@ def test_an_outage_of_all_upstreams_ends_the_engine(
     engine = made.engine(upstream)
     upstream.__exit__()
     engine.add(request())
-    with pytest.raises(StepsFailed, match=rf"no upstream answers: {upstream.url}"):
+    with pytest.raises(UpstreamsLost, match=rf"no upstream answers: {upstream.url}"):
         run(engine, [])
 
 
@@ -262,7 +262,7 @@ def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
     upstream.faults.status = 500
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].error is ErrorCode.ENGINE_ERROR
-    assert len(upstream.bodies) == engine_module.MAX_BREAKS
+    assert len(upstream.bodies) == engine_module.MAX_BLAME
 
 
 def test_an_engine_that_nobody_reads_stops_reading(

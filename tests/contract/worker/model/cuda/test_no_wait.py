@@ -25,8 +25,10 @@ if not (has_triton() and IS_INTERPRETED):
 from tests.support import fake_cuda
 from tests.support.fake_cuda import CUDA, FakeCuda, Launched, Waits, launching
 from tests.support.step_graphs import new_graphs
+from worker.engine.block_hash import BlockHash
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
+from worker.engine.offload import Load, Store
 from worker.engine.request import EngineRequest
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import DecoderStack
@@ -34,6 +36,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.cuda.graphs import Capture
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.kv_cache import KVCachePool
+from worker.model.kv_offload import HostBlocks
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.parallel.group import Placement
 from worker.model.sampling.grammar_masks import GrammarMasks
@@ -353,3 +356,17 @@ def test_whatever_waits_is_caught(
     planted.append(PLANTED[name])
     with pytest.raises(Waits):
         run(engine, [EACH_OPTION["greedy"]])
+
+
+def test_blocks_go_to_host_memory_and_come_back(kernels: list[str], checkpoint: Path) -> None:
+    config = ModelConfig.from_directory(checkpoint)
+    with FakeCuda():
+        pool = KVCachePool(config, 4, BLOCK_SIZE, device=CUDA, dtype=torch.bfloat16)
+        host = HostBlocks(pool, 2)
+    content = torch.randint(255, host.slots.shape[1:], dtype=torch.uint8)
+    with launching() as launched:  # off the disk to block 0, and over a slot to block 3
+        host.run((Load(content, 0), Store(BlockHash(b""), 0, 1), Load(1, 3)))
+    assert (len(launched.to_device), len(launched.to_host)) == (2, 1)
+    copied = pool.storage.as_subclass(torch.Tensor).view(torch.uint8)
+    assert torch.equal(copied[3], content)
+    assert not copied[1:3].any()
