@@ -60,9 +60,7 @@ VALUES = {
     },
     "PENSTOCK_DEVICE": {"cuda"},
     "PENSTOCK_ENGINE": {"http"},
-    "PENSTOCK_UPSTREAM_KEY_FILE": {
-        "${PENSTOCK_UPSTREAM_KEY_FILE:+/run/penstock/upstream-key.txt}"
-    },
+    "PENSTOCK_UPSTREAM_KEY_FILE": {"${PENSTOCK_UPSTREAM_KEY_FILE:+/run/penstock/upstream-key.txt}"},
     "PENSTOCK_METRICS_HOST": {"${PENSTOCK_METRICS_HOST:-0.0.0.0}"},
     "PENSTOCK_METRICS_PORT": {"${PENSTOCK_METRICS_PORT:-9464}"},
 }

@@ -53,7 +53,10 @@ def test_every_error_code_is_listed_in_the_wire_page() -> None:
 
 @table("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    pictures = re.findall(r'\b(?:src|srcset)="([^"#:{]+)"', text)
+    for target in [*links, *pictures]:
         assert (page.parent / target).exists(), target
 
 

@@ -61,6 +61,7 @@ DEPLOYED = listed(
     ".ci",
     ".github",
     "deploy",
+    "tools/demo_model/questions.txt",  # which the demo model repeats
 )
 PAGES = [path for path in listed("*.md") if not path.startswith(("docs/adr/", "tools/", "tests/"))]
 SOURCES = listed("api/*.py", "worker/*.py", "shared/*.py", "penstock/*.py")

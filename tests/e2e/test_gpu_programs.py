@@ -1,9 +1,14 @@
-"""Every program of gpu-bench runs, once and tiny, with the CPU in the place of a CUDA device."""
+"""Every program of gpu-bench runs, once and tiny, with the CPU in the place of a CUDA device; those
+of day.sh get words that they know."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +24,7 @@ pytestmark = [
     pytest.mark.triton,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numbers in padding
 ]
+REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = {
     "num_hidden_layers": 1,
     "hidden_size": 32,
@@ -101,3 +107,82 @@ def test_each_program_of_gpu_bench_is_among_them() -> None:
     stages = [programs for stage, programs in STAGES.items() if stage not in NEED_PACKAGES]
     names = {words[0].removeprefix("bench.") for programs in stages for words, _ in programs}
     assert names <= {*PROGRAMS, "nano_vllm"}
+
+
+class Parsed(Exception):
+    """The words of a program are known."""
+
+
+PYTHON = """\
+#!/bin/sh
+# Writes its words down, and ends with the status that DAY_FAILS has for them.
+printf '%s' "$(pwd)" >>"$DAY_CALLS"
+for word in "$@"; do printf '\\t%s' "$word" >>"$DAY_CALLS"; done
+echo >>"$DAY_CALLS"
+case "$*" in *"$DAY_FAILS"*) exit 3 ;; esac
+"""
+
+
+def calls_of_day(
+    run: int, path: Path, *, fails: str = "no program", folders: tuple[str, ...] = ()
+) -> tuple[int, list[list[str]], str]:
+    """Returns the status of a run of day.sh in a tree, where nothing computes, the folder and the
+    words of each call of Python, and what is printed."""
+    tree = path / "tree"
+    (tree / "tests" / "gpu").mkdir(parents=True)
+    script, python, calls = tree / "tests/gpu/day.sh", path / "python", path / "calls"
+    script.write_text((REPOSITORY / "tests/gpu/day.sh").read_text(encoding="utf-8"))
+    for folder in folders:
+        (tree / folder).mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    calls.touch()
+    done = subprocess.run(
+        ["bash", str(script), str(run)],
+        env=os.environ
+        | {"PYTHON": str(python), "DAY_CALLS": str(calls), "DAY_FAILS": fails}
+        | {"OUT": str(path / "out")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = calls.read_text().splitlines()
+    return done.returncode, [line.split("\t") for line in lines], done.stdout
+
+
+@pytest.mark.parametrize(("run", "count"), [(1, 1), (2, 6), (3, 3)])
+def test_the_programs_of_day_know_their_words(
+    run: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, calls, printed = calls_of_day(run, tmp_path, folders=(".peer", ".base/bench"))
+    assert (status, len(calls)) == (0, count), printed
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(parser: argparse.ArgumentParser) -> None:
+        parse(parser)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    for _, *words in calls:
+        name = words[1] if words[0] == "-m" else words[0].removesuffix(".py").replace("/", ".")
+        monkeypatch.setattr(sys, "argv", words[1:] if words[0] == "-m" else words)
+        with pytest.raises(Parsed):
+            importlib.import_module(name).main()
+
+
+def test_a_step_of_day_that_fails_stops_no_other(tmp_path: Path) -> None:
+    status, calls, printed = calls_of_day(2, tmp_path, fails="qwen3-8b --temperature")
+    assert (status, len(calls)) == (1, 5), printed
+    assert "== 8B: status 3" in printed
+    assert "== 0.6B at .base: not there" in printed
+    assert "run 2: 1 steps failed" in printed
+
+
+@pytest.mark.parametrize(("made", "module"), [(".base/bench", "bench"), (".base", "tests.bench")])
+def test_an_older_tree_is_measured_wherever_its_bench_is(
+    made: str, module: str, tmp_path: Path
+) -> None:
+    _, calls, printed = calls_of_day(2, tmp_path, folders=(made,))
+    (call,) = [words for words in calls if words[0].endswith(".base")]
+    assert call[1:3] == ["-m", f"{module}.engine_throughput"], printed

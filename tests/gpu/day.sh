@@ -6,7 +6,8 @@
 #   tests/gpu/day.sh 3    nano-vllm out of .peer, transformers' batching, kernels by themselves; 195 s
 #
 # More words are the names of steps: these alone run.
-# .base is an older tree:   git archive 628a72f tests worker shared | tar x -C .base
+# .base is an older tree:   git archive REVISION bench tests worker shared | tar x -C .base
+# (628a72f, which the figures of docs/BENCHMARKS.md are of, has its bench in tests.)
 # .peer holds what nano-vllm's programs import: nanovllm/ and flash_attn/. Without them their steps
 # are "not there" and the others go on. Every step has a bound in seconds and prints its end; all
 # that it printed is in $OUT, as are the JSON lines. The status is the number of steps that failed.
@@ -53,9 +54,10 @@ case $run in
     # shellcheck disable=SC2086
     step "0.6B" 40 $throughput $sampled
     if [ -d .base ]; then
+        [ -d .base/bench ] && bench=bench || bench=tests.bench
         # shellcheck disable=SC2086
         step "0.6B at .base" 40 env -C .base PYTHONPATH="$PWD/.base" \
-            "$python" -m tests.bench.engine_throughput $sampled
+            "$python" -m $bench.engine_throughput $sampled
     else
         echo "== 0.6B at .base: not there"
     fi

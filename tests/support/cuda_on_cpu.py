@@ -67,7 +67,7 @@ class _Event:
         return max(1e-3, (end._at_s - self._at_s) * 1e3)
 
 
-class _Generator(_GENERATOR):
+class Generator(_GENERATOR):
     def __new__(cls, device: object = None) -> torch.Generator:  # type: ignore[misc]
         return _GENERATOR()
 
@@ -118,5 +118,5 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, double in cuda.items():
         monkeypatch.setattr(torch.cuda, name, double)
-    monkeypatch.setattr(torch, "Generator", _Generator)
+    monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(graphs, "CudaCapture", _Capture)

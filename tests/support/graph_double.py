@@ -79,7 +79,7 @@ class GraphDouble:
                 for of_graph in self._pool:
                     if of_graph is not memory:
                         for tensor in of_graph:
-                            _poison(tensor)
+                            poison(tensor)
                 for call in calls:
                     call()
             return result
@@ -116,8 +116,8 @@ class _Recorder(TorchDispatchMode):
             raise NotCapturable(name)
         self.memory += new_tensors(args, kwargs, result)
         if name.startswith(("empty", "new_empty")):
-            self.calls.append(lambda: _poison(result))
-            return _poison(result)
+            self.calls.append(lambda: poison(result))
+            return poison(result)
         self.calls.append(lambda: _again(function, args, kwargs, result))
         if writes(function, args, kwargs, result):
             self.launches.append(name)
@@ -176,7 +176,7 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _poison(tensor: Tensor) -> Tensor:
+def poison(tensor: Tensor) -> Tensor:
     if tensor.dtype is torch.bool:
         return tensor.fill_(True)
     return tensor.fill_(torch.nan if tensor.is_floating_point() else _GARBAGE)

@@ -16,7 +16,7 @@ CHECKPOINT_DIR = Path(__file__).parents[2] / "worker/demo/checkpoint"
 _PREFIX = "model."
 # At 1.0 one of six answers to these is another fact's.
 _TEMPERATURE = 0.3
-_SUGGESTIONS = (
+SUGGESTIONS = (
     "What is Penstock?",
     "What happens when a worker dies?",
     "How do I cancel a job?",
@@ -33,7 +33,7 @@ def save_checkpoint(network: Network, tokenizer: Tokenizer, directory: Path) -> 
         "do_sample": True,
         "eos_token_id": eos,
         "pad_token_id": eos[1],
-        "suggestions": list(_SUGGESTIONS),
+        "suggestions": list(SUGGESTIONS),
         "temperature": _TEMPERATURE,
     }
     _write_json(directory / "generation_config.json", generation)

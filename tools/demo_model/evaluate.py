@@ -47,7 +47,11 @@ class Score:
 
 
 def score_answers(
-    network: Network, tokenizer: Tokenizer, cases: Sequence[tuple[Turns, str]]
+    network: Network,
+    tokenizer: Tokenizer,
+    cases: Sequence[tuple[Turns, str]],
+    *,
+    temperature: float = 1.0,
 ) -> list[tuple[bool, float]]:
     """Returns for each case whether greedy decoding gives the answer, and its log probability."""
     results: list[tuple[bool, float]] = []
@@ -60,7 +64,7 @@ def score_answers(
             for row in range(len(documents)):
                 learned = batch.labels[row] >= 0
                 labels = batch.labels[row][learned]
-                logits = network.logits(hidden[row][learned]).float()
+                logits = network.logits(hidden[row][learned]).float() / temperature
                 exact = bool((logits.argmax(dim=-1) == labels).all())
                 loss = functional.cross_entropy(logits, labels, reduction="sum")
                 results.append((exact, -float(loss)))

@@ -62,11 +62,14 @@ def learning_rate(step: int, stage: Stage) -> float:
 
 
 def draw_batch(corpus: Corpus, step: int) -> Batch:
-    """Returns mostly short packed rows, and sometimes long chats, to train far positions too."""
+    """Returns mostly short packed rows, sometimes long chats, to train far positions too, and
+    sometimes chats with tools."""
     if step % 80 == 79:
         return corpus.batch(1, 2048, one_document=True)
     if step % 12 == 11:
         return corpus.batch(1, 1024, one_document=True)
+    if step % 8 == 4:
+        return corpus.batch(1, 1024, of_agents=True)
     return corpus.batch(4, 256)
 
 

@@ -333,10 +333,15 @@ def test_an_answer_goes_on_where_a_lost_connection_left_it(
 def test_a_conversation_has_its_earlier_turns(
     penstock: Any, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = io.StringIO("the first question\nthe second question\n/new\nthe third\n/exit\n")
+    lines = io.StringIO(
+        "the first question\nthe second question\n/help\n/new\n/mew\nthe third\n/exit\n"
+    )
     monkeypatch.setattr("sys.stdin", lines)
     monkeypatch.setattr(lines, "isatty", lambda: True)
-    assert penstock("chat", "--max-tokens", "4").code == ExitCode.OK
+    chatted = penstock("chat", "--max-tokens", "4")
+    assert chatted.code == ExitCode.OK
+    assert chatted.err.count("/new ") == 2, "of /help, and after a word that is no command"
+    assert "/mew is no command." in chatted.err
     first, second, third = (
         service.text.tokenizer.decode(list(delivery.job.prompt_token_ids))
         for delivery in service.worker.seen

@@ -6,7 +6,7 @@ into buffers that stay; missing rows are padding.
 
 Steps of decodes alone are padded to sizes near each other. Steps with chunks of prompts are padded
 to fewer sizes of tokens and fewer yet of decodes. A step with more tokens than the largest takes
-the device longer than its launches take the host.
+the device longer than its launches take the host: see `launch_bound_tokens`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ logger = logging.getLogger(__name__)
 _MIXED_TOKENS = (32, 64, 128, 192, 256, 384, 512)
 _MIXED_DECODES = (0, 16, 64, 256)
 _MIXED_CHUNKS = 16
+# These are for models that are launched for longer than they compute.
+_LARGE_TOKENS = (768, 1024, 1536, 2048, 3072, 4096)
+_LARGE_CHUNKS = 64
+# Tokens times the numbers in a layer's products, which 400 TFLOP/s compute in 0.085 ms: the ten
+# launches of a layer take a fast host that long, the hosts of docs/BENCHMARKS.md twice.
+_LAUNCH_BOUND = 17e9
 _TIMED_TURNS = 12
 
 T = TypeVar("T")
@@ -81,16 +87,24 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
     return sizes[: bisect_left(sizes, max_num_seqs) + 1]
 
 
+def launch_bound_tokens(layer_weights: int) -> int:
+    """Returns the tokens of the largest step with chunks that a graph makes faster; `layer_weights`
+    are the numbers in the products of a layer."""
+    large = [count for count in _LARGE_TOKENS if count * layer_weights <= _LAUNCH_BOUND]
+    return max((_MIXED_TOKENS[-1], *large))
+
+
 def mixed_shapes(max_num_seqs: int, max_num_tokens: int) -> list[GraphShape]:
     """Returns the padded shapes of steps with chunks, ascending by tokens and then by decodes."""
-    tokens = _MIXED_TOKENS[: bisect_left(_MIXED_TOKENS, max_num_tokens) + 1]
-    return sorted(
-        {
-            GraphShape(count, min(decodes, max_num_seqs, count), _MIXED_CHUNKS)
-            for count in tokens
-            for decodes in (*_MIXED_DECODES, max_num_seqs)
-        }
-    )
+    sizes = (*_MIXED_TOKENS, *_LARGE_TOKENS)
+    shapes = set()
+    for count in sizes[: bisect_left(sizes, max_num_tokens) + 1]:
+        is_large = count in _LARGE_TOKENS
+        numbers = (0, max_num_seqs) if is_large else (*_MIXED_DECODES, max_num_seqs)
+        chunks = _LARGE_CHUNKS if is_large else _MIXED_CHUNKS
+        for decodes in numbers:
+            shapes.add(GraphShape(count, min(decodes, max_num_seqs, count), chunks))
+    return sorted(shapes)
 
 
 class StepGraphs:
@@ -108,19 +122,19 @@ class StepGraphs:
         num_kv_groups: int = 1,
         is_foreign: bool = False,
     ) -> None:
-        """`max_num_tokens` are those of a step, `max_blocks` those of the longest sequence in each
-        KV group.
+        """`max_num_tokens` are those of the largest step with chunks that is captured, 0 for none,
+        `max_blocks` those of the longest sequence in each KV group.
 
         `logits` returns [rows, vocab] of hidden states [rows, hidden]. The code of a stack that
-        `is_foreign` is not this project's: its steps of decodes alone are captured, and none where
-        a capture fails. Until `capture` nothing is replayed.
+        `is_foreign` is not this project's: no step is captured where a capture fails. Until
+        `capture` nothing is replayed.
         """
         self._stack = stack
         self._device = device
         self._logits = logits
         self._decodes = [GraphShape(size, size) for size in decode_sizes(max_num_seqs)]
         self._is_foreign = is_foreign
-        self._mixed = [] if is_foreign else mixed_shapes(max_num_seqs, max_num_tokens)
+        self._mixed = mixed_shapes(max_num_seqs, max_num_tokens) if max_num_tokens else []
         self._of_logits = BestTokens(self._decodes[-1].tokens, device)
         largest = [self._decodes[-1], *self._mixed[-1:]]
         self._buffers = StepBuffers.zeros(
@@ -218,10 +232,9 @@ class StepGraphs:
         if num_tokens == num_decodes:
             index = bisect_left(self._decodes, GraphShape(num_tokens, num_tokens))
             return self._decodes[index] if index < len(self._decodes) else None
-        if len(metadata.query_lens) - num_decodes > _MIXED_CHUNKS:
-            return None
+        num_chunks = len(metadata.query_lens) - num_decodes
         for shape in self._mixed[bisect_left(self._mixed, GraphShape(num_tokens, num_decodes)) :]:
-            if shape.decodes >= num_decodes:
+            if shape.decodes >= num_decodes and shape.chunks >= num_chunks:
                 return shape
         return None
 

@@ -78,6 +78,11 @@ class CudaStack:
         self.normed(x, delta, out)
 
     @property
+    def layer_weights(self) -> int:
+        """Returns the numbers in the products of the largest layer."""
+        return max(layer.num_weights for layer in self._layers)
+
+    @property
     def run_gemv_into(self) -> RunInto | None:
         """Returns `run_into` by `gemv_layers`; None where those do not compute this model."""
         return self._run_gemv_into if all(layer.is_plain for layer in self._layers) else None
@@ -164,6 +169,12 @@ class _Layer:
         self.head_norm: HeadNorm | None = attention.head_norm
         rope = model.local_rope if attention.kind.is_local else model.rope
         self.rotations = rope.tables
+
+    @property
+    def num_weights(self) -> int:
+        """Returns the numbers in its products."""
+        shapes = [one.shape for one in (self.qkv, self.output, self.gate_up, self.down)]
+        return sum(shape.in_features.size * shape.out_size for shape in shapes)
 
     @property
     def is_plain(self) -> bool:

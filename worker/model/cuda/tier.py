@@ -66,7 +66,7 @@ def tier_of(
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
-        return with_graphs(whole, options, model, max_model_len, pool)
+        return with_graphs(whole, options, model, max_model_len, pool, whole.layer_weights)
 
     if not in_fp8:
         return Tier("triton", ops, stack)
@@ -81,25 +81,29 @@ def with_graphs(
     model: ServedModel,
     max_model_len: int,
     pool: KVCachePool,
-    *,
-    is_foreign: bool = False,
+    layer_weights: int | None = None,
 ) -> DecoderStack:
     """Returns a stack that replays the steps of `stack`, which uses the kernels; `stack` where
-    there are to be no graphs. `is_foreign`: see StepGraphs."""
+    there are to be no graphs. `layer_weights` are the numbers in the products of a layer; None
+    for a stack whose code is not this project's, of which only decodes are replayed."""
     if not options.cuda_graphs or model.placement.group.size > 1:
         return stack
     # Here and not above: it needs Triton.
-    from worker.model.cuda.graphs import StepGraphs
+    from worker.model.cuda.graphs import StepGraphs, launch_bound_tokens
 
+    max_num_tokens = 0
+    if layer_weights is not None:
+        budget = options.max_num_batched_tokens or CUDA_BATCHED_TOKENS
+        max_num_tokens = min(budget, launch_bound_tokens(layer_weights))
     return StepGraphs(
         stack,
         max_num_seqs=options.max_num_seqs,
-        max_num_tokens=options.max_num_batched_tokens or CUDA_BATCHED_TOKENS,
+        max_num_tokens=max_num_tokens,
         max_blocks=-(-max_model_len // pool.block_size),
         device=model.placement.device,
         logits=model.logits,
         num_kv_groups=len(pool.groups.windows),
-        is_foreign=is_foreign,
+        is_foreign=layer_weights is None,
     )
 
 

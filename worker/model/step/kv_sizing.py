@@ -57,8 +57,8 @@ def allocate_kv_cache(
     if options.kv_offloading_gb and len(groups.windows) > 1:
         groups = KVGroups.single(built.keeps.kv_layers)
         log.warning(
-            "with PENSTOCK_KV_OFFLOADING_GB the layers with a sliding window keep all tokens in the "
-            "KV cache, like this model's other layers: without it more sequences would fit"
+            "with PENSTOCK_KV_OFFLOADING_GB layers with a sliding window keep all tokens in the KV "
+            "cache, like this model's other layers: without it more sequences would fit"
         )
     own = choose_num_blocks(options, built, block_size, longest, num_tokens, groups)
     num_blocks = place.group.least(own, place.device)

@@ -20,7 +20,7 @@ _WEIGHT = ".weight"
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _INPUT_SCALES = (".input_scale", ".activation_scale")
 # Scales of keys and values in FP8, which are rounded with a scale of 1: a larger one shows that
-# some are beyond what e4m3 has.
+# some are beyond what e4m3 has, a tiny one that most are near its smallest.
 _KV_SCALES = (".k_scale", ".v_scale", ".kv_scale")
 _OTHERS = (".q_scale", ".output_scale")
 _TYPES = frozenset({"F32", "BF16", "F16"})
@@ -127,11 +127,10 @@ class StoredWeights:
         given = self.input_scales.get(name)
         return StoredScales(values, each, None if given is None else given.read().float().max())
 
-    def largest_kv_scale(self) -> tuple[float, str]:
-        """Returns the largest scale that keys or values were measured to need in FP8, and its name;
-        0.0 where the checkpoint has none."""
-        found = [(t.read().float().max().item(), name) for name, t in self.kv_scales.items()]
-        return max(found, default=(0.0, ""))
+    def read_kv_scales(self) -> list[tuple[float, str]]:
+        """Reads the scales that keys and values were measured to need in FP8; returns them with
+        their names, ascending."""
+        return sorted((t.read().float().max().item(), name) for name, t in self.kv_scales.items())
 
     def _each(self, name: str, format: Fp8Format) -> tuple[int, int]:
         """Returns the rows and columns of a weight that share a scale. Raises CheckpointError."""

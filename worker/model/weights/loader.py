@@ -35,6 +35,11 @@ _OTHER_PARTS = (
 )
 
 
+# If the largest key is 20 times a usual one, a scale of 1 rounds with an error of 3.1 % at
+# 0.001, 5.1 % at 0.0005 and 25 % at 0.0001, the scale itself with 2.7 %.
+_LEAST_KV_SCALE = 0.001
+
+
 class Checkpoint:
     """The weights in a directory's safetensors files, of which the headers have been read."""
 
@@ -55,16 +60,11 @@ class Checkpoint:
 
     def check_kv_scales(self) -> None:
         """Warns of keys or values that a cache in FP8 cannot hold: it rounds with a scale of 1."""
-        scale, name = self._stored.largest_kv_scale()
-        if scale > 1.0:
-            logger.warning(
-                "kv_cache_dtype fp8 rounds keys and values with a scale of 1, but %s is %.3g: "
-                "those beyond %.0f saturate, and answers may be worse; set "
-                "PENSTOCK_KV_CACHE_DTYPE=auto, or compare answers",
-                name,
-                scale,
-                LARGEST,
-            )
+        scales = self._stored.read_kv_scales()
+        if scales and scales[-1][0] > 1.0:
+            _warn_of_kv_scale(*scales[-1], f"those beyond {LARGEST:.0f} saturate")
+        if scales and scales[0][0] < _LEAST_KV_SCALE:
+            _warn_of_kv_scale(*scales[0], "most of them are too small to keep three binary digits")
 
     def load(self, model: CausalLM, on_progress: Callable[[float], None] | None = None) -> None:
         """Fills every parameter of the model.
@@ -187,3 +187,13 @@ def fill_with_noise(model: CausalLM, seed: int = 0) -> None:
             place.scales.fill_(8 / LARGEST * place.columns.whole**-0.5)
         else:
             place.data.normal_(0.0, place.columns.whole**-0.5, generator=generator)
+
+
+def _warn_of_kv_scale(scale: float, name: str, effect: str) -> None:
+    logger.warning(
+        "kv_cache_dtype fp8 rounds keys and values with a scale of 1, but %s is %.3g: %s, and "
+        "answers may be worse; set PENSTOCK_KV_CACHE_DTYPE=auto, or compare answers",
+        name,
+        scale,
+        effect,
+    )

@@ -56,6 +56,9 @@ async def test_a_conversation_that_is_sent_again_each_turn_is_stored_once(steps:
     assert len(texts) == TURNS - 1 + (TURNS - 1) // GROUP_PARTS  # one for each line, and the groups
     assert sum(texts) < 1.2 * len(turn(TURNS).encode())
     assert max([await index_bytes(steps, job) for job in jobs]) < 40 * GROUP_PARTS
+    indexes = [steps.keys.request_record(job.job_id) for job in jobs]
+    taken = [await steps.redis.memory_usage(key) for key in (*await parts_of(steps), *indexes)]
+    assert sum(taken) < sum(len(turn(number).encode()) for number in range(TURNS)) / 10
     whole = await steps.store.stored_bytes(jobs[-1].job_id)
     assert whole == len(turn(TURNS - 1).encode())
     await assert_every_key_expires(steps.redis, steps.keys.namespace)

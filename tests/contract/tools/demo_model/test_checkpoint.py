@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -108,6 +109,35 @@ def test_later_turns_and_a_system_prompt_do_not_confuse_it(network: Network) -> 
         ("user", "And what is a lease?"),
     ]
     assert "expires" in answer(network, TOKENIZER, turns)
+
+
+def test_a_suggested_question_gets_its_answer_at_the_default_temperature(network: Network) -> None:
+    generation = read("generation_config.json")
+    facts = load_facts()
+    for question in generation["suggestions"]:
+        (fact,) = (fact for fact in facts if question.lower().rstrip("?") in fact.trained)
+        case = ([("user", question)], fact.answer)
+        ((_, logprob),) = score_answers(
+            network, TOKENIZER, [case], temperature=generation["temperature"]
+        )
+        assert math.exp(logprob) > 0.999, question
+
+
+def test_the_turn_after_an_agents_call_ends(network: Network) -> None:
+    (unknown,) = (fact for fact in load_facts() if fact.name == "unknown")
+    gates, units = {"enum": ["north", "weir"]}, {"enum": ["metres", "feet"]}
+    parameters = {"type": "object", "properties": {"gate": gates, "unit": units}}
+    tool = {"name": "read_gauge", "description": "Reads a gauge.", "parameters": parameters}
+    listed = json.dumps({"type": "function", "function": tool})
+    call = '{"name": "read_gauge", "arguments": {"gate": "weir", "unit": "feet"}}'
+    turns = [
+        ("system", f"Tools, one to a line:\n{listed}\nCall them within tool_call tags."),
+        ("system", "You keep the gates."),
+        ("user", "How deep is the water?"),
+        ("assistant", f"\n<tool_call>\n{call}\n</tool_call>"),
+        ("user", "<tool_response>\nseven metres\n</tool_response>"),
+    ]
+    assert answer(network, TOKENIZER, turns) == unknown.answer
 
 
 def test_nearly_every_fact_is_known_by_a_trained_wording(network: Network) -> None:

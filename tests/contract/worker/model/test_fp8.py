@@ -248,7 +248,7 @@ def test_a_config_and_files_that_disagree_are_refused(tmp_path: Path) -> None:
         outputs(quantised)
 
 
-def test_scales_of_keys_and_values_change_nothing_and_large_ones_are_told(
+def test_scales_of_keys_and_values_change_nothing_and_far_ones_are_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A KV cache in FP8 has a scale of 1."""
@@ -256,9 +256,9 @@ def test_scales_of_keys_and_values_change_nothing_and_large_ones_are_told(
     file = quantised / "model.safetensors"
     plain = load_file(file)
 
-    def warnings(largest: float, **options: str) -> list[str]:
+    def warnings(k_scale: float, **options: str) -> list[str]:
         names = {one: f"model.layers.0.self_attn.{one}_scale" for one in "kv"}
-        added = {names["k"]: torch.tensor([largest]), names["v"]: torch.tensor([0.3])}
+        added = {names["k"]: torch.tensor([k_scale]), names["v"]: torch.tensor([0.3])}
         save_file(plain | added, file, {"format": "pt"})
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -266,6 +266,9 @@ def test_scales_of_keys_and_values_change_nothing_and_large_ones_are_told(
         return [one.getMessage() for one in caplog.records if "kv_cache_dtype" in one.message]
 
     assert warnings(2.5) == []
+    assert warnings(0.0004) == []
     assert warnings(1.0, kv_cache_dtype="fp8") == []
+    (told,) = warnings(0.0004, kv_cache_dtype="fp8")
+    assert "model.layers.0.self_attn.k_scale is 0.0004: most of them are too small" in told
     (told,) = warnings(2.5, kv_cache_dtype="fp8")
     assert "model.layers.0.self_attn.k_scale is 2.5: those beyond 448 saturate" in told

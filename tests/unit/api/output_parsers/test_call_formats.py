@@ -50,10 +50,11 @@ from tests.unit.api.output_parsers.recorded_texts import (
 BY_TYPE = UNTYPED_FORMATS - {ToolFormat.PYTHONIC} | {form for form, _, _ in DSML_FORMS}
 
 
-def test_every_reasoning_format_has_a_recorded_text() -> None:
-    assert {recorded.reasoning for recorded in RECORDED if recorded.thoughts} >= set(
-        ReasoningFormat
-    )
+def test_every_format_has_a_recorded_text() -> None:
+    with_calls = {recorded.form for recorded in RECORDED if recorded.calls}
+    assert with_calls == set(ToolFormat) - {ToolFormat.TEXT}
+    with_thoughts = {recorded.reasoning for recorded in RECORDED if recorded.thoughts}
+    assert with_thoughts >= set(ReasoningFormat)
 
 
 def parser(recorded: Recorded) -> OutputParser:

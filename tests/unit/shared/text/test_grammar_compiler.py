@@ -152,6 +152,26 @@ def test_several_grammars_in_one_refer_to_one_another() -> None:
 
 
 @pytest.mark.parametrize("kind", USABLE)
+def test_a_model_that_prefers_white_space_ends_its_json(kind: str) -> None:
+    tokenizer, compiler = tokenizer_of(kind), compiler_of(kind)
+    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "type": "object", **CLOSED}
+    matcher = compiler.matcher(json_schema_grammar(schema, "p"))
+    table = tokenizer.piece_table(compiler.vocab_size)
+    assert table is not None
+    text = b""
+    while not matcher.is_stopped():
+        ways = allowed(matcher, compiler) - set(ends_of(tokenizer))
+        if not ways:
+            break
+        token_id = max(ways, key=lambda i: (table[i].isspace(), b"\n" in table[i], -len(table[i])))
+        assert matcher.consume_token(token_id)
+        text += table[token_id]
+        assert len(text) < 400, text
+    assert json.loads(text) == {"a": 1}
+    assert len(text) > 100, "it had much of it"
+
+
+@pytest.mark.parametrize("kind", USABLE)
 def test_forced_text_with_a_special_tokens_name_in_it_stays_text(kind: str) -> None:
     tokenizer, compiler = tokenizer_of(kind), compiler_of(kind)
     grammar = json_schema_grammar({"const": "a <tool_call> and </s> <|im_end|>"}, "p")

@@ -14,6 +14,7 @@ FACTS = parse_facts(
     "## a\nask: first\nsay: One.\n\n## b\nask: second\nsay: Two.\n\n"
     "## unknown\nask: third\nsay: I do not know.\n"
 )
+WORDS = ["banana", "harbour", "lantern", "meadow", "violin"]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def tokenizer() -> Tokenizer:
 
 
 def corpus(tokenizer: Tokenizer, seed: int) -> Corpus:
-    return Corpus(tokenizer, FACTS, ["Some prose.\n\nMore prose."], ["banana", "violin"], seed)
+    return Corpus(tokenizer, FACTS, ["Some prose.\n\nMore prose."], WORDS, seed)
 
 
 def test_only_the_assistants_text_and_its_end_are_learned(tokenizer: Tokenizer) -> None:
@@ -63,3 +64,17 @@ def test_a_long_chat_fills_its_row_alone(tokenizer: Tokenizer) -> None:
     batch = corpus(tokenizer, 3).batch(1, 512, one_document=True)
     assert batch.positions[0].tolist() == list(range(512))
     assert bool((batch.labels >= 0).any())
+
+
+def test_of_a_chat_with_tools_the_answer_alone_is_learned(tokenizer: Tokenizer) -> None:
+    drawn = corpus(tokenizer, 4)
+    with_calls = 0
+    for _ in range(40):
+        document = drawn.agent_conversation()
+        text = tokenizer.decode(document.token_ids, skip_special_tokens=False)
+        with_calls += "</tool_call><|im_end|>" in text
+        assert '"type": "function"' in text
+        pairs = zip(document.token_ids, document.weights, strict=True)
+        learned = tokenizer.decode([i for i, weight in pairs if weight], skip_special_tokens=False)
+        assert learned in [f"{fact.answer}<|im_end|>" for fact in FACTS]
+    assert 10 < with_calls < 40

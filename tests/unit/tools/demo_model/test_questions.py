@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from penstock.cli.application import application
 from tools.demo_model.questions import InvalidQuestions, expand, load_facts, parse_facts
 
+REPOSITORY = Path(__file__).resolve().parents[4]
 ONE = """
 # a comment
 ## cancel
@@ -74,3 +78,22 @@ def test_the_file_that_ships_has_many_facts_with_many_questions_and_short_answer
 def test_no_two_facts_that_ship_give_the_same_answer() -> None:
     answers = [fact.answer for fact in load_facts()]
     assert len(set(answers)) == len(answers)
+
+
+def test_answers_name_commands_targets_and_files_that_exist() -> None:
+    """The settings in them are held by tests/arch/test_setting_names.py."""
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (REPOSITORY / "Makefile").read_text()))
+    commands = set(get_command(application()).commands)  # type: ignore[attr-defined]
+    found = 0
+    for fact in load_facts():
+        named = re.findall(r"(?:^|[ :;,])(make [a-z]+(?:-[a-z]+)*|penstock [a-z]+)\b", fact.answer)
+        for program, word in map(str.split, named):
+            if word in ("is", "me", "prints", "sure", "the"):  # no command
+                continue
+            known = targets if program == "make" else commands
+            assert word in known, f"{fact.name}: {program} {word}"
+        paths = re.findall(r"\b(?:docs|worker|deploy|api|shared)/[\w./-]*\w", fact.answer)
+        for path in paths:
+            assert (REPOSITORY / path).exists(), f"{fact.name}: {path}"
+        found += len(named) + len(paths)
+    assert found > 20

@@ -19,7 +19,13 @@ if not has_triton():
 
 from tests.support.step_graphs import new_capture, new_graphs
 from worker.model.base import AttentionMetadata, DecoderStack
-from worker.model.cuda.graphs import StepGraphs, decode_sizes, mixed_shapes
+from worker.model.cuda import graphs
+from worker.model.cuda.graphs import (
+    StepGraphs,
+    decode_sizes,
+    launch_bound_tokens,
+    mixed_shapes,
+)
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.cuda.step_buffers import GraphShape
 from worker.model.kv_cache import KVCachePool
@@ -146,7 +152,7 @@ def test_what_has_no_graph_is_left_to_the_stack() -> None:
 def test_steps_with_more_than_the_largest_graph_have_none() -> None:
     model = small_model()
     pool = small_pool(model)
-    replayed, _ = graphs_over(model, pool, max_num_tokens=8192)
+    replayed, _ = graphs_over(model, pool, max_num_tokens=512)
     assert shape_of(replayed, (1,) * 3) == GraphShape(4, 4)
     assert shape_of(replayed, (1,) * 5) is None
     assert shape_of(replayed, (1, 2) + (4,) * 15) == GraphShape(64, 4, 16)
@@ -284,6 +290,52 @@ def test_every_mixed_step_has_the_next_larger_shape(max_num_seqs: int, max_num_t
             assert min(fitting).tokens == min(s.tokens for s in shapes if s.tokens >= tokens)
     assert all(shape.decodes <= shape.tokens for shape in shapes)
     assert GraphShape(32, 0, 16) in shapes
+
+
+def test_prompts_are_replayed_up_to_where_launches_bind() -> None:
+    # The numbers in a layer's products: SmolLM2-135M, Qwen3-0.6B, Qwen3-1.7B, Qwen3-8B.
+    layers = (3_538_944, 15_728_640, 50_331_648, 192_937_984)
+    assert [launch_bound_tokens(size) for size in layers] == [4096, 1024, 512, 512]
+    model = small_model()
+    pool = small_pool(model)
+    assert CudaStack(model, pool).layer_weights == 96 * 320 + 192 * 96 + 96 * 288 + 144 * 96
+    replayed, _ = graphs_over(model, pool, max_num_tokens=2048)
+    assert shape_of(replayed, (1, 511)) == GraphShape(512, 4, 16)
+    assert shape_of(replayed, (513,)) == GraphShape(768, 0, 64)
+    assert shape_of(replayed, (1, 700)) == GraphShape(768, 4, 64)
+    assert shape_of(replayed, (2048,)) == GraphShape(2048, 0, 64)
+    assert shape_of(replayed, (4,) * 17) == GraphShape(768, 0, 64), "chunks of many prompts"
+    assert shape_of(replayed, (4,) * 65) is None
+    assert shape_of(replayed, (2049,)) is None
+    only_decodes, _ = graphs_over(model, pool, max_num_tokens=0)
+    assert shape_of(only_decodes, (4,)) is None
+    assert shape_of(only_decodes, (1,)) == GraphShape(1, 1)
+
+
+@IN_THE_INTERPRETER
+def test_a_large_step_is_replayed_in_the_launches_of_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tests.support.graph_double import GraphDouble
+
+    # Fewer tokens than in use: the interpreter takes two minutes for 768.
+    monkeypatch.setattr(graphs, "_MIXED_TOKENS", (32,))
+    monkeypatch.setattr(graphs, "_LARGE_TOKENS", (40,))
+    model = small_model()
+    pools = [small_pool(model) for _ in range(2)]
+    stack = CudaStack(model, pools[1])
+    step = [(7, 1), (3, 1), *[(0, 2)] * 18]  # more chunks than a small shape has
+    launches = []
+    for max_num_tokens in (32, 40):
+        replayed, inner = graphs_over(model, pools[0], max_num_tokens=max_num_tokens)
+        double = GraphDouble()
+        replayed.capture_by(double, lambda share: None, largest_only=True)
+        launches.append(sorted(double.launches[0]))
+    seen, expected = run_step(replayed, step), run_step(stack, step)
+    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pools[0].storage, pools[1].storage, rtol=1e-4, atol=1e-4)
+    assert inner.num_calls == 0, "a small shape has no room for the chunks"
+    assert launches[0] == launches[1]
 
 
 @IN_THE_INTERPRETER

@@ -82,7 +82,8 @@ def test_the_widest_sample_is_given_back(
         model = new_model(shape, CudaOps(), device=device, dtype=torch.float32)
 
         def stack(pool: KVCachePool) -> DecoderStack:
-            return with_graphs(CudaStack(model, pool), options, model, MAX_LEN, pool)
+            whole = CudaStack(model, pool)
+            return with_graphs(whole, options, model, MAX_LEN, pool, whole.layer_weights)
 
         built = BuiltStack(
             model=model, keeps=model.config, kv_dtype=torch.float32, stack=stack, tier="triton"

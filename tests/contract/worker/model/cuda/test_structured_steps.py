@@ -16,7 +16,12 @@ from shared.text.grammar_compiler import GrammarCompiler
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import Generated, generate
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import NO_TRITON, has_triton
+from tests.support.triton_device import (
+    IS_INTERPRETED,
+    NO_TRITON,
+    NOT_INTERPRETED,
+    has_triton,
+)
 
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
@@ -58,6 +63,7 @@ PARAMS = [
     replace(DRAWN, grammar=json_object_grammar(), temperature=0.0, repetition_penalty=1.3),
     replace(DRAWN, grammar=regex_grammar("[a-f]{3,9}-[0-9]+", "guided_regex"), logprobs=2),
 ]
+LOAD = Checkpoint.load
 SHARED = list(range(30, 30 + BLOCK_SIZE))
 PROMPTS = [[*range(1, 31)], [*range(60, 90)], [*SHARED, 7], [*SHARED, 9, 11], [*SHARED, 7, 8]]
 CANCELLED = {2: 4}
@@ -68,9 +74,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), **TINY)
 
 
-def engine_over(path: Path, stack: str, *, lookahead: int, kernels: bool) -> Engine:
+def engine_over(
+    path: Path, stack: str, *, lookahead: int, kernels: bool, device: torch.device | None = None
+) -> Engine:
     """An engine that has to preempt. `stack` is "torch", "triton" or "graphs"."""
-    config, device = ModelConfig.from_directory(path), torch_device()
+    config, device = ModelConfig.from_directory(path), device or torch_device()
     ops = TorchOps() if stack == "torch" else CudaOps()
     model = CausalLM(config, 128, Placement(device, torch.float32), ops)
     Checkpoint(path, model.config).load(model)
@@ -129,6 +137,36 @@ def test_they_say_the_same(
 ) -> None:
     """With preemption, prefixes that are found, and a neighbour that is cancelled."""
     engine = engine_over(checkpoint, stack, lookahead=lookahead, kernels=kernels)
+    check(engine, expected)
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason=NOT_INTERPRETED)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_they_say_the_same_where_copies_arrive_late(
+    checkpoint: Path, expected: list[Generated], monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    from tests.support import late_stream
+
+    monkeypatch.setattr(Checkpoint, "load", load_by_the_host)
+    with late_stream.set_up(monkeypatch):
+        engine = engine_over(
+            checkpoint, "triton", lookahead=1, kernels=kernels, device=late_stream.CUDA
+        )
+        check(engine, expected)
+
+
+def load_by_the_host(checkpoint: Checkpoint, model: CausalLM) -> None:
+    """The threads that load weights would look for a real device."""
+    same = CausalLM(model.config, 128, Placement(torch.device("cpu"), torch.float32), CudaOps())
+    LOAD(checkpoint, same)
+    for (_, to), (_, source) in zip(model.named_tensors(), same.named_tensors(), strict=True):
+        assert to.data is not None
+        assert source.data is not None
+        to.data.copy_(source.data)
+
+
+def check(engine: Engine, expected: list[Generated]) -> None:
     seen = generate(engine, PROMPTS, PARAMS, cancelled=CANCELLED)
     for result, like in zip(seen, expected, strict=True):
         assert result.error is None
