@@ -146,7 +146,6 @@ class BlockManager:
         self._held = held
         self._evicted: OrderedDict[BlockHash, Content] = OrderedDict()  # the oldest first
         self.row_blocks = len(self._windows)  # that a sequence takes when its last row is full
-        assert self.offload is None or self.row_blocks == 1
         # A sequence may have a row to publish, or blocks to give up, at these numbers of computed
         # tokens modulo block size.
         self.turns = frozenset(

@@ -332,3 +332,8 @@ def test_blocks_that_make_room_for_a_prompt_do_not_push_out_its_copies() -> None
         engine.add(make_request(name, [ord(name)] * 33))
         stories = run_to_end(engine)
     assert stories["a"].outputs[-1].num_cached_tokens == 32
+
+
+def test_copies_of_blocks_of_several_kv_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="single KV group"):
+        make_config(num_offload_blocks=8, windows=(None, 8))
