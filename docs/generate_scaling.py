@@ -1,8 +1,9 @@
-"""Writes the tables of docs/SCALING.md from the capacity model. `make docs` runs it; `--check` only
-compares."""
+"""Writes the tables of docs/SCALING.md and docs/scaling.svg from the capacity model. `make docs`
+runs it; `--check` only compares."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,17 @@ EXAMPLES = {
     "2,500 tokens/s with 64 streams": Load(1, 1000, 300, 2500, 64),
     "19,000 tokens/s with 256 streams": Load(1, 1000, 300, 19_000, 256),
 }
+
+PICTURE = PAGE.with_name("scaling.svg")
+MOST_WORKERS = WORKERS[-1]
+LEAST_SHARE, MOST_SHARE = 1e-3, 1e3  # of a limit; both axes are logarithmic
+PANEL_PX, PLOT_PX, HIGH_PX, LEFT_PX, TOP_PX = 420, 236, 216, 78, 58
+STYLE = """
+  svg{--paper:#f7fafb;--line:#d5e0e5;--ink:#16323e;--soft:#5d7480}
+  svg{--redis_cpu:#b3261e;--redis_memory:#0b6e99;--redis_network:#5b7f2b;--redis_connections:#8a5ab0}
+  @media (prefers-color-scheme:dark){svg{--paper:#10161c;--line:#2d3a46;--ink:#e3edf3;--soft:#9ab;
+    --redis_cpu:#ff8a80;--redis_memory:#62c3ef;--redis_network:#a9cf6f;--redis_connections:#c9a0ee}}
+"""
 
 
 def costs() -> str:
@@ -69,6 +81,77 @@ def bottlenecks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def picture() -> str:
+    """Draws the shares of Redis' limits by the number of workers, a panel for each example."""
+    panels = [
+        f'  <g transform="translate({number * PANEL_PX} 0)">\n{_panel(name, load)}\n  </g>'
+        for number, (name, load) in enumerate(EXAMPLES.items())
+    ]
+    width, height = len(EXAMPLES) * PANEL_PX, TOP_PX + HIGH_PX + 48
+    frame = f'width="{width - 2}" height="{height - 2}" rx="14" style="fill:var(--paper)"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"',
+            f'  width="{width}" height="{height}" aria-labelledby="title" font-size="12"',
+            '  font-family="system-ui, -apple-system, Helvetica, Arial, sans-serif">',
+            '  <title id="title">Shares of the limits of one Redis by number of workers</title>',
+            f"  <style>{STYLE}  </style>",
+            f'  <rect x="1" y="1" {frame}/>',
+            *panels,
+            "</svg>\n",
+        ]
+    )
+
+
+def _panel(name: str, load: Load) -> str:
+    drawn = [_text(LEFT_PX, 34, f"Workers of {name}", "ink", 'font-weight="600"')]
+    for power in range(round(math.log10(LEAST_SHARE)), round(math.log10(MOST_SHARE)) + 1, 1):
+        y, is_full = _y(10.0**power), power == 0
+        line = f"stroke:var(--{'ink' if is_full else 'line'})"
+        drawn.append(
+            f'    <path d="M{LEFT_PX} {y:.0f}h{PLOT_PX}" style="{line}" stroke-width="1"/>'
+        )
+        share = f"{100 * 10.0**power:,g} %"
+        drawn.append(_text(LEFT_PX - 8, y + 4, share, "soft", 'text-anchor="end"'))
+    for workers in (1, *WORKERS):
+        anchor = 'text-anchor="middle"'
+        drawn.append(_text(_x(workers), TOP_PX + HIGH_PX + 20, f"{workers:,}", "soft", anchor))
+    drawn.append(
+        _text(
+            LEFT_PX + PLOT_PX / 2, TOP_PX + HIGH_PX + 37, "workers", "soft", 'text-anchor="middle"'
+        )
+    )
+    numbers = sorted({round(10 ** (step / 8)) for step in range(8 * 3 + 1)})
+    shares = {number: with_workers(load, number).shares(SERVER) for number in numbers}
+    lowest = 0.0  # of the names so far, which do not overlap
+    for limit in sorted(LIMITS, key=shares[MOST_WORKERS].__getitem__, reverse=True):
+        points = " ".join(
+            f"{_x(number):.1f},{_y(shares[number][limit]):.1f}"
+            for number in numbers
+            if shares[number][limit] >= LEAST_SHARE
+        )
+        color = f"var(--{limit})"
+        drawn.append(
+            f'    <polyline points="{points}" fill="none" style="stroke:{color}" stroke-width="2"/>'
+        )
+        lowest = max(lowest + 14, _y(shares[MOST_WORKERS][limit]) + 4)
+        drawn.append(_text(LEFT_PX + PLOT_PX + 8, lowest, LIMITS[limit], limit))
+    return "\n".join(drawn)
+
+
+def _x(workers: float) -> float:
+    return LEFT_PX + PLOT_PX * math.log(workers) / math.log(MOST_WORKERS)
+
+
+def _y(share: float) -> float:
+    return TOP_PX + HIGH_PX * math.log(MOST_SHARE / share) / math.log(MOST_SHARE / LEAST_SHARE)
+
+
+def _text(x: float, y: float, text: str, color: str, more: str = "") -> str:
+    style = f'style="fill:var(--{color})"'
+    return f'    <text x="{x:.0f}" y="{y:.0f}" {style} {more}>{text}</text>'.replace(" >", ">")
+
+
 def _link(source: str) -> str:
     page, _, section = source.partition("#")
     return f"[{Path(page).stem}, {section.replace('-', ' ')}]({source})"
@@ -81,4 +164,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(PAGE, render()))
+    sys.exit(write_or_check(PAGE, render()) or write_or_check(PICTURE, picture()))

@@ -38,6 +38,7 @@ class Keys:
         self.live = f"{prefix}live"
         self.queued_deadlines = f"{prefix}unbegun"  # of jobs that were never claimed
         self.workers = f"{prefix}workers"
+        self.offers = f"{prefix}offers"  # worker -> the models that it can load
         self.paused = f"{prefix}paused"  # model -> since when, and by whom its queue is paused
         self.absent = f"{prefix}absent"  # never written: see Scripts
         self.stat = f"{prefix}stat"

@@ -56,20 +56,14 @@ class LoadedModel:
         cls, checkpoint: Checkpoint, ready: EngineReady, settings: WorkerSettings
     ) -> LoadedModel:
         """Reads the checkpoint's text files. Raises TextInvalid, or OSError."""
-        card, blobs = card_from_checkpoint(
-            checkpoint.path,
-            name=checkpoint.name,
+        card, blobs = _card(
+            checkpoint,
+            settings,
             max_model_len=ready.config.max_model_len,
             kv_capacity_tokens=ready.config.sequence_capacity_tokens,
-            context_length=checkpoint.context_length(),
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
-            tool_format=settings.tool_format,
-            reasoning_format=settings.reasoning_format,
             structured_output=ready.config.structured_output,
-            generation_config=settings.generation_config,
-            override_generation_config=parse_override(settings.override_generation_config),
-            chat_template=settings.chat_template,
         )
         card = replace(
             card,
@@ -154,6 +148,55 @@ class LoadedModel:
                 f"a token id of logit_bias or stop_token_ids is outside the vocabulary of "
                 f"{self.vocab_size}",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """The text side of a model, as frontends get it."""
+
+    card: ModelCard
+    blobs: Mapping[str, bytes]  # by digest
+
+    @classmethod
+    def before_load(cls, checkpoint: Checkpoint, settings: WorkerSettings) -> Announcement:
+        """Returns it for a model that was not loaded yet, as far as its files show: the context may
+        turn out shorter, where the KV cache has no room for it. Raises TextInvalid, or OSError."""
+        context = checkpoint.context_length() or UNKNOWN_CONTEXT
+        card, blobs = _card(
+            checkpoint,
+            settings,
+            max_model_len=min(context, settings.max_model_len or context),
+            kv_capacity_tokens=0,
+            dtype="" if settings.dtype == "auto" else settings.dtype,
+            num_parameters=0,
+            structured_output=settings.runner != "echo",
+        )
+        if card.structured_output:
+            tokenizer = load_card_tokenizer(card, blobs)
+            grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
+            reason = grammars.unsupported_reason() or ""
+            card = replace(card, structured_output=not reason, structured_output_reason=reason)
+        is_own = settings.engine == "penstock"
+        return cls(replace(card, engine=settings.engine, exact_resume=is_own), blobs)
+
+
+UNKNOWN_CONTEXT = 4096  # tokens, where neither config.json nor a setting names a limit
+
+
+def _card(
+    checkpoint: Checkpoint, settings: WorkerSettings, **facts: Any
+) -> tuple[ModelCard, dict[str, bytes]]:
+    return card_from_checkpoint(
+        checkpoint.path,
+        name=checkpoint.name,
+        context_length=checkpoint.context_length(),
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
+        generation_config=settings.generation_config,
+        override_generation_config=parse_override(settings.override_generation_config),
+        chat_template=settings.chat_template,
+        **facts,
+    )
 
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 import uvloop
@@ -21,8 +22,9 @@ from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.loading import DownloadReport
 from worker.metrics import metrics_listener
-from worker.service import WorkerService, new_worker_id
-from worker.settings import WorkerSettings, served_name
+from worker.model_swaps import open_worker
+from worker.service import new_worker_id
+from worker.settings import WorkerSettings
 
 EXIT_UNEXPECTED = 70
 
@@ -36,7 +38,7 @@ def main() -> int:
         check_redis()
         settings = load_settings(WorkerSettings)
         worker_id = new_worker_id()
-        checkpoint = _find_checkpoint(settings, worker_id)
+        checkpoints = _find_checkpoints(settings, worker_id)
     except (IncompatibleLibrary, SettingsError, CheckpointNotFound) as error:
         return _refuse(error)
     except KeyboardInterrupt:
@@ -44,7 +46,7 @@ def main() -> int:
     logs = start_logs(settings.log_level, settings.log_format, process="worker")
     log_misspellings(WorkerSettings)
     try:
-        return uvloop.run(_run(settings, checkpoint, worker_id, logs))
+        return uvloop.run(_run(settings, checkpoints, worker_id, logs))
     except (UnsupportedUrl, UnsafeServer, SettingsError) as error:
         logs.stop()
         return _refuse(error)
@@ -55,51 +57,45 @@ def main() -> int:
         logs.stop()
 
 
-def _find_checkpoint(settings: WorkerSettings, worker_id: str) -> Checkpoint:
-    """Returns the model's files, and reports their download to Redis."""
-    name = served_name(settings.model, settings.served_model_name)
+def _find_checkpoints(settings: WorkerSettings, worker_id: str) -> list[Checkpoint]:
+    """Returns the files of all models, and reports their downloads to Redis."""
     connect = partial(open_transport, settings.redis_url, namespace=settings.namespace)
-    with DownloadReport(worker_id, name, connect) as report:
-        return find_checkpoint(
-            settings.model,
-            settings.served_model_name,
-            report,
-            with_weights=settings.engine != "http",
-        )
+    found = []
+    for name, model in settings.named_models.items():
+        with DownloadReport(worker_id, name, connect) as report:
+            found.append(
+                find_checkpoint(model, name, report, with_weights=settings.engine != "http")
+            )
+    return found
 
 
-async def _run(settings: WorkerSettings, checkpoint: Checkpoint, worker_id: str, logs: Logs) -> int:
+async def _run(
+    settings: WorkerSettings, checkpoints: Sequence[Checkpoint], worker_id: str, logs: Logs
+) -> int:
     transport = await open_transport(
         settings.redis_url, namespace=settings.namespace, affinity_ms=settings.affinity_wait_ms
     )
     try:
-        service = WorkerService(
-            settings,
-            checkpoint,
-            transport.queue,
-            transport.check,
-            transport.deployment,
-            worker_id,
-        )
-        logs.identity.is_worker(service.worker_id)
+        worker = open_worker(settings, checkpoints, transport, worker_id)
+        logs.identity.is_worker(worker_id)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, service.stop)
+            loop.add_signal_handler(number, worker.stop)
         log.info(
             "starting the worker",
             extra={
-                "model": checkpoint.name,
-                "checkpoint": str(checkpoint.path),
+                "model": ", ".join(checkpoint.name for checkpoint in checkpoints),
+                "checkpoint": ", ".join(str(checkpoint.path) for checkpoint in checkpoints),
                 "redis": transport.url,
             },
         )
         with metrics_listener(
-            service.metrics.exposition,
-            service.probes.by_path,
+            lambda: worker.metrics.exposition.text(),
+            lambda path: worker.probes.by_path(path),
             settings.metrics_host,
             settings.metrics_port,
         ):
-            return await service.run()
+            return await worker.run()
     finally:
         await transport.aclose()
 

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 
@@ -230,6 +231,24 @@ METRICS = MetricTable(
         MetricRow("penstock:engine_restarts_total", "counter", (), "Engines that were replaced."),
         MetricRow("penstock:device_failures_total", "counter", (), "Failures of the device."),
         MetricRow(
+            "penstock:model_swaps_total",
+            "counter",
+            (),
+            "Models of PENSTOCK_MODELS that this worker has loaded instead of another.",
+        ),
+        MetricRow(
+            "penstock:model_swap_seconds_total",
+            "counter",
+            (),
+            "Time of these swaps, from the last job of a model until the next one was served.",
+        ),
+        MetricRow(
+            "penstock:model_load_failures_total",
+            "counter",
+            (),
+            "Loads of models of PENSTOCK_MODELS that failed.",
+        ),
+        MetricRow(
             "penstock:worker_info",
             "gauge",
             ("version", "engine", "engine_version", "dtype"),
@@ -305,6 +324,15 @@ class WorkerMetrics:
         return Exposition(METRICS, self._registry, self._names, self._labels)
 
 
+@dataclass(slots=True)
+class SwapCounts:
+    """The swaps of a worker with several models, since its start."""
+
+    num_swaps: int = 0
+    seconds: float = 0.0
+    num_failures: int = 0
+
+
 class WorkerStateCollector(Collector):
     """Reads gauges and the engine's counters at each scrape. It runs in the listener's thread, so
     it must iterate over copies."""
@@ -315,11 +343,13 @@ class WorkerStateCollector(Collector):
         supervisor: EngineSupervisor,
         publisher: Publisher,
         heartbeat: Heartbeat,
+        swaps: SwapCounts,
     ) -> None:
         self._load = load
         self._supervisor = supervisor
         self._publisher = publisher
         self._heartbeat = heartbeat
+        self._swaps = swaps
 
     def collect(self) -> Iterable[Metric]:
         value, supervisor, publisher = METRICS.value, self._supervisor, self._publisher
@@ -345,6 +375,9 @@ class WorkerStateCollector(Collector):
         yield value("penstock:engine_up", int(supervisor.up.is_set()))
         yield value("penstock:engine_restarts_total", supervisor.num_restarts)
         yield value("penstock:device_failures_total", supervisor.num_device_failures)
+        yield value("penstock:model_swaps_total", self._swaps.num_swaps)
+        yield value("penstock:model_swap_seconds_total", self._swaps.seconds)
+        yield value("penstock:model_load_failures_total", self._swaps.num_failures)
         engine = (ready.engine_name, ready.engine_version, ready.dtype) if ready else ("", "", "")
         yield value("penstock:worker_info", 1, (_VERSION, *engine))
 
@@ -370,14 +403,15 @@ _STEPS = {
 
 # Takes a path. Returns why its probe fails, '' if it succeeds, None if the path is no probe's.
 Probe = Callable[[str], str | None]
+Read = Callable[[], bytes]  # the exposition, in the text format
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, exposition: Exposition, probe: Probe) -> None:
+    def __init__(self, host: str, port: int, read: Read, probe: Probe) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.exposition = exposition
+        self.read = read
         self.probe = probe
         super().__init__((host, port), _Handler)
 
@@ -391,7 +425,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         failure = self.server.probe(self.path.partition("?")[0])
         if failure is None:
-            self._answer(200, self.server.exposition.text(), CONTENT_TYPE)
+            self._answer(200, self.server.read(), CONTENT_TYPE)
         else:
             text = f"{failure or 'ok'}\n".encode()
             self._answer(503 if failure else 200, text, "text/plain; charset=utf-8")
@@ -408,11 +442,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def metrics_listener(
-    exposition: Exposition, probe: Probe, host: str, port: int | None
-) -> Iterator[None]:
-    """Serves the exposition over HTTP, in a thread, at every path that is no probe's; nothing where
-    `port` is None.
+def metrics_listener(read: Read, probe: Probe, host: str, port: int | None) -> Iterator[None]:
+    """Serves the exposition that `read` returns over HTTP, in a thread, at every path that is no
+    probe's; nothing where `port` is None.
 
     Raises SettingsError if the port cannot be listened on.
     """
@@ -420,7 +452,7 @@ def metrics_listener(
         yield
         return
     try:
-        server = _Server(host, port, exposition, probe)
+        server = _Server(host, port, read, probe)
     except OSError as error:
         raise SettingsError(
             f"The metrics cannot listen on {host} port {port}: {error.strerror or error}. Set "

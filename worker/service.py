@@ -16,7 +16,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
@@ -29,17 +29,18 @@ from shared.tracing_export import open_tracing
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles
+from shared.transport.ports.registry import Order
 from worker.checkpoint import Checkpoint, LoadedModel
 from worker.heartbeat import Heartbeat, LoadReport, WorkerProbes
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import report_loading
-from worker.metrics import WorkerMetrics, WorkerStateCollector
+from worker.metrics import SwapCounts, WorkerMetrics, WorkerStateCollector
 from worker.prefix_report import PrefixReport
 from worker.publisher import FlushPolicy, Publisher
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded
-from worker.runtime.link import EngineDied
+from worker.runtime.link import EngineDied, EngineLink
 from worker.runtime.messages import Configure
 from worker.runtime.supervisor import EngineGaveUp, EngineSupervisor
 from worker.settings import WorkerSettings
@@ -54,6 +55,8 @@ ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the mo
 HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
+MAX_DRAIN_S = 86_400.0  # for another model; the jobs have deadlines of their own
+
 PULL_BLOCK_MS = 1000  # that one pull waits for a job
 HAND_BACK_PREEMPTED_S = 5.0  # after which another worker may have a slot for a preempted job
 RECONCILE_INTERVAL_S = 2.0  # between checks for lost deliveries
@@ -63,6 +66,44 @@ FLUSH_TOKENS = 8  # of one job that are sent without waiting
 log = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[Sequence[str]]]
+NotLoaded = (EngineNotLoaded, EngineDied, TextInvalid)  # raised for a model that cannot be served
+
+
+class Swaps(Protocol):
+    """The other models of this worker; see worker.model_swaps."""
+
+    counts: SwapCounts
+    order: Order  # of an operator, that the worker has followed so far
+
+    async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
+        """Returns the name of the model that is to be served instead, once one is."""
+        ...
+
+    def loaded(self, model: LoadedModel) -> None:
+        """Takes the model once it is served."""
+        ...
+
+    def take_prepared(self) -> EngineLink | None:
+        """Returns an engine process that waits for its model, if there is one."""
+        ...
+
+
+class SoleModel:
+    """The worker serves one model for its life."""
+
+    def __init__(self) -> None:
+        self.counts = SwapCounts()
+        self.order = Order.SERVE
+
+    async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    def loaded(self, model: LoadedModel) -> None:
+        """Does nothing."""
+
+    def take_prepared(self) -> EngineLink | None:
+        return None
 
 
 class WorkerService:
@@ -76,15 +117,20 @@ class WorkerService:
         check: Check,
         deployment: Deployment,
         worker_id: str = "",
+        swaps: Swaps | None = None,
     ) -> None:
         """`check` examines Redis: it returns warnings, raises TransportError to be retried, or
         another exception to give up. `deployment` gets the loading progress. `worker_id`: the id
-        under which a download was reported; empty: a new one."""
+        under which a download was reported; empty: a new one. `swaps` decides when another
+        model takes this one's place: `next_model` then has its name after `serve`."""
         self._settings = settings
         self._checkpoint = checkpoint
         self._queue = queue
         self._check = check
         self._deployment = deployment
+        self._swaps = swaps or SoleModel()
+        self.next_model = ""  # set when the worker has left the queue for another model
+        self.left_s = 0.0  # when its last job had ended, monotonic
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._jobs = RunningJobs(settings.max_num_seqs)
@@ -104,6 +150,7 @@ class WorkerService:
             load_timeout_s=settings.load_timeout_s,
             stall_limit_s=settings.stall_limit_s,
             max_restarts=settings.engine_restarts,
+            take_prepared=self._swaps.take_prepared,
         )
         self._publisher = Publisher(
             queue,
@@ -120,6 +167,7 @@ class WorkerService:
             on_published=self.metrics.published,
         )
         self._order = StandingOrder(self.worker_id, self._jobs)
+        self._order.receive(self._swaps.order)
         self._prefixes = PrefixReport(
             queue, self.worker_id, settings.lease_ms, self._supervisor.prefixes
         )
@@ -152,12 +200,18 @@ class WorkerService:
             pull_block_ms=PULL_BLOCK_MS,
             reconcile_interval_s=RECONCILE_INTERVAL_S,
         )
-        state = WorkerStateCollector(load, self._supervisor, self._publisher, self._heartbeat)
+        state = WorkerStateCollector(
+            load, self._supervisor, self._publisher, self._heartbeat, self._swaps.counts
+        )
         self.metrics.read_from(state)
         self.probes = WorkerProbes(self._supervisor, self._heartbeat)
         # Set when the model is loaded; before that there are no jobs.
         self._model: LoadedModel
         self._runner: JobRunner
+
+    @property
+    def model_name(self) -> str:
+        return self._checkpoint.name
 
     def stop(self) -> None:
         """Drains within the drain timeout and hands back the rest; a second call does so now."""
@@ -167,6 +221,14 @@ class WorkerService:
 
     async def run(self) -> int:
         """Returns the exit status, after all jobs are handed back and the engine has ended."""
+        try:
+            return await self.serve()
+        except NotLoaded as error:
+            return refuse(error)
+
+    async def serve(self) -> int:
+        """Returns the exit status as `run` does. Raises one of NotLoaded for a model that cannot
+        be served."""
         starting = asyncio.create_task(self._start())
         try:
             await first_of(starting, self._stop.wait())
@@ -174,13 +236,6 @@ class WorkerService:
                 return EXIT_OK
             starting.result()
             return await self._serve()
-        except (EngineNotLoaded, EngineDied, TextInvalid) as error:
-            log.critical("the model cannot be served", extra={"error": str(error)})
-            report_refusal(str(error))
-            by_settings = isinstance(error, TextInvalid) or (
-                isinstance(error, EngineNotLoaded) and error.by_settings
-            )
-            return EXIT_BAD_MODEL if by_settings else EXIT_GAVE_UP
         finally:
             await cancel_and_wait(starting)
             await self._supervisor.close()
@@ -206,6 +261,7 @@ class WorkerService:
             await cancel_and_wait(*tasks, reporting)
         await self._retrying("announcing the model", self._repair)
         await asyncio.to_thread(collapse_heap)
+        self._swaps.loaded(self._model)
         report_ready()
         log.info(
             "the worker is ready",
@@ -304,20 +360,35 @@ class WorkerService:
             }.items()
         ]
         ordered = asyncio.create_task(self._order.exit_ordered(), name="ordered exit")
+        due = asyncio.create_task(self._swaps.due(self._jobs, self._order), name="next model")
         status = EXIT_OK
         left: list[RunningJob] = []
         try:
-            await first_of(intake, *others, ordered, self._stop.wait())
-            _raise_the_first(intake, *others)
-            if ordered.done():  # a supervisor that reads this does not start it again
-                report_refusal("an operator ordered it to exit")
+            await first_of(intake, *others, ordered, due, self._stop.wait())
+            _raise_the_first(intake, *others, due)
+            if due.done() and not ordered.done():
+                self.next_model = due.result()
             await cancel_and_wait(intake)
             left = await self._drain_beside(others)
+            if self._stop.is_set() or self._order.order is Order.EXIT:
+                self.next_model = ""
+            # A supervisor that reads this does not start it again.
+            if self._order.order is Order.EXIT and not self._stop.is_set():
+                report_refusal("an operator ordered it to exit")
         except EngineGaveUp as error:
             log.critical("giving up", extra={"error": str(error)})
-            status = EXIT_GAVE_UP
+            status, self.next_model = EXIT_GAVE_UP, ""
         finally:
-            await cancel_and_wait(intake, ordered, *others)
+            await cancel_and_wait(intake, ordered, due, *others)
+        self.left_s = time.monotonic()
+        if self.next_model:
+            leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave))
+            await first_of(leaving, self._stop.wait())
+            if leaving.done():
+                self._swaps.order = self._order.order
+                return EXIT_OK
+            await cancel_and_wait(leaving)
+            self.next_model = ""
         await self._hand_back([*left, *self._jobs])
         return status
 
@@ -432,19 +503,19 @@ class WorkerService:
 
         Returns the jobs that have not ended by then, removed from the table, to be handed back.
         """
-        log.info("draining: the worker takes no new jobs", extra={"num_jobs": len(self._jobs)})
+        following = {"next_model": self.next_model} if self.next_model else {}
+        log.info(
+            "draining: the worker takes no new jobs",
+            extra={"num_jobs": len(self._jobs), **following},
+        )
         self._heartbeat.is_stopping = True
-        deadline_s = time.monotonic() + self._settings.drain_timeout_s
         with contextlib.suppress(TransportError, TimeoutError):
             # Others learn it from this heartbeat; without it, from the next.
             async with asyncio.timeout(HAND_BACK_S):
                 await self._heartbeat.send()
-        while len(self._jobs) and not self._stop_now.is_set():
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                break
-            self._jobs.changed.clear()
-            await first_of(self._jobs.changed.wait(), self._stop_now.wait(), timeout_s=left_s)
+        if self.next_model:  # no waiting job cuts off a running one
+            await self._jobs_end(self._stop, MAX_DRAIN_S)
+        await self._jobs_end(self._stop_now, self._settings.drain_timeout_s)
         if not len(self._jobs):
             return []
         self._runner.stop_all()
@@ -453,6 +524,22 @@ class WorkerService:
                 await self._publisher.flushed()
         return self._runner.take_all()
 
+    async def _jobs_end(self, stop: asyncio.Event, limit_s: float) -> None:
+        """Returns when no job runs, with `stop`, or after `limit_s`."""
+        deadline_s = time.monotonic() + limit_s
+        while len(self._jobs) and not stop.is_set():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._jobs.changed.clear()
+            await first_of(self._jobs.changed.wait(), stop.wait(), timeout_s=left_s)
+
+    async def _leave(self, jobs: Sequence[RunningJob] = ()) -> None:
+        await self._blame()
+        await self._release(jobs)
+        await self._release_unknown(frozenset())
+        await self._queue.retire(self.worker_id)
+
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
         """Releases these jobs and those whose delivery was lost; then ends the lease.
 
@@ -460,10 +547,7 @@ class WorkerService:
         """
         try:
             async with asyncio.timeout(HAND_BACK_S):
-                await self._blame()
-                await self._release(jobs)
-                await self._release_unknown(frozenset())
-                await self._queue.retire(self.worker_id)
+                await self._leave(jobs)
         except (TransportError, TimeoutError) as error:
             log.warning(
                 "Redis is unavailable: others recover the jobs when this worker's lease ends",
@@ -473,7 +557,17 @@ class WorkerService:
             log.info("jobs returned to the queue", extra={"num_jobs": len(jobs)})
 
 
-def _raise_the_first(*tasks: asyncio.Task[None]) -> None:
+def refuse(error: Exception) -> int:
+    """Reports a model that cannot be served, one of NotLoaded; returns the exit status."""
+    log.critical("the model cannot be served", extra={"error": str(error)})
+    report_refusal(str(error))
+    by_settings = isinstance(error, TextInvalid) or (
+        isinstance(error, EngineNotLoaded) and error.by_settings
+    )
+    return EXIT_BAD_MODEL if by_settings else EXIT_GAVE_UP
+
+
+def _raise_the_first(*tasks: asyncio.Task[Any]) -> None:
     """Raises the exception of the first task that has ended: they run until cancelled."""
     for task in tasks:
         if task.done():

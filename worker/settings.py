@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Self
 
@@ -12,6 +13,31 @@ from worker.engine_settings import EngineSettings
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"
+_NAME = r"[^\s{}]*"
+MAX_NAME = 200
+
+
+MAX_MODELS = 64  # of one worker
+
+
+def listed_models(text: str) -> dict[str, str]:
+    """Returns the models of MODELS by their names in requests: `name=model`, or a model alone.
+
+    Raises ValueError with a sentence.
+    """
+    found: dict[str, str] = {}
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, equals, model = entry.partition("=")
+        if not equals or "/" in name:
+            name, model = served_name(entry, ""), entry
+        if not model or re.fullmatch(_NAME, name) is None or not name or len(name) > MAX_NAME:
+            raise ValueError(f"{entry!r} is neither a model nor a name, `=` and a model")
+        if name in found:
+            raise ValueError(f"{name!r} names two models; give one of them a name by `name=model`")
+        found[name] = model
+    if len(found) > MAX_MODELS:
+        raise ValueError(f"{len(found)} models are more than {MAX_MODELS}")
+    return found
 
 
 def served_name(model: str, served_model_name: str) -> str:
@@ -33,10 +59,27 @@ class WorkerSettings(EngineSettings):
     )
     served_model_name: str = Field(
         default="",
-        max_length=200,
-        pattern=r"^[^\s{}]*$",
+        max_length=MAX_NAME,
+        pattern=f"^{_NAME}$",
         description="Name in requests; empty: the hub id, or the directory's name.",
         json_schema_extra=symptom("Clients ask for the model by another name and get 404."),
+    )
+    models: str = Field(
+        default="",
+        description="Models that this worker serves in turn instead of PENSTOCK_MODEL, one at a "
+        "time, separated by commas: each a directory, a hub id, or `name=` and one of them. The "
+        "first is loaded at the start, the others when jobs wait for them.",
+        json_schema_extra=symptom("Several models share one device that has room for one."),
+    )
+    model_swap_wait_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that jobs for another model of PENSTOCK_MODELS wait before a busy "
+        "worker drains and loads it. An idle worker loads it at once.",
+        json_schema_extra=symptom(
+            "Models are swapped so often that most time goes into loading, or one waits too long."
+        ),
     )
 
     lease_ms: int = Field(
@@ -120,8 +163,25 @@ class WorkerSettings(EngineSettings):
         json_schema_extra=symptom("Prometheus runs on another machine."),
     )
 
+    @property
+    def named_models(self) -> dict[str, str]:
+        """Returns all models of this worker by their names in requests, the first one first."""
+        own = {served_name(self.model, self.served_model_name): self.model}
+        return listed_models(self.models) or own
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.models and (self.model or self.served_model_name):
+            raise ValueError(
+                "PENSTOCK_MODELS and PENSTOCK_MODEL or PENSTOCK_SERVED_MODEL_NAME exclude each "
+                "other: PENSTOCK_MODELS has its names"
+            )
+        if self.models and self.engine == "http":
+            raise ValueError("PENSTOCK_MODELS is not for PENSTOCK_ENGINE=http, which loads nothing")
+        try:
+            listed_models(self.models)
+        except (ValueError, OSError, RuntimeError) as error:  # a path too long, no such home
+            raise ValueError(f"PENSTOCK_MODELS: {error}") from None
         if self.beat_interval_ms * 3 > self.lease_ms:
             raise ValueError(
                 f"PENSTOCK_LEASE_MS ({self.lease_ms}) must be at least three times "

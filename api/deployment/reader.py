@@ -15,10 +15,10 @@ from api.deployment.history import Histories
 from api.deployment.view import Content, Rows, ViewKey
 from api.generation.models import ModelCatalog
 from api.http.caller import DEFAULT_TENANT
-from api.jobs.protocol import DeadLetterObject, JobObject, ListedJobs
+from api.jobs.protocol import DeadLetterObject, JobObject, ListedJobs, estimated_wait_s
 from api.system.health import HealthMonitor, num_running, tokens_per_s, worker_object
 from api.system.metrics import MAX_HOLDERS, PotReport
-from api.system.protocol import LoadingWorker
+from api.system.protocol import LoadingWorker, status_of
 from shared.messages import JobState
 from shared.transport.ports.admission import AdmissionLimits
 from shared.transport.ports.batches import BatchStore
@@ -192,6 +192,9 @@ class DeploymentReader:
                 "is_served": num_workers > 0,
                 "is_paused": load is not None and load.paused_since is not None,
             }
+            if num_workers == 0 and name in known:
+                row["status"] = status_of(known[name])
+                row["estimated_wait_s"] = estimated_wait_s(known[name])
             if key.is_operator:
                 serving = [worker for worker in self._health.workers if name in worker.models]
                 row["queued"] = load.waiting or 0 if load else 0

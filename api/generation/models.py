@@ -1,7 +1,7 @@
 """ModelCatalog: the models that requests can name, with their cards, tokenizers and templates.
 
-These are the models of live workers, those that were served lately, and those of KEEP_MODELS, whose
-jobs wait in the queue. Workers publish cards and text files in Redis; each content is loaded once.
+These are the models that live workers serve or offer, those served lately and of KEEP_MODELS,
+whose jobs wait in the queue. Workers publish cards and text files, and each content is loaded once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
 from shared.text.model_card import ModelCard, SamplingDefaults, TextModel
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.registry import AnnouncedModel, WorkerRegistry
+from shared.transport.ports.registry import AnnouncedModel, Offer, WorkerRegistry
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class ServedModel:
     text: TextModel
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
     is_paused: bool = False  # an operator has paused its queue: its jobs wait
+    offer: Offer | None = None  # of workers that load it when jobs wait for it
     defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
 
     def __post_init__(self) -> None:
@@ -195,7 +196,8 @@ class ModelCatalog:
             announced = await self._registry.models()
             known = {}
             for name, found in announced.items():
-                if found.unserved_s > self._retention_s and name not in self._kept:
+                is_offered = found.offer is not None
+                if found.unserved_s > self._retention_s and not (is_offered or name in self._kept):
                     self._remember(name)
                     continue
                 model = await self._served_model(name, found)
@@ -229,7 +231,8 @@ class ModelCatalog:
         try:
             card = _of_all_workers(ModelCard.from_json(blob), found)
             is_served = found.unserved_s == 0.0
-            return ServedModel(card, await self._text(card), is_served, found.is_paused)
+            text = await self._text(card)
+            return ServedModel(card, text, is_served, found.is_paused, found.offer)
         except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",

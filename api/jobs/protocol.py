@@ -200,6 +200,11 @@ class JobRecovery(ResponseModel):
         )
 
 
+def estimated_wait_s(model: ServedModel) -> float | None:
+    """Returns the seconds until a worker serves a model, about; None: one does, or not known."""
+    return None if model.is_served or model.offer is None else round(model.offer.wait_s, 1)
+
+
 class JobObject(ResponseModel):
     """A job; times are Unix seconds of the Redis clock, null: not yet."""
 
@@ -213,6 +218,7 @@ class JobObject(ResponseModel):
     tenant: str
     queue_position: int | None
     queue_paused: bool  # it waits because an operator has paused its model's queue
+    estimated_wait_s: float | None  # until a worker serves its model; null: one does, or not known
     worker: str | None
     placed: str | None  # why it got it: "prefix": by its prefix cache; "any": no preference
     attempt: int
@@ -254,6 +260,9 @@ class JobObject(ResponseModel):
             tenant=record.tenant,
             queue_position=record.queue_position,
             queue_paused=record.state is JobState.QUEUED and model is not None and model.is_paused,
+            estimated_wait_s=(
+                estimated_wait_s(model) if model and record.state is JobState.QUEUED else None
+            ),
             worker=record.owner,
             placed=record.placed,
             attempt=record.attempt,

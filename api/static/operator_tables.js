@@ -31,9 +31,12 @@ export const deadLetterTable = (body, onRequeue) =>
     (letter) => letter.id,
   );
 
-function modelState({ is_served: isServed, is_paused: isPaused, queued }) {
+function modelState({ is_served: isServed, is_paused: isPaused, queued, status, ...model }) {
   if (isPaused) return ["paused", "warn"];
   if (isServed) return ["served", "good"];
+  const wait = `about ${duration(1000 * model.estimated_wait_s)}`;
+  if (status === "loading") return [`loading, ${wait}`, "warn"];
+  if (status === "on_demand") return [queued > 0 ? `on demand, ${wait}` : "on demand", "good"];
   return queued > 0 ? ["no worker", "bad"] : ["no worker", "warn"];
 }
 

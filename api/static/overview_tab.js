@@ -90,8 +90,8 @@ function concernsOf({ redis }, models, workers) {
     const share = percent(redis.used_bytes / redis.max_bytes);
     concerns.push([`Redis has used ${share} of maxmemory`, tabLink("tenants")]);
   }
-  for (const { model, is_served: isServed, queued } of models ?? []) {
-    if (isServed || !queued) continue;
+  for (const { model, is_served: isServed, queued, status } of models ?? []) {
+    if (isServed || !queued || ["loading", "on_demand"].includes(status)) continue;
     concerns.push([`${model}: ${plural(queued, "job")} waiting and no worker`, tabLink("models")]);
   }
   for (const { id, status } of workers ?? []) {

@@ -7,6 +7,14 @@ import { duration, plural } from "./units.js";
 const FIRST_LOOK_MS = 700; // most jobs have started by then
 const MAX_LOOK_MS = 5000;
 
+/** The sentence for a job whose model no worker serves now, but one loads in turn with others. */
+function onDemandSentence(ahead, { status, estimated_wait_s: waitS }) {
+  const place = ahead === 0 ? "next in the queue" : `${plural(ahead, "job")} ahead in the queue`;
+  const when = `in about ${duration(1000 * waitS)}`;
+  const does = status === "loading" ? "its model is served" : "a worker loads its model";
+  return `Waiting: ${place}; ${does} ${when}.`;
+}
+
 /** The sentence for a job whose model no worker serves. */
 async function unservedSentence(model) {
   const loading = (await listLoading()).find((worker) => worker.model === model);
@@ -56,10 +64,12 @@ export class QueuePlace {
       const ahead = job.queue_position;
       this.#first ??= { ahead, ms: nowMs };
       const pace = (this.#first.ahead - ahead) / (nowMs - this.#first.ms || 1);
-      const isServed = models.find(({ id }) => id === model)?.is_served ?? true;
+      const found = models.find(({ id }) => id === model);
+      const isOnDemand = ["loading", "on_demand"].includes(found?.status);
       let text = sentence(ahead, pace);
       if (job.queue_paused) text = `The queue is paused. ${sentence(ahead, 0)}`;
-      else if (!isServed) text = await unservedSentence(model);
+      else if (isOnDemand) text = onDemandSentence(ahead, found);
+      else if (found?.is_served === false) text = await unservedSentence(model);
       if (this.#timer !== null) this.#say(text);
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error; // the stream reports the lost connection

@@ -14,6 +14,7 @@ from api.generation.protocol import RequestModel, TokenIds
 from api.generation.response_schemas import ResponseModel
 from api.http.openapi import Absent
 from api.http.pagination import QueryModel
+from api.jobs.protocol import estimated_wait_s
 from shared.messages import InvalidParameter
 
 
@@ -49,6 +50,18 @@ class DetokenizeRequest(RequestModel):
     model: str | None = None
 
 
+ModelStatus = Literal["served", "loading", "on_demand", "unserved"]
+
+
+def status_of(model: ServedModel) -> ModelStatus:
+    """Returns whether a worker serves a model, is about to, would when jobs wait, or none does."""
+    if model.is_served:
+        return "served"
+    if model.offer is None:
+        return "unserved"
+    return "loading" if model.offer.is_loading else "on_demand"
+
+
 class Model(ResponseModel):
     """A model that requests can name now."""
 
@@ -69,6 +82,10 @@ class Model(ResponseModel):
     structured_output_reason: str | None  # why not; null where they can, or the engine cannot
     is_served: bool  # by a live worker; else its requests wait until one comes
     is_paused: bool  # an operator has paused its queue: its requests wait until it is resumed
+    # served; loading: a worker is about to serve it; on_demand: one loads it when requests wait for
+    # it; unserved: no worker lists it
+    status: ModelStatus
+    estimated_wait_s: float | None  # until a worker serves it; null: one does, or not known
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
     exact_resume: bool  # whether an output that was cut continues as it would have
@@ -94,6 +111,8 @@ class Model(ResponseModel):
             structured_output_reason=card.structured_output_reason or None,
             is_served=model.is_served,
             is_paused=model.is_paused,
+            status=status_of(model),
+            estimated_wait_s=estimated_wait_s(model),
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,

@@ -109,7 +109,13 @@ def list_models(url: Url = DEFAULT_URL, key: Key = None, json: Json = False) -> 
     rows = []
     for model in found:
         load = loads.get(model["id"], {})
-        state = "paused" if model["is_paused"] else "served" if model["is_served"] else "unserved"
+        state = (
+            "paused"
+            if model["is_paused"]
+            else model.get("status", "served" if model["is_served"] else "unserved").replace(
+                "_", " "
+            )
+        )
         since = clock_time(load.get("paused_since"))
         counts = (load.get("workers"), load.get("waiting"))
         rows.append((model["id"], state, *counts, model["max_model_len"], since))

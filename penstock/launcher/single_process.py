@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from api.http.server import DrainingServer, make_server
 from api.main import create_app
@@ -19,7 +19,8 @@ from shared.settings import EXIT_BAD_SETTINGS, SettingsError, load_settings
 from shared.transport.connect import open_transport
 from worker.checkpoint import Checkpoint, CheckpointNotFound, find_checkpoint
 from worker.metrics import metrics_listener
-from worker.service import WorkerService
+from worker.model_swaps import SwappingWorker, open_worker
+from worker.service import WorkerService, new_worker_id
 from worker.settings import WorkerSettings
 
 FAKE_URL = "fake://"
@@ -32,13 +33,15 @@ def run_in_one_process(
     try:
         api_settings = load_settings(ApiSettings)
         worker_settings = load_settings(WorkerSettings)
-        checkpoint = find_checkpoint(worker_settings.model, worker_settings.served_model_name)
+        checkpoints = [
+            find_checkpoint(model, name) for name, model in worker_settings.named_models.items()
+        ]
     except (SettingsError, CheckpointNotFound) as error:
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
     logs = start_logs(worker_settings.log_level, worker_settings.log_format, process="penstock")
     try:
-        return asyncio.run(_serve(api_settings, worker_settings, checkpoint, announce))
+        return asyncio.run(_serve(api_settings, worker_settings, checkpoints, announce))
     except SettingsError as error:  # API keys or a port that cannot be used
         sys.stderr.write(f"penstock: {error}\n")
         return EXIT_BAD_SETTINGS
@@ -49,39 +52,39 @@ def run_in_one_process(
 async def _serve(
     api_settings: ApiSettings,
     worker_settings: WorkerSettings,
-    checkpoint: Checkpoint,
+    checkpoints: Sequence[Checkpoint],
     announce: Callable[[threading.Event], bool],
 ) -> int:
     """Runs both sides. The frontend takes the signals; the worker continues until the last stream
     has ended."""
     transport = await open_transport(FAKE_URL, namespace=worker_settings.namespace)
     server = make_server(create_app(api_settings, transport), api_settings)
-    service = WorkerService(
-        worker_settings, checkpoint, transport.queue, transport.check, transport.deployment
-    )
+    worker = open_worker(worker_settings, checkpoints, transport, new_worker_id())
     try:
         with metrics_listener(
-            service.metrics.exposition,
-            service.probes.by_path,
+            lambda: worker.metrics.exposition.text(),
+            lambda path: worker.probes.by_path(path),
             worker_settings.metrics_host,
             worker_settings.metrics_port,
         ):
-            return await _run_both(server, service, announce)
+            return await _run_both(server, worker, announce)
     finally:
         await transport.aclose()
 
 
 async def _run_both(
-    server: DrainingServer, service: WorkerService, announce: Callable[[threading.Event], bool]
+    server: DrainingServer,
+    worker: WorkerService | SwappingWorker,
+    announce: Callable[[threading.Event], bool],
 ) -> int:
-    working = asyncio.create_task(service.run())
+    working = asyncio.create_task(worker.run())
     serving = asyncio.create_task(server.serve())
     over = threading.Event()
     announcing = asyncio.create_task(asyncio.to_thread(announce, over))
     try:
         await asyncio.wait({working, serving}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
-        service.stop()
+        worker.stop()
         await serving
         return await working
     finally:

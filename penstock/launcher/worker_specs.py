@@ -41,8 +41,10 @@ from shared.settings import SettingsError, SharedSettings, load_settings
 MAX_WORKERS = 64
 # One for the whole `make run`: they are no settings of one model.
 _OF_ALL = frozenset(SharedSettings.model_fields) | {"lease_ms"}
+# A table of a file is one model.
+_OF_LISTS = ("models", "model_swap_wait_s")
 # Settings that a file of models replaces.
-_ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "WORKERS")
+_ONE_MODEL = ("MODEL", "SERVED_MODEL_NAME", "MODELS", "WORKERS")
 _ALL = frozenset({"all"})
 _SIZES_KV_CACHE = ("KV_CACHE_MEMORY_GB", "NUM_KV_BLOCKS", "MEMORY_SHARE")
 
@@ -270,7 +272,7 @@ def _variables(
     from worker.settings import WorkerSettings
 
     fields = WorkerSettings.model_fields
-    known = [name for name in fields if name not in _OF_ALL]
+    known = [name for name in fields if name not in _OF_ALL and name not in _OF_LISTS]
     further = _further(where, table.get("env", {}), known)
     values: dict[str, str] = {}
     for key, value in table.items():

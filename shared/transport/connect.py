@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -26,6 +27,7 @@ from shared.transport.job_search import RedisJobSearch
 from shared.transport.job_store import RedisJobStore
 from shared.transport.job_store import StorePolicy as StorePolicy
 from shared.transport.kept_prompts import RedisKeptPrompts
+from shared.transport.model_offers import RedisModelOffers
 from shared.transport.pulls import AFFINITY_MS
 from shared.transport.scripts import Scripts
 from shared.transport.wire import SCHEMA_VERSION
@@ -53,9 +55,11 @@ class RedisTransport:
         self.durability = RedisDurability(self.connections, scripts)
         self.store = RedisJobStore(keys, self.connections, scripts, policy, drains)
         self.registry = RedisWorkerRegistry(keys, self.connections, scripts, drains)
-        self.queue = RedisJobQueue(
-            keys, self.connections, scripts, subscriber, affinity_ms=affinity_ms
+        self._new_queue = partial(
+            RedisJobQueue, keys, self.connections, scripts, subscriber, affinity_ms=affinity_ms
         )
+        self.queue = self.new_queue()
+        self.offers = RedisModelOffers(self.connections, scripts)
         self.bus = RedisEventBus(keys, subscriber)
         self.dead_letters = RedisDeadLetters(keys, self.connections.commands, scripts)
         self.search = RedisJobSearch(keys, self.connections, scripts)
@@ -63,6 +67,10 @@ class RedisTransport:
         self.files = RedisFileIndex(keys, self.connections.commands, scripts)
         self.deployment = RedisDeployment(keys, self.connections, scripts)
         self.batches = RedisBatchStore(keys, self.connections.commands, scripts)
+
+    def new_queue(self) -> RedisJobQueue:
+        """Returns a queue of no model yet: a worker that loads another model starts with one."""
+        return self._new_queue()
 
     async def check(self) -> list[str]:
         """Returns warnings, as sentences. Raises UnsafeServer for a server that would lose jobs,

@@ -12,10 +12,12 @@ from shared.keys import NUM_LANES, Keys
 from shared.redis.connections import Connections
 from shared.transport.drain_rate import DrainRates
 from shared.transport.failures import translated
+from shared.transport.model_offers import offered_models
 from shared.transport.ports.registry import (
     CARD_LIFE_MS,
     RESERVED_STATS,
     AnnouncedModel,
+    Offer,
     Order,
     Ordered,
     Pause,
@@ -127,10 +129,11 @@ class RedisWorkerRegistry:
             pipe.zrange(self._keys.models_seen, 0, -1, withscores=True)
             pipe.zrange(self._keys.models_kept, 0, -1, withscores=True)
             pipe.hkeys(self._keys.paused)
-            time, cards, seen, kept, pauses = await pipe.execute()
+            pipe.hgetall(self._keys.offers)
+            time, cards, seen, kept, pauses, offered = await pipe.execute()
         now_ms, seen_ms, kept_until_ms = _milliseconds(time), dict(seen), dict(kept)
 
-        paused = set(pauses)
+        paused, offers = set(pauses), offered_models(offered, now_ms)
 
         def is_stored(name: bytes) -> bool:
             """Returns whether the card's blobs exist: the card itself is dropped by the next
@@ -141,11 +144,16 @@ class RedisWorkerRegistry:
         def unserved_s(name: bytes) -> float:
             if name.decode() in serving:
                 return 0.0
-            return max(0.0, (now_ms - float(seen_ms.get(name, 0))) / 1000)
+            # Never 0: a worker announces also the models of its list that it does not serve now.
+            return max(0.001, (now_ms - float(seen_ms.get(name, 0))) / 1000)
 
         return {
             name.decode(): _announced(
-                card, unserved_s(name), serving.get(name.decode(), ()), is_paused=name in paused
+                card,
+                unserved_s(name),
+                serving.get(name.decode(), ()),
+                offers.get(name.decode()),
+                is_paused=name in paused,
             )
             for name, card in sorted(cards.items())
             if is_stored(name)
@@ -207,7 +215,12 @@ def _milliseconds(time: tuple[int, int]) -> int:
 
 
 def _announced(
-    card: bytes, unserved_s: float, workers: Sequence[WorkerStatus], *, is_paused: bool
+    card: bytes,
+    unserved_s: float,
+    workers: Sequence[WorkerStatus],
+    offer: Offer | None,
+    *,
+    is_paused: bool,
 ) -> AnnouncedModel:
     """Returns a model with the promises that all its workers keep.
 
@@ -223,6 +236,7 @@ def _announced(
         max_model_len=_least(workers, "max_model_len"),
         kv_capacity_tokens=_least(workers, "kv_capacity_tokens"),
         is_paused=is_paused,
+        offer=offer,
     )
 
 

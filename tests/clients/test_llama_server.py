@@ -150,7 +150,7 @@ def workers(redis_url: str, namespace: str, urls: Sequence[str], logs: Path) -> 
 
 
 @pytest.mark.promise(
-    "Engines: in front of llama.cpp's server, and beside our own engine on one queue, 200 jobs "
+    "Models: in front of llama.cpp's server, and beside our own engine on one queue, 200 jobs "
     "under 40 kills of servers and workers each end once with the right tokens"
 )
 async def test_no_job_is_lost_doubled_or_wrong_while_servers_and_workers_are_killed(

@@ -21,10 +21,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from worker.engine.block_hash import BlockHash
 from worker.engine.errors import IntegrityError
+
+if TYPE_CHECKING:  # a batch has transfers with ENGINE=vllm too, whose interpreter has no xxhash
+    from worker.engine.block_hash import BlockHash
 
 V = TypeVar("V")
 

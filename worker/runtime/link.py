@@ -29,6 +29,7 @@ from worker.runtime.messages import (
     FromEngine,
     LoadFailed,
     LoadProgress,
+    Prepare,
     Shutdown,
     ToEngine,
     decode_from_engine,
@@ -151,19 +152,19 @@ class EngineLink:
         self.num_received = 0  # messages
 
     @classmethod
-    async def start(cls, configure: Configure) -> EngineLink:
-        """Starts the process and configures it; `ready` waits for the model.
+    async def start(cls, first: Configure | Prepare) -> EngineLink:
+        """Starts the process and sends it `first`; after Configure `ready` waits for the model.
 
         Raises EngineNotLoaded when the engine's own interpreter cannot run it.
         """
         version = ""
-        if configure.options.engine == "vllm":
-            version = await check_interpreter(configure.options.engine_python or sys.executable)
+        if first.options.engine == "vllm":
+            version = await check_interpreter(first.options.engine_python or sys.executable)
         for path in await asyncio.to_thread(sweep):
             log.info("removed the files of a killed engine", extra={"path": str(path)})
-        env = environment_of(configure.options, version)
+        env = environment_of(first.options, version)
         scratch = None
-        if configure.options.engine == "vllm":
+        if first.options.engine == "vllm":
             scratch = Scratch()
             env["TMPDIR"] = str(scratch.path)
         own, other = socket.socketpair()
@@ -173,7 +174,7 @@ class EngineLink:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
                 own.setblocking(False)
                 process = await asyncio.create_subprocess_exec(
-                    configure.options.engine_python or sys.executable,
+                    first.options.engine_python or sys.executable,
                     "-m",
                     "worker.runtime",
                     str(other.fileno()),
@@ -192,8 +193,12 @@ class EngineLink:
         loop = asyncio.get_running_loop()
         transport, frames = await loop.create_unix_connection(EngineFrames, sock=own)
         link = cls(process, transport, frames, scratch)
-        link.send(configure)
+        link.send(first)
         return link
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,8 @@
 """Messages between the service and its engine process: msgspec structs in frames.
 
 A frame is a 4-byte big-endian length and one msgpack message. The first message to the engine
-process is Configure; it answers with LoadProgress ... then EngineReady or LoadFailed.
+process is Configure, or Prepare before it; it answers with LoadProgress ... then EngineReady or
+LoadFailed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
     log_level: LogLevel
     log_format: LogFormat
     worker_id: str = ""  # for the log
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Comes before Configure where that follows later: the process imports meanwhile what an engine
+    of such options needs."""
+
+    options: EngineOptions
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -85,7 +93,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Ends the engine process with exit status 0."""
 
 
-ToEngine = Configure | AddRequest | AddChoices | CancelRequest | Shutdown
+ToEngine = Prepare | Configure | AddRequest | AddChoices | CancelRequest | Shutdown
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -35,6 +35,7 @@ from worker.runtime.messages import (
     EngineReady,
     LoadFailed,
     LoadProgress,
+    Prepare,
     Shutdown,
 )
 
@@ -59,7 +60,12 @@ def main() -> int:
     link = EngineSocket(socket.socket(fileno=fd))
     try:
         configure, *others = link.receive(wait=True)
+        if isinstance(configure, Prepare):
+            _import_engine(configure.options)
+            configure, *others = others or link.receive(wait=True)
     except LinkClosed:
+        return 0
+    if isinstance(configure, Shutdown):
         return 0
     if not isinstance(configure, Configure):
         raise TypeError(f"the first message must be Configure, not {type(configure).__name__}")
@@ -84,10 +90,7 @@ def main() -> int:
 
 def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
     begin_s = time.monotonic()
-    # Before torch is imported: its thread pools read this once.
-    num_threads = str(options.num_threads or default_threads())
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
-    wait_asleep(os.environ)
+    _set_threads(options)
 
     def end(sentence: str) -> None:
         log.critical("the engine cannot continue", extra={"error": sentence})
@@ -132,6 +135,19 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
         link.send(EngineEnds(f"{type(error).__name__}: {error}", by_upstreams=lost))
         return EXIT_ENGINE_FAILED
     return 0
+
+
+def _set_threads(options: EngineOptions) -> None:
+    """Sets the threads of torch, which reads them once: call it before the import."""
+    num_threads = str(options.num_threads or default_threads())
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = num_threads
+    wait_asleep(os.environ)
+
+
+def _import_engine(options: EngineOptions) -> None:
+    """Imports torch and our own engine over it, most of the CPU time of a small model's load."""
+    _set_threads(options)
+    from worker.model import build  # noqa: F401
 
 
 def _build(

@@ -57,8 +57,11 @@ class EngineSupervisor:
         load_timeout_s: float,
         stall_limit_s: float,
         max_restarts: int,
+        take_prepared: Callable[[], EngineLink | None] = lambda: None,
     ) -> None:
-        """`has_work` returns whether the engine has anything to compute: else it may be silent."""
+        """`has_work` returns whether the engine has anything to compute: else it may be silent.
+        `take_prepared` returns a process that waits for Configure, if there is one."""
+        self._take_prepared = take_prepared
         self._configure = configure
         self._has_work = has_work
         self._load_timeout_s = load_timeout_s
@@ -274,7 +277,11 @@ class EngineSupervisor:
 
     async def _open_link(self) -> EngineLink:
         self._has_output = False
-        self._link = await EngineLink.start(self._configure)
+        self._link = self._take_prepared()
+        if self._link is not None:
+            self._link.send(self._configure)
+        else:
+            self._link = await EngineLink.start(self._configure)
         return self._link
 
     def _keep_device(self, chosen: str) -> None:

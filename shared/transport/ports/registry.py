@@ -67,6 +67,14 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that a live worker serves when its jobs have waited."""
+
+    wait_s: float  # about so long until it is served
+    is_loading: bool = False  # a worker drains for it, or loads it
+
+
+@dataclass(frozen=True, slots=True)
 class AnnouncedModel:
     """A model whose card is stored."""
 
@@ -79,6 +87,7 @@ class AnnouncedModel:
     max_model_len: int | None = None  # the least of them; None: none has reported it
     kv_capacity_tokens: int | None = None
     is_paused: bool = False  # an operator has paused its queue
+    offer: Offer | None = None  # of workers that load it when its jobs wait; None: no worker does
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ async def test_a_worker_lives_while_its_loop_turns_though_the_store_is_away(
 async def test_the_listener_answers_probes_beside_the_metrics() -> None:
     worker, port = Worker(), free_port()
     metrics = WorkerMetrics("m", "w1", MetricsNames.PENSTOCK)
-    with metrics_listener(metrics.exposition, worker.probes.by_path, "127.0.0.1", port):
+    with metrics_listener(metrics.exposition.text, worker.probes.by_path, "127.0.0.1", port):
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             answered = await client.get("/ready")
             assert (answered.status_code, answered.text) == (503, "The engine is not up.\n")
