@@ -195,8 +195,8 @@ def metadata(query_lens: list[int], context_lens: list[int], table: Tensor) -> A
     return AttentionMetadata(
         cu_q=on_device(ends),
         seq_lens=on_device(context_lens),
-        block_table=table,
-        slots=on_device([0] * ends[-1]),
+        block_tables=table[None],
+        slots=on_device([0] * ends[-1])[None],
         num_decodes=sum(length == 1 for length in query_lens),
         max_query_len=max(query_lens),
         num_tokens=ends[-1],
@@ -448,7 +448,7 @@ def expected(pool: KVCachePool, step: AttentionMetadata, q: Tensor) -> Tensor:
     # The new tokens of each sequence are its last ones.
     place = torch.arange(step.num_tokens, device="cuda") - step.cu_q[1:][row_of]
     place += step.seq_lens[row_of]
-    blocks = step.block_table[row_of, place // BLOCK_SIZE].long()
+    blocks = step.block_tables[0, row_of, place // BLOCK_SIZE].long()
     offsets = place % BLOCK_SIZE
     step = replace(step, slots=(blocks * BLOCK_SIZE + offsets).int())
     backend.prepare(step)

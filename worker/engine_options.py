@@ -124,7 +124,7 @@ class EngineOptions:
         is_cuda: bool = False,
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
-        window: int | None = None,
+        windows: tuple[int | None, ...] = (None,),
         num_offload_blocks: int = 0,
     ) -> EngineConfig:
         """Returns the engine's bounds: these options, completed by the built runner."""
@@ -145,7 +145,7 @@ class EngineOptions:
             eos_token_ids=frozenset(eos_token_ids),
             structured_output=structured_output,
             step_target_s=step_target_ms / 1000 if step_target_ms else None,
-            window=window,
+            windows=windows,
             num_offload_blocks=num_offload_blocks,
         )
 

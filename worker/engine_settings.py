@@ -289,7 +289,7 @@ class EngineSettings(SharedSettings):
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="KV blocks; unset: from the memory.",
+        description="KV blocks, each of all layers; unset: from the memory.",
         json_schema_extra=symptom("Two runs must have the same KV cache."),
     )
     kv_cache_memory_gb: float | None = Field(

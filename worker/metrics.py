@@ -51,7 +51,12 @@ METRICS = MetricTable(
             "Part of the KV blocks that sequences hold, 0 to 1.",
             True,
         ),
-        MetricRow("penstock:kv_cache_capacity_tokens", "gauge", (), "Tokens that the blocks hold."),
+        MetricRow(
+            "penstock:kv_cache_capacity_tokens",
+            "gauge",
+            (),
+            "Tokens that the blocks hold, if no window has left any.",
+        ),
         MetricRow(
             "penstock:num_preemptions_total",
             "counter",

@@ -3,9 +3,9 @@
 It executes steps at launch, in launch order, as one compute stream does, and hands the results out
 at collect. Sequences with a grammar are sampled by `sample_structured` alone, with or without
 lookahead, which has to come when all their tokens are known. Its model draws the next token from
-everything before it, so that one wrong, stale or foreign KV entry is seen at once. With a window it
-reads the last entries only, each of which still knows its whole prefix. What it finds wrong is a
-DeviceViolation, which no engine catches.
+everything before it, so that one wrong, stale or foreign KV entry is seen at once. Each KV group
+has entries of its own; with a window it reads the last ones only, each of which still knows its
+whole prefix. What it finds wrong is a DeviceViolation, which no engine catches.
 """
 
 from __future__ import annotations
@@ -273,7 +273,8 @@ class FakeDevice:
             require(item.seq_id not in self.ended, "launched after it had ended", item)
             require(item.seq_id not in batch.finished_seq_ids, "scheduled and gone at once")
             require(item.num_scheduled_tokens > 0, "nothing to compute", item)
-            require(len(item.block_table) * config.block_size >= item.end, "table too short", item)
+            rows, rest = divmod(len(item.block_table), len(config.windows))
+            require(not rest and rows * config.block_size >= item.end, "table too short", item)
             missing = item.num_scheduled_tokens - len(item.token_ids)
             require(missing in (0, config.lookahead), "unknown tokens", item)
             require(not missing or item.samples, "an unknown token that samples nothing", item)
@@ -309,17 +310,18 @@ class FakeDevice:
 
     def spoil(self, item: ScheduledSequence) -> None:
         """Nothing that a failed step wrote may ever be read."""
-        for position in range(item.start, item.end):
-            block, place = self._place(item, position)
-            block[place] = None
+        for group in range(len(self.config.windows)):
+            for position in range(item.start, item.end):
+                block, place = self._place(item, position, group)
+                block[place] = None
 
-    def _place(self, item: ScheduledSequence, position: int) -> tuple[list, int]:
-        size = self.config.block_size
-        return self.kv[item.block_table[position // size]], position % size
+    def _place(self, item: ScheduledSequence, position: int, group: int) -> tuple[list, int]:
+        row, place = divmod(position, self.config.block_size)
+        return self.kv[item.block_table[row * len(self.config.windows) + group]], place
 
-    def _root(self, item: ScheduledSequence) -> int:
+    def _root(self, item: ScheduledSequence, group: int) -> int:
         _, tenant = self.prompts.get(id(item.prompt_token_ids), ((), "self-test"))
-        return hash(tuple(tenant.encode()))
+        return hash((group, *tenant.encode()))
 
     def _write(self, item: ScheduledSequence) -> None:
         tokens = list(item.token_ids)
@@ -327,14 +329,18 @@ class FakeDevice:
             doomed = item.seq_id in self.doomed
             require(doomed or item.seq_id in self.last, "an unknown token", item.seq_id)
             tokens.append(self.last.get(item.seq_id, 1))
+        for group in range(len(self.config.windows)):
+            self._write_group(item, tokens, group)
+
+    def _write_group(self, item: ScheduledSequence, tokens: list[int], group: int) -> None:
         for position, token in zip(range(item.start, item.end), tokens, strict=True):
-            block, place = self._place(item, position)
+            block, place = self._place(item, position, group)
             if item.seq_id in self.doomed:
                 block[place] = None
                 continue
-            before = self._root(item)
+            before = self._root(item, group)
             if position:
-                previous_block, previous_place = self._place(item, position - 1)
+                previous_block, previous_place = self._place(item, position - 1, group)
                 previous = previous_block[previous_place]
                 require(previous is not None, "wrote after garbage", item.seq_id, position)
                 assert previous is not None
@@ -370,22 +376,28 @@ class FakeDevice:
         """Reads the context back, as far as the step's queries reach."""
         known = [*item.prompt_token_ids, *item.output_token_ids]
         truth = self.truth.setdefault(item.seq_id, known)
-        first = 0
-        if self.config.window is not None:
-            first = max(0, item.start - self.config.window + 1)
+        for group, window in enumerate(self.config.windows):
+            first = 0 if window is None else max(0, item.start - window + 1)
+            context = self._read_group(item, truth, group, first)
+            require(context == truth[: len(context)], "KV of other tokens", item.seq_id, truth)
+        if item.start < self.reached.get(item.seq_id, 0):
+            require(known == truth, "started over with a token in flight", item.seq_id)
+        self.reached[item.seq_id] = item.end
+
+    def _read_group(
+        self, item: ScheduledSequence, truth: list[int], group: int, first: int
+    ) -> list[int]:
+        """Returns the tokens of a group's entries from the `first` on, after the true ones."""
         context = truth[:first]
-        chain = self._root(item)
+        chain = self._root(item, group)
         for position, token in enumerate(context):
             chain = hash((chain, position, token))
         for position in range(first, item.end):
-            block, place = self._place(item, position)
+            block, place = self._place(item, position, group)
             entry = block[place]
             require(entry is not None, "read garbage", item.seq_id, position)
             assert entry is not None
             chain = hash((chain, position, entry[0]))
             require(entry[1] == chain, "KV of another prefix", item.seq_id, position)
             context.append(entry[0])
-        if item.start < self.reached.get(item.seq_id, 0):
-            require(known == truth, "started over with a token in flight", item.seq_id)
-        self.reached[item.seq_id] = item.end
-        require(context == truth[: len(context)], "KV of other tokens", item.seq_id, context, truth)
+        return context

@@ -120,7 +120,7 @@ class Workload:
             policy=rng.choice(["fcfs", "fcfs", "priority"]),
             eos_token_ids=frozenset({EOS}),
             structured_output=True,
-            window=rng.choice([None, None, rng.randint(1, 40)]),
+            windows=self._windows(),
         )
         rate = rng.choice([0.0, 0.0, 0.02])
         self.rates = FaultRates(rate, rate, rate, rate / 4, rate / 4, 2 * rate, unready=0.2)
@@ -131,6 +131,14 @@ class Workload:
         self.tenants = [f"tenant-{i}" for i in range(rng.randint(1, 3))]
         self.clients = [self._client(i) for i in range(rng.randint(3, 25))]
         self.seen: Counter[str] = Counter()
+
+    def _windows(self) -> tuple[int | None, ...]:
+        """Returns those of one KV group, or of several, where some have none and come first."""
+        rng = self.rng
+        if rng.random() < 0.4:
+            return (None,)
+        windows = [rng.randint(1, 40) for _ in range(rng.randint(1, 3))]
+        return (*[None] * rng.randint(0, 2), *windows)
 
     def run(self) -> Counter[str]:
         """Returns how often the interesting things happened."""
@@ -175,7 +183,13 @@ class Workload:
         self.device.prompts = prompts
         self.engine = Engine(self.config, self.device)
         again = [client for client in self.clients if client.state == "live"]
-        for client in again:
+        for client in again.copy():
+            num_known = len(client.request.prompt_token_ids) + len(client.got)
+            if num_known > self.config.sequence_capacity_tokens:  # it would be refused there
+                assert client.want_ending.error is ErrorCode.KV_CAPACITY_EXCEEDED
+                client.state = "ended"
+                again.remove(client)
+                continue
             client.request = replace(
                 client.request,
                 output_token_ids=tuple(client.got),

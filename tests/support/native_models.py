@@ -12,7 +12,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeStack
-from worker.model.kv_cache import KVCachePool
+from worker.model.kv_cache import KVCachePool, KVGroups
 from worker.model.layers.decoder import CausalLM
 from worker.model.layers.fp8 import Fp8Layout, Fp8Method
 from worker.model.layers.linear_method import LinearMethod
@@ -104,9 +104,17 @@ def model_in_fp8(
 
 
 def new_pool(
-    config: ModelConfig, *, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16
+    config: ModelConfig,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.bfloat16,
+    groups: KVGroups | None = None,
 ) -> KVCachePool:
-    pool = KVCachePool(config, NUM_BLOCKS, ATTENTION_BLOCK, device=device, dtype=dtype)
+    """NUM_BLOCKS for each KV group."""
+    num_blocks = NUM_BLOCKS * (1 if groups is None else len(groups.windows))
+    pool = KVCachePool(
+        config, num_blocks, ATTENTION_BLOCK, device=device, dtype=dtype, groups=groups
+    )
     noise = torch.Generator().manual_seed(3)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=noise))
     return pool
@@ -133,8 +141,8 @@ def run_step(
     metadata = AttentionMetadata(
         cu_q=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32, device=device),
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        block_table=table.contiguous().to(device),
-        slots=slots.to(device, torch.int32),
+        block_tables=table.contiguous().to(device)[None],
+        slots=slots.to(device, torch.int32)[None],
         num_decodes=sum(count == 1 for _, count in step),
         max_query_len=int(counts.max()),
         num_tokens=len(positions),

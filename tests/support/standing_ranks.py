@@ -113,6 +113,7 @@ def main(connection: Connection, store_fd: int, peer_fd: int, memory_fd: int) ->
             block_size=part.kv_cache.block_size,
             max_num_seqs=options.max_num_seqs,
             shares_tokens=part.lookahead > 0,
+            num_kv_groups=len(part.kv_cache.windows),
         )
         while (step := connection.recv_bytes()) != NO_MORE:
             forward.run(decoder.decode(decode_step(step)))

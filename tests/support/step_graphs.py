@@ -29,6 +29,7 @@ def new_graphs(
     max_num_tokens: int,
     max_blocks: int,
     device: torch.device | None = None,
+    num_kv_groups: int = 1,
 ) -> StepGraphs:
     """Returns graphs that are not captured yet; None: of the device that tests run on."""
     return StepGraphs(
@@ -38,4 +39,5 @@ def new_graphs(
         max_blocks=max_blocks,
         device=device or torch_device(),
         logits=model.logits,
+        num_kv_groups=num_kv_groups,
     )

@@ -421,10 +421,11 @@ class Engine:
         return [self._fail(sequence, ErrorCode.ENGINE_ERROR, message) for sequence in sequences]
 
     def _outgrew(self, sequence: Sequence) -> EngineOutput:
+        most = self.config.sequence_capacity_tokens
         return self._fail(
             sequence,
             ErrorCode.KV_CAPACITY_EXCEEDED,
-            f"the sequence has outgrown the KV cache of {self.config.capacity_tokens} tokens",
+            f"the sequence has outgrown the KV cache of {most} tokens",
         )
 
     def _fail(self, sequence: Sequence, code: ErrorCode, message: str) -> EngineOutput:

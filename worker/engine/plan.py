@@ -59,8 +59,9 @@ class PlannedSequence(NamedTuple):
 class Decoding:
     """The scheduler's side of a DecodeRun, as of its latest step."""
 
-    def __init__(self, sequences: View[Sequence], num_departed: int) -> None:
-        """`num_departed`: see Scheduler. The sequences do not count step 0 as scheduled yet."""
+    def __init__(self, sequences: View[Sequence], num_departed: int, capacity_tokens: int) -> None:
+        """`num_departed`: see Scheduler; `capacity_tokens`: of one sequence. The sequences do not
+        count step 0 as scheduled yet."""
         self.sequences = tuple(sequences)
         self.num_departed = num_departed
         starts = [s.num_computed_tokens + s.num_scheduled_tokens for s in sequences]
@@ -72,10 +73,15 @@ class Decoding:
         )
         self.number = 0
         self.num_preemptions = [s.num_preemptions for s in sequences]
-        # Further steps in which no sequence has its last token in flight: in step 0 the last known
-        # token is at `start`, and one is sampled after it.
-        self.num_left = (
-            min(s.max_num_tokens - start for s, start in zip(sequences, starts, strict=True)) - 2
+        # Further steps in which no sequence has its last token in flight, nor outgrows the cache:
+        # in step 0 the last known token is at `start`, and one is sampled after it.
+        self.num_left = max(
+            0,
+            min(
+                min(s.max_num_tokens, capacity_tokens) - start
+                for s, start in zip(sequences, starts, strict=True)
+            )
+            - 2,
         )
         self._num_without_end = self.num_left  # of steps that sample no sequence's last token
         # Whose prompt's last token may be in step 0: the others are in the engine's counts.
@@ -168,7 +174,7 @@ class Decoding:
         put_off: Set[Sequence],
     ) -> None:
         """Does as Schedule.commit. Two hundred sequences a step: it calls nothing for each."""
-        block_size, turn, finished = blocks.block_size, blocks.turn, SequenceStatus.FINISHED
+        block_size, turns, finished = blocks.block_size, blocks.turns, SequenceStatus.FINISHED
         for sequence, num_preemptions in zip(self.sequences, self.num_preemptions, strict=True):
             if put_off and sequence in put_off:
                 continue
@@ -183,8 +189,7 @@ class Decoding:
                 num_computed = sequence.num_computed_tokens + 1
                 sequence.num_computed_tokens = num_computed
                 sequence.num_scheduled_tokens -= 1
-                place = num_computed % block_size
-                if place in (0, turn):
+                if num_computed % block_size in turns:
                     blocks.advance(sequence, num_computed)
 
 

@@ -105,7 +105,7 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
     if num_known > config.sequence_capacity_tokens:
         raise RequestRefused(
             ErrorCode.KV_CAPACITY_EXCEEDED,
-            f"{num_known} tokens can never fit the KV cache of {config.capacity_tokens}",
+            f"{num_known} tokens can never fit the KV cache of {config.sequence_capacity_tokens}",
         )
     for name, token_ids in (
         ("prompt", request.prompt_token_ids),

@@ -16,13 +16,13 @@ bounds a step, after one that ran out of memory, is there less: prompts are cut 
 even all decodes fit, the last claims are preempted.
 
 Blocks: a sequence is admitted when blocks for all its known tokens are free, and gets them at once;
-then it grows by decoding only. If all layers have a window, it gets as many as it can hold at
-once, and as its prompt is computed, others for those that no query reaches any more. When a decode
-finds no free block, the running sequence of the largest rank is preempted, of the tenant with the
-most slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed
-again, mostly out of the prefix cache. An admission leaves one block for each running sequence, or
-the newcomer would be preempted in the next step; one whose tenant holds fewer slots would not, and
-leaves none.
+then it grows by decoding only. For layers with a window it gets as many as it can hold at once,
+and as its prompt is computed, others for those that no query reaches any more. When a decode finds
+no free block, the running sequence of the largest rank is preempted, of the tenant with the most
+slots if there are several: it gives up its blocks, keeps its tokens and waits to be computed again,
+mostly out of the prefix cache. An admission leaves a row of blocks for each running
+sequence, or the newcomer would be preempted in the next step; one whose tenant holds fewer slots
+would not, and leaves none.
 
 `schedule` may allocate; only `commit` advances `num_computed_tokens` and publishes blocks, so a
 failed step publishes nothing. Tokens whose blocks the offload tier has are planned like others, and
@@ -55,11 +55,13 @@ class Scheduler:
             config.num_blocks,
             config.block_size,
             prefix_caching=config.prefix_caching,
-            window=config.window,
-            held=config.sequence_blocks,
+            windows=config.windows,
+            held=config.window_group_blocks,
             num_offload_blocks=config.num_offload_blocks,
         )
         self._offload = self.blocks.offload
+        self._held_blocks = config.held_blocks
+        self._capacity_tokens = config.sequence_capacity_tokens
         self.waiting = SequenceQueue(policy)
         self.running = SequenceQueue(policy)
         self._shares = SlotShares(policy)
@@ -77,6 +79,11 @@ class Scheduler:
         self._num_slots = config.max_num_seqs
         self._launched_seq_ids: set[int] = set()  # live ones that the runner knows of
         self._gone_seq_ids: list[int] = []  # and those that it still has to forget
+
+    @property
+    def _num_spare(self) -> int:
+        """Blocks that all running sequences take when they grow."""
+        return len(self.running) * self.blocks.row_blocks
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -172,7 +179,7 @@ class Scheduler:
             or decoding.num_departed != self._num_departed
             or not decoding.num_left
             or len(decoding) > left
-            or self.blocks.num_available < len(self.running)
+            or self.blocks.num_available < self._num_spare
         ):
             return None
         prefills: list[Sequence] = []
@@ -189,12 +196,13 @@ class Scheduler:
         return decoding.sequences, prefills
 
     def _plan_decodes(self, decodes: View[Sequence], draft: Draft) -> None:
-        block_size, running = self.blocks.block_size, SequenceStatus.RUNNING
+        block_size, row_blocks = self.blocks.block_size, self.blocks.row_blocks
+        running = SequenceStatus.RUNNING
         for sequence in decodes:
             if (
                 draft.left
                 and sequence.status is running
-                and sequence.num_computed_tokens + sequence.num_scheduled_tokens
+                and (sequence.num_computed_tokens + sequence.num_scheduled_tokens) * row_blocks
                 < len(sequence.block_table) * block_size
                 and sequence.params.max_tokens
             ):  # the usual case: no decision is needed
@@ -208,7 +216,7 @@ class Scheduler:
         if not draft.left or sequence.status is not SequenceStatus.RUNNING:
             return  # preempted for one before it
         end = min(sequence.num_virtual_tokens, sequence.next_position + draft.left)
-        if self.blocks.num_blocks_for(end) > self.blocks.num_blocks:
+        if self._held_blocks(end) > self.blocks.num_blocks:
             # Its token in flight may still turn out to be a stop: judge it when it is known.
             if sequence.in_flight == 0:
                 draft.outgrown.append(sequence)
@@ -220,7 +228,7 @@ class Scheduler:
         if not sequences:
             self._decoding = None
             return None
-        self._decoding = Decoding(sequences, self._num_departed)
+        self._decoding = Decoding(sequences, self._num_departed, self._capacity_tokens)
         self._launched_seq_ids.update(self._decoding.run.seq_ids)
         return DecodeStep(self._decoding.run, 0)
 
@@ -252,7 +260,7 @@ class Scheduler:
     def admit_at_once(self, sequence: Sequence) -> None:
         """Gives it blocks ahead of all others, which are preempted as far as need be. For the
         engine's self-test, while nothing is in flight."""
-        num_tokens = min(sequence.max_num_tokens, self.blocks.num_blocks * self.blocks.block_size)
+        num_tokens = min(sequence.max_num_tokens, self._capacity_tokens)
         while not self.blocks.allocate(sequence, num_tokens):
             self._preempt(self.running.last)
         sequence.status = SequenceStatus.RUNNING
@@ -264,9 +272,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the block books do not balance."""
-        self.blocks.check_integrity(
-            s.block_table[s.num_freed_blocks :] for s in (*self.running, *self.waiting)
-        )
+        self.blocks.check_integrity(map(self.blocks.held, (*self.running, *self.waiting)))
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempts from the last claim up until the sequence fits; False if it was itself the last.
@@ -295,7 +301,7 @@ class Scheduler:
         here, so it runs to its end, and the others after it.
         """
         self._claims = list(self.running)
-        if self.blocks.num_available < len(self.running) and self._shares.num_tenants > 1:
+        if self.blocks.num_available < self._num_spare and self._shares.num_tenants > 1:
             self._claims.sort(key=self._shares.claim)
         return list(self._claims)
 
@@ -328,7 +334,7 @@ class Scheduler:
         if giver is None:
             return
         hits = self.blocks.match(newcomer)
-        if self.blocks.can_allocate(newcomer, newcomer.num_tokens, hits, len(self.running)):
+        if self.blocks.can_allocate(newcomer, newcomer.num_tokens, hits, self._num_spare):
             self._preempt(giver, newcomer)  # which changes the shares
 
     def _make_way(self, newcomer: Sequence) -> bool:
@@ -340,7 +346,7 @@ class Scheduler:
         lower = self._shares.lower(newcomer, self.running)
         blocks, num_tokens = self.blocks, newcomer.num_tokens
         hits = blocks.match(newcomer)
-        num_held = sum(len(one.block_table) - one.num_freed_blocks for one in lower)
+        num_held = sum(len(blocks.held(one)) for one in lower)
         if not blocks.can_allocate(newcomer, num_tokens, hits, -num_held):
             return False
         num_before = len(self.running)
@@ -378,18 +384,18 @@ class Scheduler:
             sequence = self._shares.next_of(self.waiting)
             if sequence.in_flight:
                 break  # it has to know its last token first; order is kept
-            if blocks.num_blocks_for(sequence.num_tokens) > blocks.num_blocks:
+            if self._held_blocks(sequence.num_tokens) > blocks.num_blocks:
                 draft.outgrown.append(sequence)  # by the token in flight when it was preempted
                 break
             hits = blocks.match(sequence)
             # Spare blocks for those that run; the holder of more slots gives blocks up instead.
-            spare = 0 if self._is_due(sequence) else len(self.running)
+            spare = 0 if self._is_due(sequence) else self._num_spare
             if not blocks.can_allocate(sequence, sequence.num_tokens, hits, spare):
                 break
             blocks.touch_copies(sequence, len(hits))
             allocated = blocks.allocate(sequence, sequence.num_tokens, hits)
             assert allocated
-            num_hit_tokens = len(hits) * blocks.block_size
+            num_hit_tokens = blocks.tokens_in(hits)
             self.waiting.remove(sequence)
             sequence.num_computed_tokens = num_hit_tokens
             if self._has_prefix_cache:
@@ -412,7 +418,7 @@ class Scheduler:
             end = min(end + num_loaded, sequence.num_virtual_tokens)
             if has_more:
                 end = start + num_loaded  # the next step loads more
-        end = min(end, len(sequence.block_table) * self.blocks.block_size)
+        end = min(end, self.blocks.tokens_in(sequence.block_table))
         if end <= start:
             return  # its blocks come when the window leaves others
         draft.left -= end - start - num_loaded

@@ -52,8 +52,8 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_counted_prompt_tokens",
-        "num_freed_blocks",
         "num_lane_preemptions",
+        "num_passed_tokens",
         "num_preemptions",
         "num_published_blocks",
         "num_scheduled_tokens",
@@ -65,6 +65,7 @@ class Sequence:
         "prompt_token_ids",
         "request_id",
         "seq_id",
+        "spare_blocks",
         "status",
         "tenant",
         "token_ids",
@@ -115,11 +116,12 @@ class Sequence:
         # Prompt tokens whose log probabilities are known or not requested; the first has none.
         self.num_scored_tokens = 1 if scores_prompt else len(prompt_token_ids)
         self.num_counted_prompt_tokens = 0  # already in the engine's statistics
-        self.block_table: list[int] = []
+        self.block_table: list[int] = []  # in order of the tokens, of each KV group a block in turn
+        self.spare_blocks: list[int] = []  # which the table gets next, of groups without a window
         self.block_hashes: list[BlockHash] = []  # of its full blocks, as far as computed
         self.prefix_digests: list[bytes] = []  # likewise, one for each PREFIX_STEP tokens
-        self.num_published_blocks = 0
-        self.num_freed_blocks = 0  # at the table's beginning: no query reaches them any more
+        self.num_published_blocks = 0  # of each KV group
+        self.num_passed_tokens = 0  # computed ones when it last gave up blocks before its windows
 
     @classmethod
     def of(

@@ -16,7 +16,8 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """One step's shape. Tensors are int32 on the model's device; S sequences, T tokens.
+    """One step's shape. Tensors are int32 on the model's device; S sequences, T tokens, G groups of
+    layers, which have blocks of their own (KVGroups).
 
     Sequences with one query token come first (`num_decodes` of them). The tuples repeat on the host
     what `cu_q` and `seq_lens` hold on the device, for backends that choose shapes there.
@@ -24,8 +25,8 @@ class AttentionMetadata:
 
     cu_q: Tensor  # [S + 1] where each sequence's queries begin; the last is T
     seq_lens: Tensor  # [S] keys of each sequence, this step's included
-    block_table: Tensor  # [S, max_blocks]; entries that no query reaches are any valid block
-    slots: Tensor  # [T] where each token's key and value go: block * block_size + offset
+    block_tables: Tensor  # [G, S, max_blocks]; entries that no query reaches are any valid block
+    slots: Tensor  # [G, T] where each token's key and value go: block * block_size + offset
     num_decodes: int
     max_query_len: int
     num_tokens: int

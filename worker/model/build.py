@@ -171,6 +171,7 @@ def complete(
         sampler_threads=part.num_threads if part.built.has_own_threads else 1,
         ranks=ranks,
         shares_tokens=ranks is not None and part.lookahead > 0,
+        num_kv_groups=len(kv_cache.windows),
         host_blocks=kv_cache.host_blocks,
     )
     engine_config = options.engine_config(
@@ -182,7 +183,7 @@ def complete(
         is_cuda=device.type == "cuda",
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
-        window=kv_cache.window,
+        windows=kv_cache.windows,
         num_offload_blocks=len(kv_cache.host_blocks.slots) if kv_cache.host_blocks else 0,
     )
     longest = min(part.longest, engine_config.sequence_capacity_tokens)
@@ -294,7 +295,7 @@ def _log_ready(
 ) -> None:
     logger.info(
         "model ready on %s: %d parameters in %s, quantization %s, %s implementation, tier %s; "
-        "the KV cache holds %d tokens, structured output is %s",
+        "the KV cache holds %d tokens, %d of one sequence; structured output is %s",
         device,
         built.num_parameters,
         built.dtype,
@@ -302,6 +303,7 @@ def _log_ready(
         implementation,
         tier,
         built.engine_config.capacity_tokens,
+        built.engine_config.sequence_capacity_tokens,
         "on" if built.engine_config.structured_output else "off",
     )
 

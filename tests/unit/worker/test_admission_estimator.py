@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 def ready(num_blocks: int, window: int | None = None) -> EngineReady:
     return EngineReady(
         config=EngineConfig(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8, window=window
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=8, windows=(window,)
         ),
         vocab_size=100,
         num_parameters=0,

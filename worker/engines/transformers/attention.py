@@ -290,7 +290,8 @@ class _RotatesInto:
     ) -> Tensor:
         """Returns the queries [tokens, heads, dim]; cos and sin are [tokens, 1, dim / 2]."""
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        return self._rotate_and_store(qkv, self._rows, self._slots, (cos, sin), norm, keys, values)
+        slots = self._slots[self._pool.groups.of_layers[layer]]
+        return self._rotate_and_store(qkv, self._rows, slots, (cos, sin), norm, keys, values)
 
 
 def _by_place(heads: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from worker.model.errors import UnsupportedModel
 from worker.model.kv_cache import KVCachePool
 from worker.model.parallel.group import Placement
 from worker.model.sampling.base import PreviousSample
-from worker.model.step.forward_batch import ForwardBatch
+from worker.model.step.forward_batch import ForwardBatch, KeptBatch
 
 # Difference of logits from those of the model's own attention. Faults are far larger: a layer
 # without its window, a state that was lost between two chunks.
@@ -180,7 +180,7 @@ def _refused(model: TransformersModel) -> Iterator[None]:
 def _lengths(model: TransformersModel, pool: KVCachePool) -> list[int]:
     """Returns the lengths of the texts: of one, where the pool has a single block."""
     count = min(2, pool.num_blocks)
-    places = pool.num_blocks // count * pool.block_size
+    places = pool.num_blocks // count // len(pool.groups.windows) * pool.block_size
     longest = min(_CHECKED_TOKENS, model.config.context_length, places)
     return [longest, -(-2 * longest // 3)][:count]
 
@@ -214,14 +214,14 @@ def _run(
 ) -> Tensor:
     """Returns the logits of the last token of each part, [parts, vocab]."""
     share = pool.num_blocks // len(texts)  # blocks of each text
-    device = pool.storage.device
+    num_groups, device = len(pool.groups.windows), pool.storage.device
     sequences = tuple(
         ScheduledSequence(
             seq_id=row,
             start=start,
             num_scheduled_tokens=end - start,
             token_ids=texts[row][start:end],
-            block_table=range(row * share, row * share + -(-end // pool.block_size)),
+            block_table=range(row * share, row * share + -(-end // pool.block_size) * num_groups),
             samples=True,
             params=SamplingParams(),
             prompt_token_ids=texts[row],
@@ -235,6 +235,7 @@ def _run(
         vocab_size=vocab_size,
         device=device,
         previous=PreviousSample(torch.empty(0, dtype=torch.int64, device=device), {}),
+        kept=KeptBatch(len(parts), pool.block_size, vocab_size, device, num_groups),
     )
     return stack(batch.input_ids, batch.positions, batch.metadata, batch.logits_rows)
 

@@ -138,7 +138,7 @@ class TransformersSource:
             check_attention(model, made, pool)
             if not uses_triton:
                 return made
-            return with_graphs(made, options, model, max_model_len, block_size)
+            return with_graphs(made, options, model, max_model_len, pool)
 
         return BuiltStack(
             model=model,

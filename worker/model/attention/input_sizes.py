@@ -55,8 +55,10 @@ def _note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 def prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
     """Returns a step of prompts, each as long as a block: a DecoderStack's arguments, int32.
 
-    Token ids and positions are [tokens], the rows [prompts].
+    Token ids and positions are [tokens], the rows [prompts]. Groups of layers write over each
+    other's keys and values.
     """
+    num_groups = len(pool.groups.windows)
     length = min(pool.block_size, num_rows)
     count = min(pool.num_blocks, num_rows // length)
     ends = torch.arange(0, (count + 1) * length, length, dtype=torch.int32)
@@ -64,8 +66,8 @@ def prompts(pool: KVCachePool, num_rows: int) -> tuple[Tensor, Tensor, Attention
     metadata = AttentionMetadata(
         cu_q=ends,
         seq_lens=torch.full((count,), length, dtype=torch.int32),
-        block_table=torch.arange(count, dtype=torch.int32)[:, None],
-        slots=torch.arange(count * length, dtype=torch.int32),
+        block_tables=torch.arange(count, dtype=torch.int32).repeat(num_groups, 1)[:, :, None],
+        slots=torch.arange(count * length, dtype=torch.int32).repeat(num_groups, 1),
         num_decodes=count if length == 1 else 0,
         max_query_len=length,
         num_tokens=count * length,

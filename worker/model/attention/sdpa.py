@@ -58,12 +58,12 @@ class SdpaAttention:
         """Without `layers` every one is LayerScores()."""
         self._pool = pool
         self._layers = (LayerScores(),) * len(pool.keys) if layers is None else tuple(layers)
-        self._slot_blocks = torch.empty(0)
+        self._slot_blocks = torch.empty(0)  # [G, T], as the next
         self._slot_offsets = torch.empty(0)
         self._metadata: AttentionMetadata | None = None
         # What `store` got: prompts that begin in this step are not gathered from their blocks.
         self._stored: tuple[Tensor, Tensor] | None = None
-        self._plans: dict[Reach, _Plan] = {}
+        self._plans: dict[tuple[Reach, int], _Plan] = {}  # by the KV group, too
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         size = self._pool.block_size
@@ -76,8 +76,10 @@ class SdpaAttention:
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         if self._pool.storage.dtype is FP8:
             k, v = saturated(k), saturated(v)
-        self._pool.keys[layer][self._slot_blocks, self._slot_offsets] = k
-        self._pool.values[layer][self._slot_blocks, self._slot_offsets] = v
+        group = self._pool.groups.of_layers[layer]
+        places = self._slot_blocks[group], self._slot_offsets[group]
+        self._pool.keys[layer][places] = k
+        self._pool.values[layer][places] = v
         self._stored = (k, v)
 
     def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
@@ -86,9 +88,10 @@ class SdpaAttention:
         (k, v), self._stored = self._stored, None
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         scores = self._layers[layer]
-        plan = self._plans.get(scores.reach)
+        kind = scores.reach, self._pool.groups.of_layers[layer]
+        plan = self._plans.get(kind)
         if plan is None:
-            plan = self._plans[scores.reach] = self._plan(scores.reach)
+            plan = self._plans[kind] = self._plan(*kind)
         if sinks is not None:
             sinks = sinks.view(keys.shape[2], -1)
         for group in plan.decodes:
@@ -96,17 +99,19 @@ class SdpaAttention:
         for chunk in plan.chunks:
             _attend_chunk(chunk, q, k, v, keys, values, out, scores, sinks)
 
-    def _plan(self, reach: Reach) -> _Plan:
+    def _plan(self, reach: Reach, kv_group: int) -> _Plan:
         metadata = self._metadata
         assert metadata is not None, "attend comes after prepare"
         chunks, start = [], metadata.num_decodes
         for row in range(metadata.num_decodes, len(metadata.query_lens)):
             end = start + metadata.query_lens[row]
-            chunks.append(self._chunk(metadata, row, start, end, reach))
+            chunks.append(self._chunk(metadata, row, start, end, reach, kv_group))
             start = end
-        return _Plan(tuple(self._group_decodes(metadata, reach)), tuple(chunks))
+        return _Plan(tuple(self._group_decodes(metadata, reach, kv_group)), tuple(chunks))
 
-    def _group_decodes(self, metadata: AttentionMetadata, reach: Reach) -> list[_DecodeGroup]:
+    def _group_decodes(
+        self, metadata: AttentionMetadata, reach: Reach, kv_group: int
+    ) -> list[_DecodeGroup]:
         """Returns the decodes in groups; each gathers blocks from its own first one on."""
         size, device = self._pool.block_size, metadata.slots.device
         ends = metadata.context_lens[: metadata.num_decodes]
@@ -119,7 +124,7 @@ class SdpaAttention:
             index = None
             if rows != list(range(len(rows))):
                 index = to_device(np.array(rows, dtype=np.int64), device)
-            table, seq_lens = metadata.block_table, metadata.seq_lens
+            table, seq_lens = metadata.block_tables[kv_group], metadata.seq_lens
             table = table[: len(rows)] if index is None else table.index_select(0, index)
             seq_lens = seq_lens[: len(rows)] if index is None else seq_lens.index_select(0, index)
             places = torch.arange(num_blocks * size, device=device, dtype=torch.int32)[None, :]
@@ -139,7 +144,13 @@ class SdpaAttention:
         return groups
 
     def _chunk(
-        self, metadata: AttentionMetadata, row: int, start: int, end: int, reach: Reach
+        self,
+        metadata: AttentionMetadata,
+        row: int,
+        start: int,
+        end: int,
+        reach: Reach,
+        kv_group: int,
     ) -> _Chunk:
         size, context_len = self._pool.block_size, metadata.context_lens[row]
         first_query = context_len - (end - start)
@@ -150,7 +161,8 @@ class SdpaAttention:
         mask = reach.mask(places[first_query - first_block * size :, None], places[None, :])
         blocks = None
         if first_query:
-            blocks = metadata.block_table[row, first_block : -(-context_len // size)].long()
+            table = metadata.block_tables[kv_group, row]
+            blocks = table[first_block : -(-context_len // size)].long()
         return _Chunk(start, end, blocks, context_len - first_block * size, mask)
 
 

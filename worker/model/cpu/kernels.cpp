@@ -930,11 +930,17 @@ struct Ragged {
   i64 sequences;
   const int32_t* cu_q;      // [sequences + 1] where each one's queries begin
   const int32_t* seq_lens;  // [sequences] keys of each one, its queries' own among them
-  const int32_t* table;     // [sequences, table_stride] blocks
+  const int32_t* table;     // [sequences, table_stride] blocks of each group of layers
   i64 table_stride;
+  i64 groups, group_stride;  // from one group's table to the next one's
   const int32_t* work;  // [num_work, 2] sequence, first of the rows that one call of `attend` takes
   i64 num_work;
 };
+
+static Ragged of_group(Ragged ragged, i64 group) {
+  ragged.table += group * ragged.group_stride;
+  return ragged;
+}
 
 // An item of the work list: up to kRows rows, a row being a (token, head of the group).
 struct Item {
@@ -1051,9 +1057,9 @@ void AttentionRegion::operator()(Member& self) const {
 }
 
 API void paged_attention(const bf16* q, i64 q_stride, bf16* keys, bf16* values, i64 block_stride,
-                         bf16* out, const Ragged* ragged, i64 heads, i64 kv_heads, i64 dim,
-                         float scale, i64 window) {
-  at_once(AttentionRegion{q, q_stride, {keys, values, block_stride}, out, *ragged,
+                         bf16* out, const Ragged* ragged, i64 group, i64 heads, i64 kv_heads,
+                         i64 dim, float scale, i64 window) {
+  at_once(AttentionRegion{q, q_stride, {keys, values, block_stride}, out, of_group(*ragged, group),
                        {heads, kv_heads, dim}, scale, window});
 }
 
@@ -1067,6 +1073,7 @@ struct Layer {
   bf16 *keys, *values;          // of the layer, in the first block
   const bf16 *cosines, *sines;  // [positions, dim / 2]
   i64 window;                   // as AttentionRegion's
+  i64 group;                    // whose table and slots are the layer's
 };
 
 struct Stack {
@@ -1081,7 +1088,8 @@ struct Stack {
 
 struct Batch {
   i64 tokens;
-  const int32_t *ids, *positions, *slots;  // [tokens]
+  const int32_t *ids, *positions;  // [tokens]
+  const int32_t* slots;            // [groups, tokens]
   Ragged ragged;
   const int32_t* rows;  // [num_rows] tokens whose final states are wanted, in order
   i64 num_rows;
@@ -1139,10 +1147,11 @@ void StackRegion::operator()(Member& self) const {
                       b.qkv);
     Turn{b.qkv, layer.qkv.n, tokens, heads,
          {layer.query_norm, layer.key_norm, s.norm_offset, s.norm_eps},
-         layer.cosines, layer.sines, b.positions, cache, b.slots}(self);
+         layer.cosines, layer.sines, b.positions, cache, b.slots + layer.group * b.tokens}(self);
     const bool is_last = l + 1 == s.num_layers;
-    AttentionRegion{b.qkv, layer.qkv.n, cache, b.attended, is_last ? b.ragged_rows : b.ragged,
-                    heads, s.attention_scale, layer.window}(self);
+    AttentionRegion{b.qkv, layer.qkv.n, cache, b.attended,
+                    of_group(is_last ? b.ragged_rows : b.ragged, layer.group), heads,
+                    s.attention_scale, layer.window}(self);
     if (is_last) {
       self.share(1, 1, 0, nothing, [&](i64, i64, const char*) {
         for (i64 i = 0; i < b.num_rows; ++i) {
@@ -1160,15 +1169,19 @@ void StackRegion::operator()(Member& self) const {
   norm(b.delta, s.layers[s.num_layers - 1].mlp_output_norm, s.final_norm)(self);
 }
 
+static i64 size_of_tables(const Ragged& r) {
+  return (r.groups - 1) * r.group_stride + r.sequences * r.table_stride;
+}
+
 static i64 bytes_of(const Ragged& r) {
   return 2 * Record::bytes_of<int32_t>(r.sequences + 1) +
-         Record::bytes_of<int32_t>(r.sequences * r.table_stride) +
+         Record::bytes_of<int32_t>(size_of_tables(r)) +
          Record::bytes_of<int32_t>(r.num_work * 2);
 }
 
 static Ragged kept(Record& record, const Ragged& r) {
   return {r.sequences, record.keep(r.cu_q, r.sequences + 1), record.keep(r.seq_lens, r.sequences),
-          record.keep(r.table, r.sequences * r.table_stride), r.table_stride,
+          record.keep(r.table, size_of_tables(r)), r.table_stride, r.groups, r.group_stride,
           record.keep(r.work, r.num_work * 2), r.num_work};
 }
 
@@ -1177,14 +1190,14 @@ static Ragged kept(Record& record, const Ragged& r) {
 // 1/28 of Qwen3-0.6B. Parameters, cache and the batch's rooms stay until `settle`; the rest may go.
 API void decoder_stack(const Stack* stack, const Batch* batch) {
   pool().work([&](Record& record) {
-    const i64 tokens = batch->tokens;
-    record.begin(Record::bytes_of<StackRegion>(1) + 3 * Record::bytes_of<int32_t>(tokens) +
-                 Record::bytes_of<int32_t>(batch->num_rows) + bytes_of(batch->ragged) +
+    const i64 tokens = batch->tokens, slots = batch->ragged.groups * tokens;
+    record.begin(Record::bytes_of<StackRegion>(1) + 2 * Record::bytes_of<int32_t>(tokens) +
+                 Record::bytes_of<int32_t>(slots) + Record::bytes_of<int32_t>(batch->num_rows) + bytes_of(batch->ragged) +
                  bytes_of(batch->ragged_rows));
     StackRegion region{*stack, *batch};
     region.batch.ids = record.keep(batch->ids, tokens);
     region.batch.positions = record.keep(batch->positions, tokens);
-    region.batch.slots = record.keep(batch->slots, tokens);
+    region.batch.slots = record.keep(batch->slots, slots);
     region.batch.rows = record.keep(batch->rows, batch->num_rows);
     region.batch.ragged = kept(record, batch->ragged);
     region.batch.ragged_rows = kept(record, batch->ragged_rows);

@@ -50,6 +50,8 @@ class Ragged(ctypes.Structure):
         ("seq_lens", _P),
         ("table", _P),
         ("table_stride", _N),
+        ("groups", _N),
+        ("group_stride", _N),
         ("work", _P),
         ("num_work", _N),
     )
@@ -74,6 +76,7 @@ class Layer(ctypes.Structure):
         ("cosines", _P),
         ("sines", _P),
         ("window", _N),
+        ("group", _N),
     )
 
 
@@ -124,7 +127,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_rms_norm": (_P, _P, _P, _P, _F, _P, _F, _N, _N),
     "norm_rope": (_P, _N, _P, _P, _F, _F, _P, _P, _N, _N, _N, _N),
     "kv_store": (_P, _P, _N, _N, _P, _P, _N, _P, _N, _N, _N),
-    "paged_attention": (_P, _N, _P, _P, _N, _P, ctypes.POINTER(Ragged), _N, _N, _N, _F, _N),
+    "paged_attention": (_P, _N, _P, _P, _N, _P, ctypes.POINTER(Ragged), *[_N] * 4, _F, _N),
     "decoder_stack": (ctypes.POINTER(Stack), ctypes.POINTER(Batch)),
     "set_num_threads": (_N,),
     "settle": (),

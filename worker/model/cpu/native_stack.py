@@ -88,6 +88,7 @@ class NativeStack:
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
         num_tokens = metadata.num_tokens
+        tables = whole_tables(metadata)
         work = work_list(metadata.query_lens, self._group)
         last_work = rows_work(metadata.query_lens, self._group, rows.tolist())
         buffers = {name: space.rows(num_tokens) for name, space in self._buffers.items()}
@@ -96,10 +97,10 @@ class NativeStack:
             ids=token_ids.data_ptr(),
             positions=positions.data_ptr(),
             slots=metadata.slots.data_ptr(),
-            ragged=ragged(metadata, work),
+            ragged=ragged(metadata, tables, work),
             rows=rows.data_ptr(),
             num_rows=len(rows),
-            ragged_rows=ragged(metadata, last_work),
+            ragged_rows=ragged(metadata, tables, last_work),
             scratch=self._scratch.of(num_tokens, self._widest),
             **{name: rows.data_ptr() for name, rows in buffers.items()},
         )
@@ -131,6 +132,7 @@ def _layer(model: CausalLM, layer: DecoderLayer, pool: KVCachePool, index: int) 
         cosines=cosines.data_ptr(),
         sines=sines.data_ptr(),
         window=attention.kind.window or NO_WINDOW,
+        group=pool.groups.of_layers[index],
     )
 
 
@@ -154,14 +156,23 @@ def _product(linear: Linear) -> NativeProduct:
     return product
 
 
-def ragged(metadata: AttentionMetadata, work: Tensor) -> Ragged:
-    """Returns the kernels' view of both, which must outlive it; `work` [items, 2] is int32."""
+def whole_tables(metadata: AttentionMetadata) -> Tensor:
+    """Returns the block tables, those of several groups in one piece, which the kernels copy."""
+    tables = metadata.block_tables
+    return tables if len(tables) == 1 else tables.contiguous()
+
+
+def ragged(metadata: AttentionMetadata, tables: Tensor, work: Tensor) -> Ragged:
+    """Returns the kernels' view of all three, which must outlive it. `tables` are the
+    `whole_tables` of `metadata`; `work` [items, 2] is int32."""
     return Ragged(
         sequences=len(metadata.query_lens),
         cu_q=metadata.cu_q.data_ptr(),
         seq_lens=metadata.seq_lens.data_ptr(),
-        table=metadata.block_table.data_ptr(),
-        table_stride=metadata.block_table.stride(0),
+        table=tables.data_ptr(),
+        table_stride=tables.stride(1),
+        groups=len(tables),
+        group_stride=tables.stride(0),
         work=work.data_ptr(),
         num_work=work.shape[0],
     )
@@ -241,10 +252,12 @@ class NativeAttention:
             for layer in scores
         ]
         self._metadata: AttentionMetadata | None = None
+        self._tables = torch.empty(0)
         self._ragged: dict[int, tuple[Ragged, Tensor]] = {}
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
+        self._tables = whole_tables(metadata)
         self._ragged = {}
 
     def step(self, num_heads: int) -> tuple[AttentionMetadata, Ragged]:
@@ -253,12 +266,13 @@ class NativeAttention:
         assert metadata is not None, "step comes after prepare"
         if num_heads not in self._ragged:
             work = work_list(metadata.query_lens, num_heads // self._num_kv_heads)
-            self._ragged[num_heads] = (ragged(metadata, work), work)
+            self._ragged[num_heads] = (ragged(metadata, self._tables, work), work)
         return metadata, self._ragged[num_heads][0]
 
     def lend(self, stack: Stack, own: Layer, layer: int) -> None:
         """Writes where `layer` keeps keys and values, and how it attends."""
         own.keys, own.values = self._layers[layer]
+        own.group = self._pool.groups.of_layers[layer]
         stack.attention_scale, own.window = self._scores[layer]
         stack.block_stride = self._block_stride
 
@@ -274,7 +288,7 @@ class NativeAttention:
             keys,
             values,
             self._block_stride,
-            metadata.slots.data_ptr(),
+            metadata.slots[self._pool.groups.of_layers[layer]].data_ptr(),
             k.shape[0],
             self._num_kv_heads,
             self._head_dim,
@@ -291,6 +305,7 @@ class NativeAttention:
             self._block_stride,
             out.data_ptr(),
             self.step(num_heads)[1],
+            self._pool.groups.of_layers[layer],
             num_heads,
             self._num_kv_heads,
             self._head_dim,

@@ -59,8 +59,10 @@ class TritonAttention:
         if layers is None:
             layers = (LayerScores(),) * len(pool.keys)
         self._layers = [
-            _Layer.of(keys, values, scores)
-            for keys, values, scores in zip(pool.keys, pool.values, layers, strict=True)
+            _Layer.of(keys, values, scores, kv_group)
+            for keys, values, scores, kv_group in zip(
+                pool.keys, pool.values, layers, pool.groups.of_layers, strict=True
+            )
         ]
         self._num_processors = _num_processors(pool.storage.device)
         # AMD's compiler spills registers in wide tiles.
@@ -81,7 +83,8 @@ class TritonAttention:
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         assert self._metadata is not None, "store comes after prepare"
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        store_keys_and_values(k, v, keys, values, self._metadata.slots)
+        slots = self._metadata.slots[self._layers[layer].kv_group]
+        store_keys_and_values(k, v, keys, values, slots)
 
     def attend(self, layer: int, q: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
         """Attends as AttentionBackend defines; the last dimension of q is contiguous. `sinks`
@@ -135,7 +138,7 @@ class TritonAttention:
         decodes, group = metadata.num_decodes, q.shape[1] // layer.kv_heads
         num_chunks = len(metadata.query_lens) - decodes
         num_tiles = len(q) // (tiles.rows // group) + num_chunks
-        table = metadata.block_table[decodes:]
+        table = metadata.block_tables[layer.kv_group, decodes:]
         chunk_attention[(layer.kv_heads, num_tiles)](
             q,
             layer.keys,
@@ -176,7 +179,7 @@ class TritonAttention:
         num_slots = num_programs * (_KEPT_STEPS if self._is_invariant else 2)
         plan = self._plan(layer, tiles, group, rows, num_programs, num_slots)
         scratch = self._scratch_of((num_slots, tiles.rows, value_dim), out.device)
-        table = self._metadata.block_table[rows.first :]
+        table = self._metadata.block_tables[layer.kv_group, rows.first :]
         common = {
             "KV_HEADS": layer.kv_heads,
             "GROUP": group,
@@ -322,6 +325,7 @@ class _Layer:
     value_width: int
     window: int | None
     chunk: int | None
+    kv_group: int
     arguments: dict[str, Any]  # of the kernel, by name
 
     @property
@@ -329,7 +333,7 @@ class _Layer:
         return self.window is not None or self.chunk is not None
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, scores: LayerScores) -> _Layer:
+    def of(cls, keys: Tensor, values: Tensor, scores: LayerScores, kv_group: int) -> _Layer:
         """Returns that of keys [blocks, block_size, kv_heads, key_dim] and values."""
         reach, key_dim, value_dim = scores.reach, keys.shape[3], values.shape[3]
         key_width, value_width = _width(key_dim), _width(value_dim)
@@ -362,6 +366,7 @@ class _Layer:
             value_width,
             reach.window,
             reach.chunk,
+            kv_group,
             arguments,
         )
 

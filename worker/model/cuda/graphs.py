@@ -119,10 +119,11 @@ class StepGraphs:
         max_blocks: int,
         device: torch.device,
         logits: Callable[[Tensor], Tensor],
+        num_kv_groups: int = 1,
         is_foreign: bool = False,
     ) -> None:
         """`max_num_tokens` are those of the largest step with chunks that is captured, 0 for none,
-        `max_blocks` those of the longest sequence.
+        `max_blocks` those of the longest sequence in each KV group.
 
         `logits` returns [rows, vocab] of hidden states [rows, hidden]. The code of a stack that
         `is_foreign` is not this project's: no step is captured where a capture fails. Until
@@ -140,6 +141,7 @@ class StepGraphs:
             max(shape.tokens for shape in largest),
             max(shape.sequences for shape in largest),
             max_blocks,
+            num_kv_groups,
             stack.hidden_size,
             stack.dtype,
             device,

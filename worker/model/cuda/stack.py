@@ -138,7 +138,7 @@ class CudaStack:
         q = rotate_and_store(
             qkv,
             positions,
-            metadata.slots,
+            metadata.slots[self._pool.groups.of_layers[index]],
             layer.rotations,
             layer.head_norm,
             self._pool.keys[index],

@@ -29,13 +29,14 @@ class GraphShape:
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """A step's tensors; a graph's are the first of each. All but `hidden` are int32."""
+    """A step's tensors; a graph's are the first of each, in all groups. All but `hidden` are
+    int32."""
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
-    slots: Tensor  # [T]; -1: padding
+    slots: Tensor  # [G, T] of G KV groups; -1: padding
     seq_lens: Tensor  # [S]; 0: padding
-    table: Tensor  # [S, max_blocks]; columns past a sequence's end hold anything
+    tables: Tensor  # [G, S, max_blocks]; columns past a sequence's end hold anything
     cu_q: Tensor  # [S + 1]; of padded decodes anything
     hidden: Tensor  # [T, hidden], the result
 
@@ -45,6 +46,7 @@ class StepBuffers:
         num_tokens: int,
         num_seqs: int,
         max_blocks: int,
+        num_kv_groups: int,
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -55,9 +57,9 @@ class StepBuffers:
         return cls(
             token_ids=zeros(num_tokens),
             positions=zeros(num_tokens),
-            slots=zeros(num_tokens).fill_(-1),
+            slots=zeros(num_kv_groups, num_tokens).fill_(-1),
             seq_lens=zeros(num_seqs),
-            table=zeros(num_seqs, max_blocks),
+            tables=zeros(num_kv_groups, num_seqs, max_blocks),
             cu_q=zeros(num_seqs + 1),
             hidden=torch.zeros((num_tokens, hidden_size), dtype=dtype, device=device),
         )
@@ -66,28 +68,32 @@ class StepBuffers:
         self, shape: GraphShape, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
     ) -> None:
         """Copies a step that `shape` has room for; the rest of `shape` becomes padding."""
-        table = metadata.block_table
-        width = table.shape[1]
+        tables = metadata.block_tables
+        num_groups, _, width = tables.shape
         num_programs = max(shape.tokens, shape.sequences + 1)
-        fill_step[(num_programs, -(-width // _COLUMNS_A_PROGRAM))](
+        fill_step[(num_programs, -(-width // _COLUMNS_A_PROGRAM), num_groups)](
             self.token_ids,
             self.positions,
             self.slots,
             self.seq_lens,
-            self.table,
+            self.tables,
             self.cu_q,
             token_ids,
             positions,
             metadata.slots,
             metadata.seq_lens,
-            table,
+            tables,
             metadata.cu_q,
             num_tokens=metadata.num_tokens,
             num_decodes=metadata.num_decodes,
             num_seqs=len(metadata.query_lens),
             width=width,
-            to_stride=self.table.stride(0),
-            from_stride=table.stride(0),
+            to_stride=self.tables.stride(1),
+            from_stride=tables.stride(1),
+            to_group_stride=self.tables.stride(0),
+            from_group_stride=tables.stride(0),
+            to_slots_stride=self.slots.stride(0),
+            from_slots_stride=metadata.slots.stride(0),
             padded_tokens=shape.tokens,
             padded_decodes=shape.decodes,
             padded_seqs=shape.sequences,
@@ -104,8 +110,8 @@ class StepBuffers:
         return AttentionMetadata(
             cu_q=self.cu_q[: shape.sequences + 1],
             seq_lens=self.seq_lens[: shape.sequences],
-            block_table=self.table[: shape.sequences],
-            slots=self.slots[: shape.tokens],
+            block_tables=self.tables[:, : shape.sequences],
+            slots=self.slots[:, : shape.tokens],
             num_decodes=shape.decodes,
             max_query_len=1 if not shape.chunks else shape.tokens,
             num_tokens=shape.tokens,

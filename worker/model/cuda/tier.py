@@ -66,8 +66,7 @@ def tier_of(
 
     def stack(model: CausalLM, pool: KVCachePool) -> DecoderStack:
         whole = CudaStack(model, pool, is_invariant=options.batch_invariant)
-        weights = whole.layer_weights
-        return with_graphs(whole, options, model, max_model_len, pool.block_size, weights)
+        return with_graphs(whole, options, model, max_model_len, pool, whole.layer_weights)
 
     if not in_fp8:
         return Tier("triton", ops, stack)
@@ -81,7 +80,7 @@ def with_graphs(
     options: EngineOptions,
     model: ServedModel,
     max_model_len: int,
-    block_size: int,
+    pool: KVCachePool,
     layer_weights: int | None = None,
 ) -> DecoderStack:
     """Returns a stack that replays the steps of `stack`, which uses the kernels; `stack` where
@@ -100,9 +99,10 @@ def with_graphs(
         stack,
         max_num_seqs=options.max_num_seqs,
         max_num_tokens=max_num_tokens,
-        max_blocks=-(-max_model_len // block_size),
+        max_blocks=-(-max_model_len // pool.block_size),
         device=model.placement.device,
         logits=model.logits,
+        num_kv_groups=len(pool.groups.windows),
         is_foreign=layer_weights is None,
     )
 

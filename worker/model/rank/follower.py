@@ -106,6 +106,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
         block_size=part.kv_cache.block_size,
         max_num_seqs=start.options.max_num_seqs,
         shares_tokens=part.lookahead > 0,
+        num_kv_groups=len(part.kv_cache.windows),
         host_blocks=part.kv_cache.host_blocks,
     )
     while True:

@@ -83,11 +83,16 @@ class KeptBatch:
     writes positions, slots, and grown tables."""
 
     def __init__(
-        self, max_num_seqs: int, block_size: int, vocab_size: int, device: torch.device
+        self,
+        max_num_seqs: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        num_kv_groups: int = 1,
     ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._rows = SequenceRows(max_num_seqs, device)
+        self._rows = SequenceRows(max_num_seqs, device, num_kv_groups)
         self._staging = Staging(device)
         self._device = device
         # For batches of only decodes: counts, and the place of each one's token.
@@ -133,7 +138,7 @@ class KeptBatch:
             arrays += [shape.ends, logits_rows]
         table_arrays = self._table_arrays(shape.rows)
         parts = self._staging.copy([*arrays, *table_arrays])
-        table = self._block_table(shape, parts[len(arrays) :])
+        tables = self._block_tables(shape, parts[len(arrays) :])
         if num_same == num_seqs:
             ids = previous.token_ids[:num_same].to(torch.int32)
         else:
@@ -151,8 +156,8 @@ class KeptBatch:
             metadata=AttentionMetadata(
                 cu_q=cu_q,
                 seq_lens=parts[2],
-                block_table=table,
-                slots=parts[1],
+                block_tables=tables,
+                slots=parts[1].view(len(tables), -1),
                 num_decodes=batch.num_decodes,
                 max_query_len=max(query_lens, default=0),
                 num_tokens=len(positions),
@@ -208,7 +213,7 @@ class KeptBatch:
         return self._run_rows, self._run_starts + np.int32(step.number)
 
     def _places(self, shape: _Shape) -> tuple[Int32Array, Int32Array]:
-        """Returns the positions and the slots of all tokens, [T] each."""
+        """Returns the positions [T] and the slots [G * T] of all tokens."""
         positions, rows = shape.starts, shape.rows
         num_tokens = int(shape.ends[-1])
         if num_tokens > len(rows):
@@ -216,7 +221,10 @@ class KeptBatch:
             positions += np.repeat(shape.starts - shape.ends[:-1], shape.counts)
             rows = np.repeat(rows, shape.counts)
         block, place = np.divmod(positions, np.int32(self._block_size))
-        return positions, self._rows.table[rows, block] * np.int32(self._block_size) + place
+        slots = [
+            table[rows, block] * np.int32(self._block_size) + place for table in self._rows.table
+        ]
+        return positions, slots[0] if len(slots) == 1 else np.concatenate(slots)
 
     def _tokens(
         self, batch: ScheduledBatch, ends: Int32Array, previous: PreviousSample, num_same: int
@@ -263,22 +271,22 @@ class KeptBatch:
         return into, taken
 
     def _table_arrays(self, rows: Int32Array) -> list[Int32Array]:
-        """Returns what the device needs for the block table: nothing, where the host shares it."""
+        """Returns what the device needs for the block tables: nothing, where the host shares it."""
         return [] if self._rows.is_shared else [*self._rows.take_written(), rows]
 
-    def _block_table(self, shape: _Shape, parts: list[Tensor]) -> Tensor:
-        """Returns the batch's block table, [S, width]."""
+    def _block_tables(self, shape: _Shape, parts: list[Tensor]) -> Tensor:
+        """Returns the batch's block tables, [G, S, width]."""
         num_seqs = len(shape.rows)
         width = -(-int(shape.seq_lens.max(initial=0)) // self._block_size)
         is_in_order = np.array_equal(shape.rows, self._from_0[:num_seqs])
         if self._rows.is_shared:
-            table = self._rows.table[:, :width]
-            return torch.from_numpy(table[:num_seqs] if is_in_order else table[shape.rows])
+            table = self._rows.table[:, :, :width]
+            return torch.from_numpy(table[:, :num_seqs] if is_in_order else table[:, shape.rows])
         cells, values, rows = parts
         there = self._rows.there
         if len(cells):
             there.view(-1).index_copy_(0, cells.long(), values)
-        return (there[:num_seqs] if is_in_order else there.index_select(0, rows))[:, :width]
+        return (there[:, :num_seqs] if is_in_order else there.index_select(1, rows))[:, :, :width]
 
 
 def _with_tokens_in_flight(

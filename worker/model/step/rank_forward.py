@@ -25,6 +25,7 @@ class RankForward:
         block_size: int,
         max_num_seqs: int,
         shares_tokens: bool,
+        num_kv_groups: int = 1,
         host_blocks: HostBlocks | None = None,
     ) -> None:
         """`shares_tokens`: a step's token ids come from rank 0's device. `host_blocks` are of this
@@ -38,7 +39,9 @@ class RankForward:
         self._nothing_sampled = PreviousSample(
             torch.empty(0, dtype=torch.int64, device=self._device), {}
         )
-        self._kept = KeptBatch(max_num_seqs, block_size, model.config.vocab_size, self._device)
+        self._kept = KeptBatch(
+            max_num_seqs, block_size, model.config.vocab_size, self._device, num_kv_groups
+        )
 
     @torch.inference_mode()
     def run(self, batch: ScheduledBatch) -> None:

@@ -20,22 +20,23 @@ _LEAST_WIDTH = 16
 
 
 class SequenceRows:
-    """One row of a table for each sequence; a step writes only new values.
+    """One row of a table for each sequence, in each KV group; a step writes only new values.
 
     A row is known by the block table itself, which only ever grows: one that lost its blocks comes
     back with another list. Rows of sequences that are gone are taken when there is no free one.
     On the CPU host and device share the table.
     """
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, device: torch.device, num_groups: int = 1) -> None:
         self._device = device
+        self._num_groups = num_groups
         self.is_shared = device.type == "cpu"
         self._row_of: dict[int, int] = {}
         self._free: list[int] = []
         self._tables: list[View[int] | None] = []  # by row, as is what follows
-        self._known: list[int] = []  # blocks
-        self.num_blocks: IntArray = np.zeros(0, dtype=np.int32)  # the same as an array
-        self.table: IntArray = np.zeros((0, _LEAST_WIDTH), dtype=np.int32)
+        self._known: list[int] = []  # blocks of all groups
+        self.num_blocks: IntArray = np.zeros(0, dtype=np.int32)  # of each group
+        self.table: IntArray = np.zeros((num_groups, 0, _LEAST_WIDTH), dtype=np.int32)
         self.there = torch.from_numpy(self.table)  # on the device
         self._written: list[tuple[int, int, int]] = []  # cells that the device lacks: row, columns
         self._add_rows(num_rows)
@@ -79,9 +80,13 @@ class SequenceRows:
         written, self._written = self._written, []
         if not written:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
-        width = self.table.shape[1]
+        _, num_rows, width = self.table.shape
         cells = np.concatenate(
-            [np.arange(row * width + a, row * width + b, dtype=np.int32) for row, a, b in written]
+            [
+                np.arange(a, b, dtype=np.int32) + np.int32((group * num_rows + row) * width)
+                for row, a, b in written
+                for group in range(self._num_groups)
+            ]
         )
         return cells, self.table.reshape(-1)[cells]
 
@@ -95,11 +100,13 @@ class SequenceRows:
         return row
 
     def _write(self, row: int, table: View[int]) -> None:
-        begin, end = self._known[row], len(table)
-        if end > self.table.shape[1]:
+        first, self._known[row] = self._known[row], len(table)
+        begin, end = (known // self._num_groups for known in (first, len(table)))
+        if end > self.table.shape[2]:
             self._widen(end)
-        self.table[row, begin:end] = table[begin:end]
-        self._known[row] = self.num_blocks[row] = end
+        for group in range(self._num_groups):
+            self.table[group, row, begin:end] = table[first + group :: self._num_groups]
+        self.num_blocks[row] = end
         if not self.is_shared:
             self._written.append((row, begin, end))
 
@@ -112,7 +119,7 @@ class SequenceRows:
 
     def _add_rows(self, count: int) -> None:
         old = len(self._tables)
-        self._resize(old + count, self.table.shape[1])
+        self._resize(old + count, self.table.shape[2])
         self._tables += [None] * count
         self._known += [0] * count
         self.num_blocks = np.concatenate([self.num_blocks, np.zeros(count, dtype=np.int32)])
@@ -123,8 +130,8 @@ class SequenceRows:
 
     def _resize(self, num_rows: int, width: int) -> None:
         """Makes larger tables; a step that is on the device continues with the old one."""
-        table = np.zeros((num_rows, width), dtype=np.int32)
-        table[: self.table.shape[0], : self.table.shape[1]] = self.table
+        table = np.zeros((self._num_groups, num_rows, width), dtype=np.int32)
+        table[:, : self.table.shape[1], : self.table.shape[2]] = self.table
         there = torch.from_numpy(table) if self.is_shared else to_device(table, self._device)
         self.table, self.there = table, there  # both or none: the device may have no room
 

@@ -54,6 +54,7 @@ class TorchModelRunner:
         sampler_threads: int = 1,
         ranks: OtherRanks | None = None,
         shares_tokens: bool = False,
+        num_kv_groups: int = 1,
         host_blocks: HostBlocks | None = None,
     ) -> None:
         """`stack` computes the model's layers. Without `grammar_masks` no sequence may have a
@@ -83,7 +84,9 @@ class TorchModelRunner:
             torch.empty(0, dtype=torch.int64, device=self._device), {}
         )
         self._previous = self._nothing_sampled
-        self._kept = KeptBatch(max_num_seqs, block_size, self.vocab_size, self._device)
+        self._kept = KeptBatch(
+            max_num_seqs, block_size, self.vocab_size, self._device, num_kv_groups
+        )
         self._sampling_rows = SamplingRows()
         self._captured = stack if isinstance(stack, CapturingStack) else None
         self._newest: TorchStepHandle | None = None  # the step before

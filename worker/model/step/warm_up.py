@@ -44,6 +44,7 @@ def warm_up(
     """Runs the first steps, and captures CUDA graphs where the stack has them, so that no job waits
     for a compiler."""
     longest = min(config.max_model_len, config.capacity_tokens)  # without a window's freed blocks
+    num_groups = len(config.windows)
     num_tokens = min(config.max_num_batched_tokens, longest)
     if device.type != "cuda":
         num_tokens = min(num_tokens, _CPU_TOKENS)
@@ -53,10 +54,10 @@ def warm_up(
         runs += [(min(num_tokens, _CUDA_TOKENS), _FILTERED), *((1, each) for each in _CUDA_PARAMS)]
     for number, (tokens, params) in enumerate(runs):
         report(stage, number / len(runs))
-        run_prefill(runner, config.block_size, tokens, params)
+        run_prefill(runner, config.block_size, tokens, params, num_kv_groups=num_groups)
     if device.type == "cuda" and longest > _CUDA_SUFFIX:
         past = longest - _CUDA_SUFFIX
-        run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=past)
+        run_prefill(runner, config.block_size, _CUDA_SUFFIX, past=past, num_kv_groups=num_groups)
     report(stage, 1.0)
     runner.capture(partial(report, "capturing CUDA graphs"))
 
@@ -68,23 +69,30 @@ def run_prefill(
     params: SamplingParams = _FILTERED,
     *,
     past: int = 0,
+    num_kv_groups: int = 1,
 ) -> None:
     """Runs one step over blocks that no sequence owns, with `past` tokens before it."""
-    batch = ScheduledBatch((prefill(block_size, num_tokens, params, past=past),))
+    sequence = prefill(block_size, num_tokens, params, past=past, num_kv_groups=num_kv_groups)
+    batch = ScheduledBatch((sequence,))
     runner.launch(batch).collect()
     runner.launch(ScheduledBatch((), (-1,))).collect()
 
 
-def run_widest_sample(runner: TorchModelRunner, block_size: int, num_rows: int) -> None:
+def run_widest_sample(
+    runner: TorchModelRunner, block_size: int, num_rows: int, num_kv_groups: int = 1
+) -> None:
     """Runs a step of `widest_batch`."""
-    runner.launch(widest_batch(block_size, num_rows)).collect()
+    runner.launch(widest_batch(block_size, num_rows, num_kv_groups)).collect()
     runner.launch(ScheduledBatch((), tuple(range(-num_rows, 0)))).collect()
 
 
-def widest_batch(block_size: int, num_rows: int) -> ScheduledBatch:
+def widest_batch(block_size: int, num_rows: int, num_kv_groups: int = 1) -> ScheduledBatch:
     """Returns `num_rows` prompts of one token, each with every sampling parameter."""
     return ScheduledBatch(
-        tuple(prefill(block_size, 1, _WIDEST, seq_id) for seq_id in range(-num_rows, 0))
+        tuple(
+            prefill(block_size, 1, _WIDEST, seq_id, num_kv_groups=num_kv_groups)
+            for seq_id in range(-num_rows, 0)
+        )
     )
 
 
@@ -94,6 +102,7 @@ def prefill(
     params: SamplingParams = _FILTERED,
     seq_id: int = -1,
     past: int = 0,
+    num_kv_groups: int = 1,
 ) -> ScheduledSequence:
     """Returns the last `num_tokens` of a prompt, from whose last one a token is drawn."""
     tokens = [0] * (past + num_tokens)
@@ -102,7 +111,7 @@ def prefill(
         start=past,
         num_scheduled_tokens=num_tokens,
         token_ids=tokens[past:],
-        block_table=range(-(-len(tokens) // block_size)),
+        block_table=range(-(-len(tokens) // block_size) * num_kv_groups),
         samples=True,
         params=params,
         prompt_token_ids=tokens,

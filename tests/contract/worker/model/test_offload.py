@@ -92,6 +92,22 @@ def test_other_layouts_of_the_kv_cache(checkpoint: Path, options: dict[str, obje
         assert engine.stats().offload_loaded_blocks > 10
 
 
+def test_layers_with_and_without_a_window_share_blocks_that_have_copies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_checkpoint(tmp_path, "ministral", vocab_size=300, **SHAPE)
+    with built(path, 1, num_kv_blocks=512, prefix_caching=False) as model:
+        assert len(model.engine_config.windows) == 2
+        like = conversations(new_engine(model))
+    assert "PENSTOCK_KV_OFFLOADING_GB" not in caplog.text
+    with offloading(path, 400) as model:
+        assert model.engine_config.windows == (None,)
+        engine = new_engine(model)
+        assert_expected(conversations(engine), like)
+        assert engine.stats().offload_loaded_blocks > 60
+    assert "with PENSTOCK_KV_OFFLOADING_GB layers with a sliding window keep all" in caplog.text
+
+
 def test_ranks_keep_copies_of_their_own_parts(
     checkpoint: Path, expected: list[list[Generated]]
 ) -> None:

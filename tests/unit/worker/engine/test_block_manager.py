@@ -281,7 +281,7 @@ def test_check_integrity_notices_a_lost_reference() -> None:
 
 
 def windowed(num_blocks: int, window: int = 2 * SIZE, held: int = 4) -> BlockManager:
-    return BlockManager(num_blocks, SIZE, window=window, held=held)
+    return BlockManager(num_blocks, SIZE, windows=(window,), held=held)
 
 
 def compute(manager: BlockManager, sequence: Sequence) -> set[int]:
@@ -291,7 +291,7 @@ def compute(manager: BlockManager, sequence: Sequence) -> set[int]:
         assert manager.allocate(sequence, computed)
         assert len(sequence.block_table) * SIZE >= computed
         manager.advance(sequence, computed)
-        own = sequence.block_table[sequence.num_freed_blocks :]
+        own = manager.held(sequence)
         assert len(own) <= 4
         manager.check_integrity([own])
         held.update(own)
@@ -306,7 +306,7 @@ def test_a_sequence_gives_up_the_blocks_that_its_window_has_left() -> None:
     assert compute(manager, sequence) == {0, 1, 2, 3}
     assert len(sequence.block_table) == 25
     # The query at place 100 reaches the last 2 * SIZE, its own included: from place 93 on.
-    assert sequence.num_freed_blocks == 93 // SIZE
+    assert manager.held(sequence) == sequence.block_table[93 // SIZE :]
     manager.release(sequence)
     assert manager.num_available == 4
     manager.check_integrity([])
@@ -322,7 +322,7 @@ def test_a_hit_needs_the_blocks_of_its_last_window_alone() -> None:
     hits = manager.match(second)
     assert len(hits) == 10
     assert manager.allocate(second, 41, hits)
-    own = second.block_table[second.num_freed_blocks :]
+    own = manager.held(second)
     assert own[:-1] == first_reached(hits, 40)
     manager.check_integrity([own])
     # Other tokens before the window: its own blocks look the same, and are of another prefix.
@@ -348,7 +348,7 @@ def test_a_hit_ends_where_a_block_of_its_last_window_is_missing() -> None:
     manager.release(keep)
     again = fill(manager, range(40))  # whose content is known by its old name
     assert len(manager.match(make_sequence(range(41)))) == 10
-    manager.check_integrity([again.block_table[again.num_freed_blocks :]])
+    manager.check_integrity([manager.held(again)])
 
 
 def test_contents_of_evicted_blocks_are_bounded() -> None:
@@ -356,3 +356,71 @@ def test_contents_of_evicted_blocks_are_bounded() -> None:
     for number in range(100):
         manager.release(fill(manager, range(100 * number, 100 * number + 9)))
     assert len(manager._evicted) == 4 * 8
+
+
+MIXED = (None, 2 * SIZE, 2 * SIZE)
+
+
+def mixed(num_blocks: int, held: int = 4) -> BlockManager:
+    return BlockManager(num_blocks, SIZE, windows=MIXED, held=held)
+
+
+def test_only_groups_with_a_window_give_their_blocks_up() -> None:
+    manager = mixed(25 + 2 * 4)
+    sequence = make_sequence(range(100))  # 25 rows, 75 blocks without the windows
+    assert manager.allocate(sequence, 100)
+    assert (len(sequence.block_table), len(sequence.spare_blocks)) == (3 * 4, 25 - 4)
+    assert manager.num_available == 0  # the rest of the prompt is taken already
+    for computed in range(1, 101):
+        assert manager.tokens_in(sequence.block_table) >= computed
+        manager.advance(sequence, computed)
+        manager.check_integrity([manager.held(sequence)])
+    # The query at place 100 reaches the last 2 * SIZE, its own included: from row 23 on.
+    assert len(manager.held(sequence)) == 25 + 2 * 2
+    assert (len(sequence.block_table), sequence.spare_blocks) == (75, [])
+    manager.release(sequence)
+    assert manager.num_available == manager.num_blocks
+    manager.check_integrity([])
+
+
+def test_a_hit_of_mixed_groups_needs_all_blocks_of_some_and_the_last_window_of_others() -> None:
+    manager = mixed(40)
+    first = make_sequence(range(40))
+    assert manager.allocate(first, 40)
+    for computed in range(1, 41):
+        manager.advance(first, computed)
+    own = first.block_table
+    manager.release(first)
+    blockers = []
+    while manager.num_free:
+        blockers.append(fill(manager, [1000 + len(blockers)]))  # a row of three
+    for _ in range(3):  # evicts what the windows left first: the first rows of their groups
+        blockers.append(fill(manager, [1000 + len(blockers)]))
+    second = make_sequence([*range(40), 99])
+    hits = manager.match(second)
+    assert len(hits) == 3 * 10
+    assert hits[::3] == own[::3]
+    assert [hits[3 * 8 :][i] for i in (0, 1, 2, 3, 4, 5)] == own[3 * 8 :]
+    assert manager.allocate(second, 40, hits)
+    assert set(manager.held(second)) == {*own[::3], *own[3 * 8 :]}
+    manager.check_integrity([*map(manager.held, (second, *blockers))])
+
+
+def test_mixed_groups_have_no_hit_without_a_whole_last_window() -> None:
+    manager = mixed(3 * 10, held=10)
+    manager.release(fill(manager, range(40)))
+    num_left = 2 * 8  # by the windows: they are evicted first, and no one needs them
+    for number in range(num_left // 3):
+        fill(manager, [1000 + number])
+        assert len(manager.match(make_sequence(range(41)))) == 3 * 10
+    fill(manager, [2000])  # takes blocks of the last row, and the windows before it are gone
+    assert manager.match(make_sequence(range(41))) == []
+
+
+def test_rows_of_equal_content_share_all_their_blocks() -> None:
+    manager = mixed(30)
+    a = fill(manager, range(9))
+    b = fill(manager, range(9))
+    assert a.block_table[:6] == b.block_table[:6]
+    assert set(a.block_table[6:]).isdisjoint(b.block_table[6:])
+    manager.check_integrity([manager.held(a), manager.held(b)])

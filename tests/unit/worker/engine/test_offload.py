@@ -148,7 +148,7 @@ def test_no_step_reads_a_block_without_its_tokens(
         max_num_batched_tokens=12,
         num_offload_blocks=(2, 16, 40)[seed],
         lookahead=lookahead,
-        window=window,
+        windows=(window,),
     )
     disk = MemoryDisk(runner, rng) if has_disk else None
     engine = Engine(config, runner, disk=disk)
@@ -332,3 +332,8 @@ def test_blocks_that_make_room_for_a_prompt_do_not_push_out_its_copies() -> None
         engine.add(make_request(name, [ord(name)] * 33))
         stories = run_to_end(engine)
     assert stories["a"].outputs[-1].num_cached_tokens == 32
+
+
+def test_copies_of_blocks_of_several_kv_groups_are_refused() -> None:
+    with pytest.raises(ValueError, match="single KV group"):
+        make_config(num_offload_blocks=8, windows=(None, 8))

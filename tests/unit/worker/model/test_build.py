@@ -20,11 +20,13 @@ from worker.engine.batch import ScheduledBatch
 from worker.engine.config import EngineConfig
 from worker.engine_options import CpuTier, EngineOptions
 from worker.model import build
+from worker.model.base import KVLayer
 from worker.model.build import build_model, resumes_exactly
 from worker.model.config.model_config import ModelConfig
 from worker.model.device import available_host_bytes, choose_device, choose_dtypes
 from worker.model.errors import DeviceUnavailable, KVCacheTooSmall, ModelError
 from worker.model.kv_cache import KVCachePool, block_bytes, blocks_that_fit
+from worker.model.step.kv_sizing import choose_groups
 from worker.model.step.warm_up import warm_up
 
 CPU = torch.device("cpu")
@@ -58,8 +60,8 @@ def test_a_pool_for_windows_has_what_sequences_hold_at_once(tmp_path: Path) -> N
     path = make_checkpoint(tmp_path, "mistral")
     options = EngineOptions(checkpoint=str(path), device="cpu", max_num_batched_tokens=8)
     config = build_model(options).engine_config
-    assert config.window == WINDOW
-    held = config.sequence_blocks
+    assert config.windows == (WINDOW,)
+    held = config.window_group_blocks
     assert held is not None
     assert 2 * 32 * held <= config.num_blocks < 2 * 32 * 512 // config.block_size
     # Less than the context, and enough for its window.
@@ -67,6 +69,53 @@ def test_a_pool_for_windows_has_what_sequences_hold_at_once(tmp_path: Path) -> N
     assert (config.max_model_len, config.sequence_capacity_tokens) == (512, 512)
     config = build_model(replace(options, num_kv_blocks=1)).engine_config
     assert config.max_model_len == config.sequence_capacity_tokens == config.block_size
+
+
+def test_the_memory_of_a_model_of_mixed_layers_holds_longer_sequences(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, "gemma3_text")  # every other layer has a window
+    options = EngineOptions(
+        checkpoint=str(path), device="cpu", max_num_batched_tokens=8, num_kv_blocks=15
+    )
+    config = build_model(options).engine_config
+    assert config.windows == (None, WINDOW)
+    assert config.num_blocks == 2 * 15  # of half the layers
+    assert config.capacity_tokens == 15 * config.block_size
+    held = config.window_group_blocks
+    assert held is not None
+    longest = 2 * 15 - held
+    assert config.max_model_len == config.sequence_capacity_tokens == longest * config.block_size
+    assert config.held_blocks(config.max_model_len) == config.num_blocks
+    build_model(replace(options, max_model_len=config.max_model_len))
+    with pytest.raises(KVCacheTooSmall, match=f"holds {config.max_model_len} tokens of a sequence"):
+        build_model(replace(options, max_model_len=config.max_model_len + 1))
+
+
+FULL, LOCAL = KVLayer(1, 256, 256), KVLayer(1, 256, 256, 512)
+
+
+@pytest.mark.parametrize(
+    ("layers", "longest", "size", "windows"),
+    [
+        # Gemma 3 1B, 12B; gpt-oss 20B: a window in five of six layers, in every other one.
+        (([LOCAL] * 5 + [FULL]) * 4 + [LOCAL] * 2, 32_768, 4, (None, *[512] * 6)),
+        (([LOCAL] * 5 + [FULL]) * 8, 131_072, 8, (None, *[512] * 5)),
+        ([LOCAL, FULL] * 12, 131_072, 12, (None, 512)),
+        # A single group: the windows reach everything, the layers differ, or they are all alike.
+        ([LOCAL, FULL] * 12, 1024, 24, (None,)),
+        ([LOCAL, KVLayer(1, 512, 512)] * 12, 131_072, 24, (None,)),
+        ([LOCAL] * 12, 131_072, 12, (512,)),
+        ([FULL] * 12, 131_072, 12, (None,)),
+        ([LOCAL] * 31 + [FULL], 131_072, 5, (None, *[512] * 7)),
+    ],
+)
+def test_layers_form_groups_where_the_longest_sequence_takes_less(
+    layers: list[KVLayer], longest: int, size: int, windows: tuple[int | None, ...]
+) -> None:
+    groups = choose_groups(layers, 16, longest, 512)
+    assert (groups.size, groups.windows) == (size, windows)
+    if len(windows) > 1:
+        for layer, group in zip(layers, groups.of_layers, strict=True):
+            assert windows[group] == layer.window
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _is_property(module: str, name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("cpu_tier", "max_steps"),
-    [("native", 25), ("reference", 27)],  # whose layers and attention are two parts
+    [("native", 27), ("reference", 29)],  # whose layers and attention are two parts
 )
 def test_a_model_is_built_in_few_steps(cpu_tier: Any, max_steps: int) -> None:
     if cpu_tier == "native":

@@ -54,10 +54,10 @@ def test_a_mixed_batch() -> None:
     meta = batch.metadata
     assert batch.input_ids.tolist() == [50, 51, 1, 2, 3, 4, 5, 6, 7, 8]
     assert batch.positions.tolist() == [5, 0, 3, 4, 5, 0, 1, 2, 3, 4]
-    assert meta.slots.tolist() == [9, 12, 31, 0, 1, 24, 25, 26, 27, 4]
+    assert meta.slots.tolist() == [[9, 12, 31, 0, 1, 24, 25, 26, 27, 4]]
     assert meta.cu_q.tolist() == [0, 1, 2, 5, 10]
     assert meta.seq_lens.tolist() == [6, 1, 6, 5]
-    assert meta.block_table.tolist() == [[9, 2], [3, 0], [7, 0], [6, 1]]
+    assert meta.block_tables.tolist() == [[[9, 2], [3, 0], [7, 0], [6, 1]]]
     assert (meta.num_decodes, meta.max_query_len, meta.num_tokens) == (2, 5, 10)
     assert (meta.query_lens, meta.context_lens) == ((1, 1, 3, 5), (6, 1, 6, 5))
     assert batch.logits_rows.tolist() == [0, 1, 9]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -36,16 +37,20 @@ class Done:
 class ComparingRunner:
     """Samples at random; builds each step twice, with what was kept and without."""
 
-    def __init__(self, rng: random.Random, seats: int) -> None:
+    def __init__(self, rng: random.Random, seats: int, num_groups: int) -> None:
         self.vocab_size = VOCAB_SIZE
         self._rng = rng
         self._device = torch_device()
-        self.kept = KeptBatch(seats, BLOCK_SIZE, VOCAB_SIZE, self._device)
+        self.kept = self._new_kept(seats, num_groups)
+        self._num_groups = num_groups
         self._rows = SamplingRows()
         self._previous = PreviousSample(self._sample([]), {})
         self.num_continued = 0
         self.num_begun = 0
         self.num_mixed = 0
+
+    def _new_kept(self, seats: int, num_groups: int) -> KeptBatch:
+        return KeptBatch(seats, BLOCK_SIZE, VOCAB_SIZE, self._device, num_groups)
 
     def _sample(self, token_ids: list[int]) -> torch.Tensor:
         return torch.tensor(token_ids, dtype=torch.int64, device=self._device)
@@ -57,7 +62,10 @@ class ComparingRunner:
         assert plain.num_tokens == batch.num_tokens
         assert plain.num_decodes == batch.num_decodes
         previous = self._previous
-        ours, fresh = self._build(batch, self.kept), self._build(plain, None)
+        ours, fresh = (
+            self._build(batch, self.kept),
+            self._build(plain, self._new_kept(len(plain), self._num_groups)),
+        )
         check_same(ours, fresh)
         rows, index_of = self._rows.of(batch, previous)
         sampled = [s for s in batch.sequences if s.samples]
@@ -75,7 +83,7 @@ class ComparingRunner:
     def _token(self, sequence: ScheduledSequence) -> int:
         return EOS if self._rng.random() < 0.02 else self._rng.randrange(10, VOCAB_SIZE)
 
-    def _build(self, batch: ScheduledBatch, kept: KeptBatch | None) -> ForwardBatch:
+    def _build(self, batch: ScheduledBatch, kept: KeptBatch) -> ForwardBatch:
         return ForwardBatch.build(
             batch,
             block_size=BLOCK_SIZE,
@@ -94,10 +102,10 @@ def check_same(ours: ForwardBatch, fresh: ForwardBatch) -> None:
         assert_equal(getattr(mine, name), getattr(other, name))
     for name in ("num_decodes", "max_query_len", "num_tokens", "query_lens", "context_lens"):
         assert getattr(mine, name) == getattr(other, name)
-    assert mine.block_table.shape == other.block_table.shape
+    assert mine.block_tables.shape == other.block_tables.shape
     for row, length in enumerate(mine.context_lens):
         width = -(-length // BLOCK_SIZE)
-        assert_equal(mine.block_table[row, :width], other.block_table[row, :width])
+        assert_equal(mine.block_tables[:, row, :width], other.block_tables[:, row, :width])
 
 
 def assert_equal(ours: torch.Tensor, fresh: torch.Tensor) -> None:
@@ -121,8 +129,8 @@ def test_under_preemption_cancels_and_prefix_hits(
     if has_device:
         apart = SequenceRows.__init__
 
-        def keep_apart(self: SequenceRows, num_rows: int, device: torch.device) -> None:
-            apart(self, 0, device)
+        def keep_apart(self: SequenceRows, num_rows: int, *args: Any) -> None:
+            apart(self, 0, *args)
             self.is_shared = False
             self.there = self.there.clone()
             self._add_rows(num_rows)
@@ -132,15 +140,17 @@ def test_under_preemption_cancels_and_prefix_hits(
     for seed in range(8):
         rng = random.Random(seed)
         seats = rng.choice([1, 3, 6])
-        runner = ComparingRunner(rng, seats)
+        windows = [(None,), (None, 6, 6)][seed % 2]
+        runner = ComparingRunner(rng, seats, len(windows))
         config = EngineConfig(
-            num_blocks=rng.choice([11, 14, 80]),
+            num_blocks=rng.choice([11, 14, 80]) * len(windows),
             block_size=BLOCK_SIZE,
             max_num_seqs=seats,
             max_num_batched_tokens=rng.choice([seats, 12, 64]),
             max_model_len=44,
             lookahead=lookahead,
             eos_token_ids=frozenset({EOS}),
+            windows=windows,
         )
         engine = Engine(config, runner)
         live: list[str] = []
@@ -172,11 +182,11 @@ def test_more_sequences_than_slots_reuse_the_rows_of_waiting_ones() -> None:
     for pair in ([0, 1], [1, 2], [3, 0], [4, 2]):
         found = rows.of(pair, [tables[i] for i in pair], set(pair))
         assert sorted(found.tolist()) == [0, 1]
-        assert rows.table[found, :2].tolist() == [tables[i] for i in pair]
+        assert rows.table[0, found, :2].tolist() == [tables[i] for i in pair]
     rows.forget([4, 2, 99])
     wide = list(range(40))
     (row,) = rows.of([7], [wide], {7})
-    assert rows.table[row, :40].tolist() == wide
+    assert rows.table[0, row, :40].tolist() == wide
 
 
 def test_a_step_that_raises_leaves_nothing_half_kept() -> None:
@@ -188,5 +198,5 @@ def test_a_step_that_raises_leaves_nothing_half_kept() -> None:
     with pytest.raises(ValueError, match="sequence 2 has a token outside"):
         kept.forward_batch(ScheduledBatch((good, bad)), nothing)
     mended = bad._replace(token_ids=[21])
-    table = kept.forward_batch(ScheduledBatch((mended, good)), nothing).metadata.block_table
-    assert table.tolist() == [[3, 4], [5, 6]]
+    table = kept.forward_batch(ScheduledBatch((mended, good)), nothing).metadata.block_tables
+    assert table.tolist() == [[[3, 4], [5, 6]]]

@@ -83,8 +83,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
 def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SequenceRows.__init__
 
-    def apart(self: SequenceRows, num_rows: int, device: torch.device) -> None:
-        made(self, 0, device)
+    def apart(self: SequenceRows, num_rows: int, *args: Any) -> None:
+        made(self, 0, *args)
         self.is_shared = False
         self.there = self.there.clone()
         self._add_rows(num_rows)

@@ -81,13 +81,16 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     "run)"
 )
 def test_in_small_chunks_with_prefixes_and_preemptions_it_says_the_same(case: Case) -> None:
-    built = case.build(block_size=4, max_num_batched_tokens=7, num_kv_blocks=24, lookahead=1)
+    small = {"block_size": 4, "max_num_batched_tokens": 7, "lookahead": 1}
+    built = case.build(num_kv_blocks=24, **small)
+    if len(built.engine_config.windows) > 1:  # then these blocks are enough for all
+        built = case.build(num_kv_blocks=12, **small)
     engine = new_engine(built)
     for label in ("cold", "warm"):
         results = generate(engine, case.reference.prompts, GREEDY, label)
         assert [r.token_ids for r in results] == case.reference.outputs
     stats = engine.stats()
-    if built.engine_config.window is None:  # else no sequence outgrows what it was admitted with
+    if None in built.engine_config.windows:  # else no sequence outgrows what it was admitted with
         assert stats.preemptions > 0
     assert stats.prefix_hit_tokens > 0
 

@@ -56,8 +56,8 @@ def metadata(shape: Shape, tables: Sequence[Sequence[int]] | None = None) -> Att
     return AttentionMetadata(
         cu_q=on_device(ends.tolist()),
         seq_lens=on_device(lengths),
-        block_table=on_device([list(row[:width]) for row in rows]),
-        slots=on_device([-1] * int(ends[-1])),
+        block_tables=on_device([[list(row[:width]) for row in rows]]),
+        slots=on_device([[-1] * int(ends[-1])]),
         num_decodes=[new for _, new in shape].count(1),
         max_query_len=max(new for _, new in shape),
         num_tokens=int(ends[-1]),
@@ -183,7 +183,7 @@ def expected_of(
                 for name in AttentionMetadata.__slots__
                 if name not in ("slots",)
             },
-            slots=(blocks * BLOCK_SIZE + offsets).int(),
+            slots=(blocks * BLOCK_SIZE + offsets).int()[None],
         )
     )
     backend.store(0, pool.keys[0][blocks, offsets].clone(), pool.values[0][blocks, offsets].clone())
@@ -221,7 +221,7 @@ def test_chunks_in_a_graph_are_divided_whatever_its_shape(monkeypatch: pytest.Mo
 
 
 def new_buffers(num_tokens: int, num_seqs: int) -> StepBuffers:
-    return StepBuffers.zeros(num_tokens, num_seqs, 64, 8, torch.float32, torch_device())
+    return StepBuffers.zeros(num_tokens, num_seqs, 64, 1, 8, torch.float32, torch_device())
 
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="a device runs programs in an order of its own")
@@ -239,7 +239,7 @@ def test_a_padded_decode_of_a_graph_writes_no_row_of_a_chunk(
     step.seq_lens[:3], step.seq_lens[16] = 600, 20
     step.cu_q.fill_(23)
     step.cu_q[:3], step.cu_q[16] = torch.arange(3), 3
-    step.block_table[:, :38] = torch.arange(38)
+    step.block_tables[0, :, :38] = torch.arange(38)
     q = torch.randn(32, 8, 16)
     set_index, found = interpreter_builder.set_grid_idx, []
 

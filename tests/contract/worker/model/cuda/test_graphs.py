@@ -180,13 +180,13 @@ def test_rows_that_are_padding_reach_nothing() -> None:
         run_step(stack, STEPS[2])
         expected = run_step(stack, step)
         # A block that is far outside of the pool: the interpreter refuses what would read it.
-        buffers.table.fill_(1 << 20)
+        buffers.tables.fill_(1 << 20)
         buffers.slots.fill_(1 << 20)
         buffers.hidden.fill_(torch.nan)
         seen = run_step(replayed, step)
         torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
     assert buffers.seq_lens[:8].tolist() == [8, 4, 0, 0, 9, 23, 0, 0]  # four decodes, then chunks
-    assert buffers.slots[17:32].tolist() == [-1] * 15
+    assert buffers.slots[0, 17:32].tolist() == [-1] * 15
     assert buffers.cu_q[4:8].tolist() == [2, 11, 17, 17]
 
 
@@ -196,8 +196,8 @@ def shape_of(replayed: StepGraphs, query_lens: tuple[int, ...]) -> GraphShape | 
         AttentionMetadata(
             cu_q=nothing,
             seq_lens=nothing,
-            block_table=nothing[None],
-            slots=nothing,
+            block_tables=nothing[None, None],
+            slots=nothing[None],
             num_decodes=query_lens.count(1),
             max_query_len=max(query_lens),
             num_tokens=sum(query_lens),

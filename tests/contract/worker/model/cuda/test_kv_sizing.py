@@ -22,7 +22,7 @@ from worker.model.base import DecoderStack
 from worker.model.cuda import graphs
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.cuda.tier import with_graphs
-from worker.model.kv_cache import KVCachePool
+from worker.model.kv_cache import KVCachePool, KVGroups
 from worker.model.served import BuiltStack
 from worker.model.step import kv_sizing
 
@@ -83,16 +83,16 @@ def test_the_widest_sample_is_given_back(
 
         def stack(pool: KVCachePool) -> DecoderStack:
             whole = CudaStack(model, pool)
-            weights = whole.layer_weights
-            return with_graphs(whole, options, model, MAX_LEN, BLOCK_SIZE, weights)
+            return with_graphs(whole, options, model, MAX_LEN, pool, whole.layer_weights)
 
         built = BuiltStack(
             model=model, keeps=model.config, kv_dtype=torch.float32, stack=stack, tier="triton"
         )
+        groups = KVGroups.single(model.config.kv_layers)
         gc.collect()
         gc.disable()
         try:
-            assert kv_sizing._free_bytes(options, built, BLOCK_SIZE, MAX_LEN) > 0
+            assert kv_sizing._free_bytes(options, built, BLOCK_SIZE, MAX_LEN, groups) > 0
         finally:
             gc.enable()
     assert seen["peak"] > seen["before"]
