@@ -59,7 +59,7 @@ CHAT_PATHS = (
             "api.jobs.generation_response",
         ),
         max_files=36,
-        max_lines=6520,
+        max_lines=6525,
     ),
     ReadingPath(
         "log -> SSE",

@@ -15,8 +15,8 @@ from shared.environment import PREFIX, name_warnings
 from tests.support.table import table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Not a part of a path, of another name, or of a program's option.
-NAME = re.compile(r"(?<![\w/.-])[A-Z][A-Z0-9_]+(?!\w)")
+# Not a part of a path, of another name, of a page's, or of a program's option.
+NAME = re.compile(r"(?<![\w/.-])[A-Z][A-Z0-9_]+(?!\w|\.md)")
 # Where a name without the prefix is meant: words of the line.
 MEANT = {
     "docs/PROMISES.md": ("another program's `HOST`",),
@@ -32,8 +32,8 @@ SETTINGS = {name.upper() for name in setting_names()}
 NO_SETTINGS = {"PENSTOCK_REVERSE_SKIP", "PENSTOCK_EXAMPLES", "PENSTOCK_STORM_S"}
 
 
-# Of commands, ours and others'.
-ARGUMENT = re.compile(r"\b(up|worker|serve|run) \[?MODEL\b")
+# Of commands, ours and others', and links to pages.
+ARGUMENT = re.compile(r"\b(up|worker|serve|run) \[?MODEL\b|\[([A-Z]+)\](?=\([\w./]*\2\.md)")
 
 
 def unprefixed(text: str) -> list[str]:
