@@ -48,6 +48,7 @@ NARROWER: dict[str, dict[str, Any]] = {
         "additionalProperties": {"type": ["string", "number", "boolean"]},
     },
     "networkPolicy.collectorPort": {"type": "integer", "minimum": 0, "maximum": 65535},
+    "networkPolicy.upstreamPort": {"type": "integer", "minimum": 0, "maximum": 65535},
 }
 OF_MODEL = {
     "name": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$"},

@@ -165,6 +165,7 @@ async function load() {
     } catch (error) {
       if (!(error instanceof ServiceError)) throw error;
       status.classList.add("bad");
+      if (!error.isPassing) return setText(status, error.message);
       setText(status, `${error.message} Trying again…`);
     }
     await new Promise((resolve) => setTimeout(resolve, waitMs));

@@ -5,6 +5,7 @@ import { element, setText } from "./element.js";
 import { askForKey, keyHeaders } from "./key.js";
 
 const MAX_OUTPUT_CHARS = 256 * 1024;
+const FIND_TIMEOUT_MS = 5000;
 const FORM = "multipart/form-data";
 export const BASE = new URL(".", document.baseURI).href;
 
@@ -12,8 +13,13 @@ let model = null; // one that this server has, for examples
 
 /** Takes a model of this server for the examples, if one can be listed; they do without one. */
 export async function findModel() {
-  const response = await fetch("v1/models", { headers: keyHeaders() }).catch(() => null);
-  model = response?.ok ? ((await response.json()).data[0]?.id ?? null) : null;
+  const signal = AbortSignal.timeout(FIND_TIMEOUT_MS);
+  try {
+    const response = await fetch("v1/models", { headers: keyHeaders(), signal });
+    model = response.ok ? ((await response.json()).data?.[0]?.id ?? null) : null;
+  } catch {
+    model = null;
+  }
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

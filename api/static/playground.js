@@ -125,8 +125,11 @@ async function openLink(id) {
   while (linkedJob() === id) { // no other chat was opened meanwhile
     linkRefused = "";
     try {
-      return void session.open(await linkedChat(chats, id));
+      const chat = await linkedChat(chats, id);
+      if (linkedJob() === id) session.open(chat);
+      return;
     } catch (error) {
+      if (linkedJob() !== id) return;
       if (!(error instanceof ServiceError)) throw error;
       const refusal = refusalOf(error);
       say(error.isPassing ? `${refusal} Trying again…` : refusal);

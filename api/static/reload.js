@@ -6,7 +6,10 @@
 (() => {
   const FIRST_WAIT_MS = 1000;
   const MAX_WAIT_MS = 30_000;
-  const TROUBLE = "The page did not load completely. Trying again…";
+  const MAX_RELOADS = 5; // one after the other: a file may be missing for good
+  const RELOADS = "penstock.reloads";
+  const OURS = 'script[src^="static/"], link[rel=stylesheet][href^="static/"]'; // not a proxy's
+  const TROUBLE = "The page did not load completely.";
 
   /** Resolves after `ms`, or when the network is back. */
   const pause = (ms) =>
@@ -15,16 +18,27 @@
       addEventListener("online", resolve, { once: true });
     });
 
+  function show(text) {
+    const status = document.getElementById("status"); // null while the page is still read
+    if (status) status.textContent = text;
+  }
+
   async function reload() {
-    const [{ type }] = performance.getEntriesByType("navigation");
-    let waitMs = type === "reload" ? MAX_WAIT_MS / 3 : FIRST_WAIT_MS; // it may have been in vain
+    const num = Number(sessionStorage.getItem(RELOADS));
+    if (num >= MAX_RELOADS) {
+      await pause(0);
+      return show(`${TROUBLE} A file is missing; reload the page to try again.`);
+    }
+    let waitMs = Math.min(FIRST_WAIT_MS * 2 ** num, MAX_WAIT_MS);
     for (;;) {
-      const status = document.getElementById("status"); // null while the page is still read
-      if (status) status.textContent = TROUBLE;
+      show(`${TROUBLE} Trying again…`);
       await pause(waitMs);
       waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
       try {
-        if ((await fetch(location.href, { method: "HEAD" })).ok) return location.reload();
+        if ((await fetch(location.href, { method: "HEAD" })).ok) {
+          sessionStorage.setItem(RELOADS, num + 1);
+          return location.reload();
+        }
       } catch {
         // The server is still out of reach.
       }
@@ -33,9 +47,10 @@
 
   let isIncomplete = false;
   const onError = ({ target }) => {
-    if (isIncomplete || !target.matches?.("script, link[rel=stylesheet]")) return;
+    if (isIncomplete || !target.matches?.(OURS)) return;
     isIncomplete = true;
     void reload();
   };
   addEventListener("error", onError, true); // these do not bubble
+  addEventListener("load", () => isIncomplete || sessionStorage.removeItem(RELOADS));
 })();

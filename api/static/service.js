@@ -79,6 +79,7 @@ export async function look(path, method = "GET", options = {}) {
   } catch (error) {
     if (error.name === "TimeoutError") throw new ServiceError("The server does not answer.");
     if (error instanceof SyntaxError) throw new ServiceError("The server's answer is not JSON.");
+    if (error instanceof TypeError) throw new ServiceError("The connection was lost."); // mid-answer
     throw error;
   }
 }

@@ -93,7 +93,9 @@ EVERYTHING: dict[str, Any] = {
             "name": "there",
             "served": "Qwen3-0.6B",
             "engine": "http",
-            "settings": {"PENSTOCK_UPSTREAM_URLS": "http://vllm.models.svc:8000"},
+            "settings": {
+                "PENSTOCK_UPSTREAM_URLS": "http://a.models.svc:9000 weight=2, https://b.example"
+            },
             "upstreamKeySecret": "upstream",
         },
     ],
@@ -361,7 +363,7 @@ def test_a_queue_for_a_server_that_runs_has_its_key_and_reaches_it(everything: I
     )
     assert volume["secret"] == {"secretName": "upstream", "items": [{"key": "key", "path": "key"}]}
     egress = everything.one("NetworkPolicy", "rel-penstock-worker")["spec"]["egress"]
-    assert {"ports": [{"port": 8000}]} in egress
+    assert {"ports": [{"port": 9000}, {"port": 443}]} in egress
 
 
 def test_workers_come_from_zero_by_how_long_jobs_wait(everything: Installed) -> None:

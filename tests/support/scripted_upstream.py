@@ -42,6 +42,7 @@ class Faults:
     """What goes wrong; a test sets it at any time."""
 
     status: int = 200  # of requests
+    num_failing: int = 0  # requests that fail first, with status 500
     cut_after: int | None = None  # tokens, then the connection closes
     abort_after: int | None = (
         None  # tokens, then the server ends the output as vLLM does at its stop
@@ -102,6 +103,9 @@ class ScriptedUpstream:
             return refusal
         body = await request.json()
         self.bodies.append(body)
+        if self.faults.num_failing:
+            self.faults.num_failing -= 1
+            return JSONResponse({"error": {"message": "as told"}}, status_code=500)
         if self.faults.status != 200:
             return JSONResponse({"error": {"message": "as told"}}, status_code=self.faults.status)
         return StreamingResponse(self._events(body), media_type="text/event-stream")

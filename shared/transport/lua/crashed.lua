@@ -6,7 +6,8 @@
 -- (any more) this attempt's job. A repeat returns fenced or ended.
 -- Only the job named in probe:<worker> is blamed; without a name, all are. For
 -- an error of the device none is blamed but the named one, on a device that had worked for others; for
--- an outage of upstreams none is. An engine that hung makes suspects of its jobs at once.
+-- an outage of upstreams none is. Both count as losses (see note_loss): the tenth without a token ends
+-- the job. An engine that hung makes suspects of its jobs at once.
 --@include lib/common.lua
 --@include lib/allowance.lua
 --@include lib/held.lua

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.support.browser import Tab
 from tests.support.playground import (
@@ -107,4 +107,48 @@ def test_a_linked_answer_is_looked_for_again(tab: Tab) -> None:
     expect(page.locator("#status")).to_have_text("The server cannot be reached. Trying again…")
     page.unroute_all()
     expect(text_of(last_answer(page))).to_have_text(text)
+    tab.expect_complaint("Failed to load resource")
+
+
+def test_the_api_page_asks_again_for_a_document_that_was_cut_off(tab: Tab) -> None:
+    page = tab.page
+    page.add_init_script(
+        """const whole = Response.prototype.json;
+        Response.prototype.json = function () {
+          if (window.isCut || !this.url.endsWith("openapi.json")) return whole.call(this);
+          window.isCut = true;
+          return Promise.reject(new TypeError("network error"));
+        };"""
+    )
+    page.goto("/docs")
+    expect(page.locator("#status")).to_have_text("The connection was lost. Trying again…")
+    expect(page.locator("#status")).to_have_text(re.compile(r"^\d+ operations$"))
+
+
+def test_a_script_that_a_proxy_adds_in_vain_reloads_nothing(tab: Tab) -> None:
+    page = tab.page
+
+    def with_beacon(route: Route) -> None:
+        response = route.fetch()
+        beacon = '<script src="https://beacon.example/beacon.js"></script></head>'
+        route.fulfill(response=response, body=response.text().replace("</head>", beacon))
+
+    page.route("**/dashboard", with_beacon)
+    page.goto("/dashboard")
+    expect(page.locator("#status")).to_have_text("Healthy.")
+    page.evaluate("window.isFirst = true")
+    page.wait_for_timeout(2500)
+    assert page.evaluate("window.isFirst") is True
+    tab.expect_complaint("beacon.example")
+    tab.addresses.remove("https://beacon.example/beacon.js")  # that was refused
+
+
+def test_a_page_whose_file_stays_away_stops_loading_again(tab: Tab) -> None:
+    page = tab.page
+    page.add_init_script('sessionStorage.setItem("penstock.reloads", 5)')
+    page.route("**/static/style.css", lambda route: route.abort("connectionreset"))
+    page.goto("/dashboard")
+    page.evaluate("window.isFirst = true")
+    page.wait_for_timeout(2500)
+    assert page.evaluate("window.isFirst") is True
     tab.expect_complaint("Failed to load resource")

@@ -32,17 +32,9 @@ log = logging.getLogger(__name__)
 class UpstreamBroke(Exception):
     """The upstream did not complete the request; the same or another one may continue it."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        is_blamed: bool = True,
-        is_shared: bool = False,
-        is_down: bool = True,
-    ) -> None:
+    def __init__(self, message: str, *, is_blamed: bool = True, is_down: bool = True) -> None:
         super().__init__(message)
-        self.is_blamed = is_blamed  # the request may have caused it
-        self.is_shared = is_shared  # so may every other one that was there
+        self.is_blamed = is_blamed  # the request may have caused it, or another one there
         self.is_down = is_down  # the upstream is to be looked at before further requests
 
 
@@ -57,7 +49,7 @@ class Upstream:
     address: UpstreamAddress
     found: Found | None = None  # None: it never answered
     num_running: int = 0
-    num_lost: int = 0  # that ran when it went down
+    num_lost: int = 0  # that ran when it failed
     is_up: bool = False
     failure: str = ""  # the last one
     probe: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -179,7 +171,7 @@ class Upstreams:
         except httpx2.ConnectError as error:
             raise UpstreamBroke(f"no connection: {error}", is_blamed=False) from error
         except (httpx2.HTTPError, OSError) as error:
-            raise UpstreamBroke(f"{type(error).__name__}: {error}", is_shared=True) from error
+            raise UpstreamBroke(f"{type(error).__name__}: {error}") from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
             sentence = f"its stream has other fields than expected: {error!r}"
             raise UpstreamBroke(sentence) from error
@@ -187,12 +179,13 @@ class Upstreams:
     def failed(self, upstream: Upstream, error: UpstreamBroke) -> float:
         """Stops sending requests to an upstream that may be down, until it answers a probe.
 
-        Returns the share of the blame of the request that met the error, from 0 to 1.
+        Returns the share of the blame of the request that met the error, from 0 to 1: each that ran
+        there may have caused it. vLLM gives the error of its engine to all of them.
         """
         if upstream.is_up and error.is_down:
             self._take_down(upstream, error)
         upstream.failure = str(error)
-        return error.is_blamed / (max(1, upstream.num_lost) if error.is_shared else 1)
+        return error.is_blamed / max(1, upstream.num_lost)
 
     def _take_down(self, upstream: Upstream, error: UpstreamBroke) -> None:
         upstream.is_up, upstream.num_lost = False, upstream.num_running

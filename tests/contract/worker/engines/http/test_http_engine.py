@@ -256,6 +256,17 @@ def test_an_output_that_a_stopped_server_aborts_continues(made: Made) -> None:
     assert upstream.bodies[1]["prompt"] == [*PROMPT, *continued(PROMPT, 5)]
 
 
+def test_requests_that_fail_together_share_the_blame(made: Made) -> None:
+    """The engine behind an upstream dies five times with all of them in it."""
+    upstream = made.upstream()
+    engine = made.engine(upstream)
+    num = engine.config.max_num_seqs
+    assert num > 1
+    upstream.faults.num_failing = 5 * num
+    found = run(engine, [request(f"r{number}") for number in range(num)])
+    assert {tuple(tokens(outputs)) for outputs in found.values()} == {tuple(continued(PROMPT, 20))}
+
+
 def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
     upstream = made.upstream()
     engine = made.engine(upstream)
