@@ -450,7 +450,7 @@ def expected(pool: KVCachePool, step: AttentionMetadata, q: Tensor) -> Tensor:
     place += step.seq_lens[row_of]
     blocks = step.block_tables[0, row_of, place // BLOCK_SIZE].long()
     offsets = place % BLOCK_SIZE
-    step = replace(step, slots=(blocks * BLOCK_SIZE + offsets).int())
+    step = replace(step, slots=(blocks * BLOCK_SIZE + offsets).int()[None])
     backend.prepare(step)
     out = torch.empty_like(q)
     k, v = (part[0][blocks, offsets].clone() for part in (pool.keys, pool.values))

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from shared.keys import NUM_LANES
 from shared.messages import FinishReason
 from shared.metrics import CONTENT_TYPE, Exposition, MetricRow, MetricsNames, MetricTable
 from shared.settings import SettingsError
@@ -284,6 +285,8 @@ class WorkerMetrics:
         self._publish_lag_s = histogram("penstock:publish_lag_seconds", registry, _SECONDS)
         for reason in ("stop", "length", "error"):
             self._ended.labels(reason)  # a series that starts at 0 shows its first increase
+        for lane in range(1, NUM_LANES):  # nothing is above lane 0
+            self._gave_way.labels(str(lane))
 
     def job_taken(self, attempt: int, *, is_by_prefix: bool) -> None:
         """Counts a delivery."""
