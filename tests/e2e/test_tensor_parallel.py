@@ -14,7 +14,8 @@ BODY = {
     "prompt": "Once upon a time",
     "max_tokens": 300,
     "temperature": 0.8,
-    "seed": 11,
+    # With 11 the 134th draw falls between two tokens within 1e-6: sums of float32 differ that much.
+    "seed": 12,
     "ignore_eos": True,
 }
 
