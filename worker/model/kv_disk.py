@@ -25,7 +25,7 @@ import queue
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -196,16 +196,23 @@ class DiskBlocks:
         return hasher.digest()
 
 
-def fingerprint(checkpoint: Path, parts: dict[str, object]) -> str:
+def fingerprint(checkpoint: Path, sources: Iterable[Path], parts: dict[str, object]) -> str:
     """Returns a name for all that the keys and values of given tokens depend on: the checkpoint's
-    files, by name, size and time of change, and `parts`, which JSON can write."""
+    files, by name, size and time of change; the program's in the folders `sources`, by content; and
+    `parts`, which JSON can write."""
     files = [
         (path.name, stat.st_size, stat.st_mtime_ns)
         for path in sorted(checkpoint.iterdir())
         if path.suffix in (".json", ".safetensors")
         for stat in (path.stat(),)
     ]
-    text = json.dumps({"format": 1, "files": files, **parts}, sort_keys=True)
+    program = [
+        (path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+        for folder in sources
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".cpp", ".h")
+    ]
+    text = json.dumps({"format": 1, "files": files, "program": program, **parts}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

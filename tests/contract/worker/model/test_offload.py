@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import Generated, new_engine
 from tests.support.ranks import WAYS, assert_same, built, outputs, prompts
 from worker.engine.engine import Engine
+from worker.model import build
 from worker.model.build import BuiltModel
 from worker.model.errors import KVCacheTooSmall, ModelError
 
@@ -191,8 +193,8 @@ def test_files_of_another_model_are_deleted(checkpoint: Path, filled: Path, tmp_
         assert_expected(conversations(new_engine(model)), like)
 
 
-def test_a_changed_checkpoint_and_other_numbers_have_names_of_their_own(
-    checkpoint: Path, tmp_path: Path
+def test_a_changed_checkpoint_program_or_processor_and_other_numbers_have_names_of_their_own(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copytree(checkpoint, tmp_path / "model")
     directory = tmp_path / "kv"
@@ -205,8 +207,18 @@ def test_a_changed_checkpoint_and_other_numbers_have_names_of_their_own(
     first = name()
     assert name() == first
     names = {name(dtype="bfloat16"), name(kv_cache_dtype="fp8"), name(block_size=16), first}
+    names.add(name(batch_invariant=True))
     os.utime(path / "model.safetensors", ns=(1, 1))
-    assert len({*names, name()}) == 5
+    names.add(name())
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    names.add(name())
+    source = tmp_path / "program" / "layers" / "rope.py"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(build, "_SOURCES", (tmp_path / "program",))
+    for content in ("one", "two"):
+        source.write_text(content)
+        names.add(name())
+    assert len(names) == 9
 
 
 def test_workers_that_share_a_directory_have_folders_and_bounds_of_their_own(
