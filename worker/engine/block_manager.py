@@ -119,6 +119,7 @@ class BlockManager:
         windows: Sequence[int | None] = (None,),
         held: int | None = None,
         num_offload_blocks: int = 0,
+        offload_stores_per_step: int = 256,
     ) -> None:
         """`windows` are those of EngineConfig, `held` its `window_group_blocks`. With
         `num_offload_blocks`, copies of blocks in host memory, names are secure_block_hash's."""
@@ -128,7 +129,9 @@ class BlockManager:
         self._hasher = secure_block_hash if num_offload_blocks else hasher
         self.offload: OffloadTier | None = None
         if num_offload_blocks:
-            self.offload = OffloadTier(num_offload_blocks, self._on_copy_lost)
+            self.offload = OffloadTier(
+                num_offload_blocks, offload_stores_per_step, self._on_copy_lost
+            )
         self._blocks = [Block() for _ in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first

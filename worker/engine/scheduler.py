@@ -58,6 +58,7 @@ class Scheduler:
             windows=config.windows,
             held=config.window_group_blocks,
             num_offload_blocks=config.num_offload_blocks,
+            offload_stores_per_step=config.offload_stores_per_step,
         )
         self._offload = self.blocks.offload
         self._held_blocks = config.held_blocks

@@ -187,10 +187,15 @@ def complete(
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
         windows=kv_cache.windows,
-        num_offload_blocks=len(kv_cache.host_blocks.slots) if kv_cache.host_blocks else 0,
     )
     longest = min(part.longest, engine_config.sequence_capacity_tokens)
     engine_config = replace(engine_config, max_model_len=longest)
+    if kv_cache.host_blocks is not None:
+        engine_config = replace(
+            engine_config,
+            num_offload_blocks=len(kv_cache.host_blocks.slots),
+            offload_stores_per_step=kv_cache.host_blocks.stores_per_step,
+        )
     warm_up(runner, engine_config, device, report)
     disk = None
     if options.kv_offloading_dir and kv_cache.host_blocks is not None:
