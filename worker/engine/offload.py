@@ -147,7 +147,7 @@ class OffloadCounts:
 
     stored_blocks: int = 0  # copied out of the pool
     loaded_blocks: int = 0  # copied into it
-    unwritten_blocks: int = 0  # given up before they were on the disk, which was too slow
+    unwritten_blocks: int = 0  # given up while there is a disk that does not have them
 
 
 class OffloadTier:
@@ -272,9 +272,7 @@ class OffloadTier:
     def _take_slot(self) -> int | None:
         """Returns a slot; None where all are being written."""
         if not self._free and len(self._slots):
-            key = self._slots.next_victim()[0]
-            self.counts.unwritten_blocks += key in self._unwritten
-            self._drop(key)
+            self._drop(self._slots.next_victim()[0])
         return self._free.pop() if self._free else None
 
     def _add(self, item: Store | Load) -> int:
@@ -292,7 +290,9 @@ class OffloadTier:
         self._unsettled.pop(slot, None)
         self._unwritten.pop(key, None)
         self._free.append(slot)
-        self._lost(key, tenant)
+        if not self.holds(key, tenant):
+            self.counts.unwritten_blocks += self.disk is not None
+            self._on_lost(key)
 
     def _write_some(self) -> None:
         """Has the disk write the oldest copies that it lacks, half of the slots at a time: they
@@ -314,7 +314,3 @@ class OffloadTier:
                 continue
             self._writing[key] = (tenant, slot)
             self.disk.write(key, tenant, slot)
-
-    def _lost(self, key: BlockHash, tenant: str) -> None:
-        if not self.holds(key, tenant):
-            self._on_lost(key)

@@ -292,6 +292,21 @@ def test_the_copies_of_a_step_that_failed_are_forgotten() -> None:
     assert (tier.counts.stored_blocks, tier.counts.loaded_blocks) == (1, 1)
 
 
+def test_blocks_that_the_disk_does_not_have_are_counted_when_they_are_given_up() -> None:
+    tier = OffloadTier(2, 2, lambda key: None)
+    disk = tier.disk = MemoryDisk(ContentRunner(), random.Random(0), loses=1.0)
+    keys = [BlockHash(bytes([i])) for i in range(4)]
+    tier.offer(keys[0], "a", 0)
+    tier.commit(tier.take_transfers())
+    assert len(disk.writing) == 1
+    disk.end_writes()
+    disk.files[keys[1], "a"] = {}  # is given up before the one whose write has failed
+    for i, num_unwritten in ((1, 0), (2, 0), (3, 1)):
+        tier.offer(keys[i], "a", i)
+        tier.commit(tier.take_transfers())
+        assert tier.counts.unwritten_blocks == num_unwritten
+
+
 @pytest.mark.parametrize(("num_slots", "stores_per_step"), [(3, 100), (100, 3)])
 def test_a_step_copies_few_blocks_which_are_the_last_ones_offered(
     num_slots: int, stores_per_step: int
