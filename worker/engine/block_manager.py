@@ -46,7 +46,7 @@ Every operation costs O(1) per block it touches, whatever the size of the pool.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from worker.engine.block_hash import (
@@ -181,6 +181,13 @@ class BlockManager:
             *self._reached(sequence.block_table, sequence.num_passed_tokens),
             *sequence.spare_blocks,
         ]
+
+    def num_of_none_but(self, sequences: Iterable[TokenSequence], hits: Sequence[int]) -> int:
+        """Returns how many blocks no sequence but these holds, without those of `hits`."""
+        counts = Counter(block_id for sequence in sequences for block_id in self.held(sequence))
+        for block_id in self._reached(hits, self.tokens_in(hits)):
+            counts.pop(block_id, None)
+        return sum(self._blocks[block_id].ref_count == num for block_id, num in counts.items())
 
     def ref_count(self, block_id: int) -> int:
         return self._blocks[block_id].ref_count
