@@ -14,7 +14,7 @@ failed is not trusted, see `undo`.
 
 Both places are bounded, and shared by tenants: when one is full, the tenant with the most blocks
 gives up its least recently used one (TenantLRU). The copies of a plan are bounded too, as decodes
-wait for them: its later ones take the place of its first.
+wait for them: its later ones replace its first.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class OffloadTier:
             return True
         if key in self._writing:
             return True
-        if len(self._stores) == self._most_stores:
+        if len(self._stores) == self._most_stores:  # the oldest is worth the least
             self._drop(next(iter(self._stores)))
         slot = self._take_slot()
         if slot is None:

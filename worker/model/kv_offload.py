@@ -12,7 +12,8 @@ from worker.model.device import available_host_bytes, huge_page_memory
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool
 
-# Of the pool that a step copies before it computes: some 50 ms of a bus or of a CPU's memory.
+# Evicted blocks that a step copies before it computes: about 50 ms of a fast bus, or 250 ms of a
+# slow memory.
 _CUDA_STORE_BYTES = 2 << 30
 _CPU_STORE_BYTES = 256 << 20
 

@@ -297,7 +297,7 @@ def test_the_thread_that_writes_outlives_any_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with disk_of(tmp_path) as disk:
-        write(disk, KEYS[0], slot=7)  # there is none
+        write(disk, KEYS[0], slot=7)  # out of range
         assert not disk.holds(KEYS[0], "tenant")
         assert "KV blocks cannot be written, and are lost" in caplog.text
         write(disk, KEYS[0], slot=1)

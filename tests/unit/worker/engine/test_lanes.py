@@ -85,7 +85,7 @@ def test_nobody_gives_way_to_a_prompt_that_would_not_fit_even_so() -> None:
 @pytest.mark.parametrize("shared_with", ["equal", "row", "urgent"])
 @pytest.mark.parametrize("num_missing", [0, 1])
 def test_blocks_that_several_share_make_way_once(shared_with: str, num_missing: int) -> None:
-    """Of 14 blocks two rows have one each beside four common ones."""
+    """Two rows have a block each beside four common ones."""
     engine = make_engine(max_num_seqs=8, num_blocks=14, policy="priority")
     stories: dict[str, Story] = {}
     common = list(range(16))
