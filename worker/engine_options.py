@@ -125,7 +125,6 @@ class EngineOptions:
         eos_token_ids: Set[int] = frozenset(),
         structured_output: bool = False,
         windows: tuple[int | None, ...] = (None,),
-        num_offload_blocks: int = 0,
     ) -> EngineConfig:
         """Returns the engine's bounds: these options, completed by the built runner."""
         lookahead = default_lookahead if self.lookahead is None else self.lookahead
@@ -146,7 +145,6 @@ class EngineOptions:
             structured_output=structured_output,
             step_target_s=step_target_ms / 1000 if step_target_ms else None,
             windows=windows,
-            num_offload_blocks=num_offload_blocks,
         )
 
 

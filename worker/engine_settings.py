@@ -312,9 +312,9 @@ class EngineSettings(SharedSettings):
     kv_offloading_dir: str = Field(
         default="",
         max_length=4096,
-        description="Directory on a local disk for blocks that leave that memory, also for later "
-        "workers with the same model; empty: they are lost. Its files are as secret as the "
-        "prompts.",
+        description="Directory on a local disk for blocks that were in that memory, also for later "
+        "workers with the same model; those that only the KV cache has at a stop are lost. Empty: "
+        "none. Its files are as secret as the prompts.",
         json_schema_extra=symptom(
             "Conversations are computed again after hours, or after a restart of the worker."
         ),

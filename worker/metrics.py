@@ -122,7 +122,8 @@ METRICS = MetricTable(
             "penstock:kv_offload_unwritten_blocks_total",
             "counter",
             (),
-            "KV blocks that left host memory before they were on the disk, which was too slow.",
+            "KV blocks that left host memory and were not on the disk: it is too slow or small, "
+            "its writes fail, or a step evicted more than it may copy.",
         ),
         MetricRow(
             "penstock:step_seconds", "histogram", (), "Time from one engine step to the next."

@@ -178,6 +178,11 @@ class WorkerSettings(EngineSettings):
             )
         if self.models and self.engine == "http":
             raise ValueError("PENSTOCK_MODELS is not for PENSTOCK_ENGINE=http, which loads nothing")
+        if self.models and self.kv_offloading_dir:
+            raise ValueError(
+                "PENSTOCK_KV_OFFLOADING_DIR is not for PENSTOCK_MODELS, as each model that is "
+                "loaded would delete the files of the one before; PENSTOCK_KV_OFFLOADING_GB is"
+            )
         try:
             listed_models(self.models)
         except (ValueError, OSError, RuntimeError) as error:  # a path too long, no such home

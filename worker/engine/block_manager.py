@@ -46,7 +46,7 @@ Every operation costs O(1) per block it touches, whatever the size of the pool.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from worker.engine.block_hash import (
@@ -119,6 +119,7 @@ class BlockManager:
         windows: Sequence[int | None] = (None,),
         held: int | None = None,
         num_offload_blocks: int = 0,
+        offload_stores_per_step: int = 256,
     ) -> None:
         """`windows` are those of EngineConfig, `held` its `window_group_blocks`. With
         `num_offload_blocks`, copies of blocks in host memory, names are secure_block_hash's."""
@@ -128,7 +129,9 @@ class BlockManager:
         self._hasher = secure_block_hash if num_offload_blocks else hasher
         self.offload: OffloadTier | None = None
         if num_offload_blocks:
-            self.offload = OffloadTier(num_offload_blocks, self._on_copy_lost)
+            self.offload = OffloadTier(
+                num_offload_blocks, offload_stores_per_step, self._on_copy_lost
+            )
         self._blocks = [Block() for _ in range(num_blocks)]
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
@@ -178,6 +181,13 @@ class BlockManager:
             *self._reached(sequence.block_table, sequence.num_passed_tokens),
             *sequence.spare_blocks,
         ]
+
+    def num_of_none_but(self, sequences: Iterable[TokenSequence], hits: Sequence[int]) -> int:
+        """Returns how many blocks no sequence but these holds, without those of `hits`."""
+        counts = Counter(block_id for sequence in sequences for block_id in self.held(sequence))
+        for block_id in self._reached(hits, self.tokens_in(hits)):
+            counts.pop(block_id, None)
+        return sum(self._blocks[block_id].ref_count == num for block_id, num in counts.items())
 
     def ref_count(self, block_id: int) -> int:
         return self._blocks[block_id].ref_count

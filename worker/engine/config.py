@@ -37,6 +37,7 @@ class EngineConfig:
     structured_output: bool = False  # whether the runner keeps outputs to grammars
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
     num_offload_blocks: int = 0  # copies of evicted blocks in host memory
+    offload_stores_per_step: int = 256  # the most copies into it, which decodes wait for
     # The tokens that a query reaches at most, its own included, in each KV group; None: all.
     windows: tuple[int | None, ...] = (None,)  # groups with None come first
 
@@ -102,6 +103,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_model_len",
             "max_waiting",
+            "offload_stores_per_step",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

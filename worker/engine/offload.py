@@ -13,7 +13,8 @@ copies that the runner makes, in their order, before it computes the step. The c
 failed is not trusted, see `undo`.
 
 Both places are bounded, and shared by tenants: when one is full, the tenant with the most blocks
-gives up its least recently used one (TenantLRU).
+gives up its least recently used one (TenantLRU). The copies of a plan are bounded too, as decodes
+wait for them: its later ones replace its first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from worker.engine.errors import IntegrityError
@@ -145,23 +147,28 @@ class OffloadCounts:
 
     stored_blocks: int = 0  # copied out of the pool
     loaded_blocks: int = 0  # copied into it
-    unwritten_blocks: int = 0  # given up before they were on the disk, which was too slow
+    unwritten_blocks: int = 0  # given up while there is a disk that does not have them
 
 
 class OffloadTier:
     """Finds copies by key, and decides which blocks have one."""
 
-    def __init__(self, num_slots: int, on_lost: Callable[[BlockHash], None]) -> None:
+    def __init__(
+        self, num_slots: int, stores_per_step: int, on_lost: Callable[[BlockHash], None]
+    ) -> None:
         """`on_lost` gets the key of a block that has no copy any more."""
         self.disk: OffloadDisk | None = None
         self.counts = OffloadCounts()
         self._num_slots = num_slots
+        self._most_stores = min(num_slots, stores_per_step)
         self._on_lost = on_lost
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: TenantLRU[int] = TenantLRU()
         self._unwritten: dict[BlockHash, None] = {}  # found ones that the disk is to get
         self._writing: dict[BlockHash, tuple[str, int]] = {}  # tenant and slot
-        self._pending: list[Store | Load] = []  # of the plan being made
+        self._pending: dict[int, Store | Load] = {}  # of the plan being made, by number, in order
+        self._numbers = count()
+        self._stores: dict[BlockHash, int] = {}  # those of them that no Load needs: their numbers
         self._num_read = 0  # files, for it
         self._unsettled: dict[int, BlockHash] = {}  # slots whose copy no collected step has made
 
@@ -186,13 +193,14 @@ class OffloadTier:
             return True
         if key in self._writing:
             return True
+        if len(self._stores) == self._most_stores:  # the oldest is worth the least
+            self._drop(next(iter(self._stores)))
         slot = self._take_slot()
         if slot is None:
             return self.disk is not None and self.disk.holds(key, tenant)
         self._slots.add(key, tenant, slot)
         self._unsettled[slot] = key
-        self._pending.append(Store(key, block_id, slot))
-        self.counts.stored_blocks += 1
+        self._stores[key] = self._add(Store(key, block_id, slot))
         return True
 
     def holds(self, key: BlockHash, tenant: str) -> bool:
@@ -215,17 +223,22 @@ class OffloadTier:
             source = self.disk.read(key, tenant)
         if source is None:
             return False
-        self._pending.append(Load(source, block_id))
-        self.counts.loaded_blocks += 1
+        self._stores.pop(key, None)
+        self._add(Load(source, block_id))
         return True
 
     def take_transfers(self) -> Transfers:
         """Returns the copies of the plan; it must be launched, and then committed or undone."""
-        transfers, self._pending, self._num_read = tuple(self._pending), [], 0
+        transfers, self._num_read = tuple(self._pending.values()), 0
+        self._pending.clear()
+        self._stores.clear()
         return transfers
 
     def commit(self, transfers: Transfers) -> None:
         """Trusts the copies of a step that was collected."""
+        num_stores = sum(isinstance(item, Store) for item in transfers)
+        self.counts.stored_blocks += num_stores
+        self.counts.loaded_blocks += len(transfers) - num_stores
         for item in transfers:
             if isinstance(item, Store) and self._unsettled.get(item.slot) == item.key:
                 del self._unsettled[item.slot]
@@ -259,18 +272,27 @@ class OffloadTier:
     def _take_slot(self) -> int | None:
         """Returns a slot; None where all are being written."""
         if not self._free and len(self._slots):
-            key = self._slots.next_victim()[0]
-            self.counts.unwritten_blocks += key in self._unwritten
-            self._drop(key)
+            self._drop(self._slots.next_victim()[0])
         return self._free.pop() if self._free else None
 
+    def _add(self, item: Store | Load) -> int:
+        """Returns its number in the plan."""
+        number = next(self._numbers)
+        self._pending[number] = item
+        return number
+
     def _drop(self, key: BlockHash) -> None:
-        """Frees a slot. Copies of this plan from and to it come before what replaces it."""
+        """Frees a slot. Copies of this plan from and to it come before what replaces it; one that
+        nothing needs is not made."""
         tenant, slot = self._slots.remove(key)
+        if key in self._stores:
+            del self._pending[self._stores.pop(key)]
         self._unsettled.pop(slot, None)
         self._unwritten.pop(key, None)
         self._free.append(slot)
-        self._lost(key, tenant)
+        if not self.holds(key, tenant):
+            self.counts.unwritten_blocks += self.disk is not None
+            self._on_lost(key)
 
     def _write_some(self) -> None:
         """Has the disk write the oldest copies that it lacks, half of the slots at a time: they
@@ -292,7 +314,3 @@ class OffloadTier:
                 continue
             self._writing[key] = (tenant, slot)
             self.disk.write(key, tenant, slot)
-
-    def _lost(self, key: BlockHash, tenant: str) -> None:
-        if not self.holds(key, tenant):
-            self._on_lost(key)

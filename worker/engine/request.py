@@ -80,7 +80,7 @@ class EngineStats:
     offload_disk_blocks: int = 0
     offload_stored_blocks: int = 0  # copied out of the pool
     offload_loaded_blocks: int = 0  # copied into it
-    offload_unwritten_blocks: int = 0  # given up before they were on the disk
+    offload_unwritten_blocks: int = 0  # given up while there is a disk that does not have them
 
 
 def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:

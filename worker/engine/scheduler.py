@@ -58,6 +58,7 @@ class Scheduler:
             windows=config.windows,
             held=config.window_group_blocks,
             num_offload_blocks=config.num_offload_blocks,
+            offload_stores_per_step=config.offload_stores_per_step,
         )
         self._offload = self.blocks.offload
         self._held_blocks = config.held_blocks
@@ -348,6 +349,9 @@ class Scheduler:
         hits = blocks.match(newcomer)
         num_held = sum(len(blocks.held(one)) for one in lower)
         if not blocks.can_allocate(newcomer, num_tokens, hits, -num_held):
+            return False  # as is mostly clear without a look at each block
+        num_freed = blocks.num_of_none_but(lower, hits)
+        if not blocks.can_allocate(newcomer, num_tokens, hits, -num_freed):
             return False
         num_before = len(self.running)
         for sequence in lower:

@@ -48,6 +48,9 @@ logger = logging.getLogger(__name__)
 # Longest step that computes prompts while streams wait for it; see worker.engine.pacer.
 _STEP_TARGET_MS = 180
 _TRANSFORMERS = "worker.engines.transformers.source"
+# Folders of what computes keys and values.
+_WORKER = Path(__file__).parents[1]
+_SOURCES = (_WORKER / "model", _WORKER / "engines" / "transformers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +187,15 @@ def complete(
         eos_token_ids=config.eos_token_ids,
         structured_output=grammar_masks is not None,
         windows=kv_cache.windows,
-        num_offload_blocks=len(kv_cache.host_blocks.slots) if kv_cache.host_blocks else 0,
     )
     longest = min(part.longest, engine_config.sequence_capacity_tokens)
     engine_config = replace(engine_config, max_model_len=longest)
+    if kv_cache.host_blocks is not None:
+        engine_config = replace(
+            engine_config,
+            num_offload_blocks=len(kv_cache.host_blocks.slots),
+            offload_stores_per_step=kv_cache.host_blocks.stores_per_step,
+        )
     warm_up(runner, engine_config, device, report)
     disk = None
     if options.kv_offloading_dir and kv_cache.host_blocks is not None:
@@ -219,11 +227,14 @@ def _disk_blocks(
     built = part.built
     model = fingerprint(
         Path(options.checkpoint),
+        _SOURCES,
         {
-            "version": version("penstock"),
+            "torch": torch.__version__,
+            "transformers": version("transformers") if source.name == "transformers" else None,
             "implementation": source.name,
             "tier": built.tier,
-            "device": built.model.placement.device.type,
+            "device": _processor(built.model.placement.device),
+            "batch_invariant": options.batch_invariant,
             "dtypes": (str(built.model.placement.dtype), str(built.kv_dtype)),
             "quantization": options.quantization,
             "load_format": options.load_format,
@@ -234,6 +245,14 @@ def _disk_blocks(
     )
     max_bytes = int(options.kv_offloading_dir_gb * 2**30)
     return DiskBlocks(Path(options.kv_offloading_dir), model, host_blocks.slots, max_bytes)
+
+
+def _processor(device: torch.device) -> tuple[object, ...]:
+    """Returns on which the last bits of a product depend."""
+    if device.type == "cuda":
+        name, capability = torch.cuda.get_device_name, torch.cuda.get_device_capability
+        return (name(device), capability(device))
+    return (device.type, torch.backends.cpu.get_cpu_capability())
 
 
 def choose_source(

@@ -24,8 +24,9 @@ import os
 import queue
 import re
 import shutil
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -97,10 +98,9 @@ class DiskBlocks:
         path = self._path_of(key, _hash_of(tenant))
         try:
             stored = np.fromfile(path, dtype=np.uint8)
-            with self._mutex:
-                if key in self._files:
-                    self._files.touch(key)
         except OSError as error:
+            if not self.holds(key, tenant):
+                return None  # a write has made room meanwhile
             log.warning("a KV block cannot be read, and is computed again: %s", error)
             stored = np.empty(0, dtype=np.uint8)
         content, checksum = stored[: self._content_bytes], stored[self._content_bytes :]
@@ -109,6 +109,11 @@ class DiskBlocks:
                 log.warning("the KV block %s is damaged, and is computed again", path)
             self._forget(key)
             return None
+        with self._mutex:
+            if key in self._files:
+                self._files.touch(key)
+        with contextlib.suppress(OSError):  # a write has made room meanwhile
+            os.utime(path)  # for the order of use in a later worker
         return torch.from_numpy(content)
 
     def drain(self) -> tuple[list[BlockHash], list[BlockHash]]:
@@ -130,12 +135,17 @@ class DiskBlocks:
             try:
                 self._write(key, hashed, self._slots[slot].numpy())
                 self._is_failing = False
-            except OSError as error:
+            except Exception as error:
                 if not self._is_failing:  # a full disk would have a line for every block
-                    log.warning("KV blocks cannot be written, and are lost: %s", error)
+                    log.warning(
+                        "KV blocks cannot be written, and are lost: %s",
+                        error,
+                        exc_info=not isinstance(error, OSError),
+                    )
                 self._is_failing = True
-            with self._mutex:
-                self._ended.append(key)
+            finally:
+                with self._mutex:
+                    self._ended.append(key)
 
     def _write(self, key: BlockHash, hashed: str, content: _Content) -> None:
         self._make_room(self._max_files - 1)
@@ -147,7 +157,7 @@ class DiskBlocks:
                 file.write(content.data)
                 file.write(self._checksum(key, hashed, content))
             partial.rename(path)
-        except OSError:
+        except Exception:
             partial.unlink(missing_ok=True)
             raise
         with self._mutex:
@@ -172,18 +182,24 @@ class DiskBlocks:
     def _find_files(self, folder: Path) -> None:
         """Learns the files of earlier workers, and deletes those of no use."""
         for path in folder.iterdir():
-            if path != self._path and _HEX.fullmatch(path.name):
+            if path != self._path and _HEX.fullmatch(path.name) and _is_folder(path):
                 shutil.rmtree(path)
         size = self._content_bytes + _CHECKSUM_BYTES
         found = []
         for path in _files_in(self._path):
-            stat = path.stat()
-            if stat.st_size == size and _HEX.fullmatch(path.name):
-                found.append((stat.st_mtime_ns, path))
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            if status.st_size == size and _HEX.fullmatch(path.name):
+                found.append((status.st_mtime_ns, path))
             else:
                 path.unlink()
         for _, path in sorted(found):
-            self._files.add(BlockHash(bytes.fromhex(path.name)), path.parent.name, True)
+            key = BlockHash(bytes.fromhex(path.name))
+            if key in self._files:  # for another tenant: one of the two was put there
+                path.unlink()
+            else:
+                self._files.add(key, path.parent.name, True)
         self._make_room(self._max_files)
         self._gone.clear()  # no other object knew of them
 
@@ -196,16 +212,23 @@ class DiskBlocks:
         return hasher.digest()
 
 
-def fingerprint(checkpoint: Path, parts: dict[str, object]) -> str:
+def fingerprint(checkpoint: Path, sources: Iterable[Path], parts: dict[str, object]) -> str:
     """Returns a name for all that the keys and values of given tokens depend on: the checkpoint's
-    files, by name, size and time of change, and `parts`, which JSON can write."""
+    files, by name, size and time of change; the program's in the folders `sources`, by content; and
+    `parts`, which JSON can write."""
     files = [
-        (path.name, stat.st_size, stat.st_mtime_ns)
+        (path.name, status.st_size, status.st_mtime_ns)
         for path in sorted(checkpoint.iterdir())
         if path.suffix in (".json", ".safetensors")
-        for stat in (path.stat(),)
+        for status in (path.stat(),)
     ]
-    text = json.dumps({"format": 1, "files": files, **parts}, sort_keys=True)
+    program = [
+        (path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+        for folder in sources
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".cpp", ".h")
+    ]
+    text = json.dumps({"format": 1, "files": files, "program": program, **parts}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -214,9 +237,13 @@ def _hash_of(tenant: str) -> str:
     return hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()
 
 
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
 def _files_in(path: Path) -> Iterator[Path]:
     for folder in path.iterdir():
-        if _HEX.fullmatch(folder.name):
+        if _HEX.fullmatch(folder.name) and _is_folder(folder):
             yield from folder.iterdir()
 
 

@@ -12,6 +12,11 @@ from worker.model.device import available_host_bytes, huge_page_memory
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool
 
+# Evicted blocks that a step copies before it computes: about 50 ms of a fast bus, or 250 ms of a
+# slow memory.
+_CUDA_STORE_BYTES = 2 << 30
+_CPU_STORE_BYTES = 256 << 20
+
 
 class HostBlocks:
     """`slots` [slots, bytes of a block] uint8, each with room for one block of the pool.
@@ -25,6 +30,8 @@ class HostBlocks:
         self._blocks = pool.storage.view(torch.uint8)
         self._is_cuda = pool.storage.device.type == "cuda"
         shape = (num_slots, self._blocks.shape[1])
+        store_bytes = _CUDA_STORE_BYTES if self._is_cuda else _CPU_STORE_BYTES
+        self.stores_per_step = max(1, store_bytes // shape[1])
         size, free = shape[0] * shape[1], available_host_bytes()
         if size > free:
             raise KVCacheTooSmall(

@@ -104,6 +104,15 @@ def test_a_list_that_cannot_be_used_is_refused_with_a_sentence(models: str, sent
         WorkerSettings(redis_url="unix:///unused", models=models)
 
 
+def test_a_list_and_a_directory_for_kv_blocks_exclude_each_other() -> None:
+    """The models would delete each other's."""
+    with pytest.raises(ValueError, match="PENSTOCK_KV_OFFLOADING_DIR is not for PENSTOCK_MODELS"):
+        WorkerSettings(
+            redis_url="unix:///unused", models="a=/x", kv_offloading_gb=1, kv_offloading_dir="/kv"
+        )
+    WorkerSettings(redis_url="unix:///unused", models="a=/x", kv_offloading_gb=1)
+
+
 def test_a_list_and_a_single_model_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="PENSTOCK_MODELS and PENSTOCK_MODEL"):
         WorkerSettings(redis_url="unix:///unused", models="a=/x", model="/y")

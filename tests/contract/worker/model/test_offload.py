@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engine_run import Generated, new_engine
 from tests.support.ranks import WAYS, assert_same, built, outputs, prompts
+from worker.engine.block_hash import BlockHash
 from worker.engine.engine import Engine
+from worker.model import build
 from worker.model.build import BuiltModel
 from worker.model.errors import KVCacheTooSmall, ModelError
+from worker.model.kv_disk import DiskBlocks
 
 pytestmark = pytest.mark.timeout(300)
 NUM_PROMPTS = 12
@@ -191,8 +197,8 @@ def test_files_of_another_model_are_deleted(checkpoint: Path, filled: Path, tmp_
         assert_expected(conversations(new_engine(model)), like)
 
 
-def test_a_changed_checkpoint_and_other_numbers_have_names_of_their_own(
-    checkpoint: Path, tmp_path: Path
+def test_a_changed_checkpoint_program_or_processor_and_other_numbers_have_names_of_their_own(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copytree(checkpoint, tmp_path / "model")
     directory = tmp_path / "kv"
@@ -205,8 +211,18 @@ def test_a_changed_checkpoint_and_other_numbers_have_names_of_their_own(
     first = name()
     assert name() == first
     names = {name(dtype="bfloat16"), name(kv_cache_dtype="fp8"), name(block_size=16), first}
+    names.add(name(batch_invariant=True))
     os.utime(path / "model.safetensors", ns=(1, 1))
-    assert len({*names, name()}) == 5
+    names.add(name())
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    names.add(name())
+    source = tmp_path / "program" / "layers" / "rope.py"
+    source.parent.mkdir(parents=True)
+    monkeypatch.setattr(build, "_SOURCES", (tmp_path / "program",))
+    for content in ("one", "two"):
+        source.write_text(content)
+        names.add(name())
+    assert len(names) == 9
 
 
 def test_workers_that_share_a_directory_have_folders_and_bounds_of_their_own(
@@ -233,6 +249,88 @@ def test_a_crash_amid_a_write_leaves_nothing(checkpoint: Path, filled: Path) -> 
     with offloading(checkpoint, 20, kv_offloading_dir=str(filled)):
         assert not partial.exists()
         assert one.exists()
+
+
+KEYS = [BlockHash(bytes([i] * 16)) for i in range(8)]
+
+
+@contextmanager
+def disk_of(path: Path, most_files: int = 100) -> Iterator[DiskBlocks]:
+    """Two slots of 64 bytes over a directory."""
+    slots = torch.arange(128, dtype=torch.uint8).view(2, 64)
+    disk = DiskBlocks(path, "a" * 32, slots, most_files * (64 + 16))
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+def write(disk: DiskBlocks, *keys: BlockHash, slot: int = 0) -> None:
+    for key in keys:
+        disk.write(key, "tenant", slot)
+    ended: list[BlockHash] = []
+    deadline = time.monotonic() + 60
+    while len(ended) < len(keys) and time.monotonic() < deadline:
+        ended += disk.drain()[0]
+        time.sleep(0.001)
+    assert ended == list(keys)
+
+
+def test_what_others_put_among_the_files_keeps_no_worker_from_its_start(tmp_path: Path) -> None:
+    with disk_of(tmp_path) as disk:
+        write(disk, KEYS[0])
+    (file,) = files_of(tmp_path)
+    (file.parent / KEYS[1].hex()).mkdir()
+    (file.parent / KEYS[2].hex()).symlink_to("nowhere")
+    (file.parents[1] / ("b" * 32)).touch()
+    (file.parents[2] / ("c" * 32)).touch()
+    another = file.parents[1] / ("d" * 32)  # tenant
+    another.mkdir()
+    shutil.copy2(file, another)
+    with disk_of(tmp_path) as disk:
+        assert len(disk) == 1
+        write(disk, *KEYS[3:])
+        assert len(disk) == 6
+
+
+def test_the_thread_that_writes_outlives_any_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with disk_of(tmp_path) as disk:
+        write(disk, KEYS[0], slot=7)  # out of range
+        assert not disk.holds(KEYS[0], "tenant")
+        assert "KV blocks cannot be written, and are lost" in caplog.text
+        write(disk, KEYS[0], slot=1)
+        content = disk.read(KEYS[0], "tenant")
+        assert content is not None
+        assert content.tolist() == list(range(64, 128))
+
+
+def test_a_file_that_was_read_stays_longest_in_a_later_worker_too(tmp_path: Path) -> None:
+    with disk_of(tmp_path) as disk:
+        write(disk, *KEYS[:3])
+        for file in files_of(tmp_path):
+            os.utime(file, (1, 1 + file.name.encode()[1]))
+        assert disk.read(KEYS[0], "tenant") is not None
+    with disk_of(tmp_path, most_files=2) as disk:
+        assert [disk.holds(key, "tenant") for key in KEYS[:3]] == [True, False, True]
+
+
+def test_a_file_that_makes_room_while_it_is_read_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with disk_of(tmp_path, most_files=1) as disk:
+        write(disk, KEYS[0])
+        read = np.fromfile
+
+        def late(path: Path, dtype: type[np.uint8]) -> object:
+            write(disk, KEYS[1])
+            return read(path, dtype=dtype)
+
+        monkeypatch.setattr(np, "fromfile", late)
+        assert disk.read(KEYS[0], "tenant") is None
+        assert not caplog.records
+        assert disk.holds(KEYS[1], "tenant")
 
 
 def test_what_cannot_work_is_refused(checkpoint: Path, tmp_path: Path) -> None:

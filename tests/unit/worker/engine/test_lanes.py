@@ -82,6 +82,26 @@ def test_nobody_gives_way_to_a_prompt_that_would_not_fit_even_so() -> None:
     assert running(engine) == {"equal", "row"}
 
 
+@pytest.mark.parametrize("shared_with", ["equal", "row", "urgent"])
+@pytest.mark.parametrize("num_missing", [0, 1])
+def test_blocks_that_several_share_make_way_once(shared_with: str, num_missing: int) -> None:
+    """Two rows have a block each beside four common ones."""
+    engine = make_engine(max_num_seqs=8, num_blocks=14, policy="priority")
+    stories: dict[str, Story] = {}
+    common = list(range(16))
+    equal = [*common, 60] if shared_with == "equal" else [60]
+    engine.add(make_request("equal", equal, max_tokens=20))
+    step(engine, 1, stories)
+    for i in range(2):
+        engine.add(make_request(f"row {i}", [*common, 70 + i], priority=BATCH, max_tokens=20))
+        step(engine, 1, stories)
+    num_others = 5 if shared_with == "equal" else 1
+    urgent = common if shared_with == "urgent" else []
+    num_tokens = 4 * (14 - num_others + num_missing) - len(urgent)
+    engine.add(make_request("urgent", [*urgent, *range(100, 100 + num_tokens)], max_tokens=1))
+    assert step(engine, 1, stories) == ([] if num_missing else ["row 1", "row 0"])
+
+
 def test_a_sequence_that_gave_way_often_runs_to_its_end() -> None:
     engine, stories = make_engine(max_num_seqs=1, policy="priority"), dict[str, Story]()
     engine.add(make_request("row", priority=BATCH, max_tokens=60))

@@ -27,7 +27,7 @@ from worker.engine.block_hash import BlockHash
 from worker.engine.block_manager import BlockManager
 from worker.engine.engine import Engine
 from worker.engine.errors import OutOfMemory
-from worker.engine.offload import OffloadTier, Store, TenantLRU
+from worker.engine.offload import Load, OffloadTier, Store, TenantLRU
 
 SIZE = 4
 Content = dict[int, object]  # what is written at each place of a block
@@ -147,6 +147,7 @@ def test_no_step_reads_a_block_without_its_tokens(
         max_num_seqs=4,
         max_num_batched_tokens=12,
         num_offload_blocks=(2, 16, 40)[seed],
+        offload_stores_per_step=(100, 3, 6)[seed],
         lookahead=lookahead,
         windows=(window,),
     )
@@ -274,7 +275,7 @@ def test_a_tenant_of_many_prompts_leaves_another_its_copies() -> None:
 
 def test_the_copies_of_a_step_that_failed_are_forgotten() -> None:
     lost: list[BlockHash] = []
-    tier = OffloadTier(4, lost.append)
+    tier = OffloadTier(4, 4, lost.append)
     keys = [BlockHash(bytes([i])) for i in range(2)]
     assert tier.offer(keys[0], "a", 1)
     tier.commit(tier.take_transfers())
@@ -283,6 +284,64 @@ def test_the_copies_of_a_step_that_failed_are_forgotten() -> None:
     assert lost == [keys[1]]
     assert tier.load(keys[0], "a", 7)
     assert not tier.load(keys[1], "a", 7)
+    tier.check_integrity()
+    tier.undo(tier.take_transfers())
+    assert (tier.counts.stored_blocks, tier.counts.loaded_blocks) == (1, 0)
+    assert tier.load(keys[0], "a", 7)
+    tier.commit(tier.take_transfers())
+    assert (tier.counts.stored_blocks, tier.counts.loaded_blocks) == (1, 1)
+
+
+def test_blocks_that_the_disk_does_not_have_are_counted_when_they_are_given_up() -> None:
+    tier = OffloadTier(2, 2, lambda key: None)
+    disk = tier.disk = MemoryDisk(ContentRunner(), random.Random(0), loses=1.0)
+    keys = [BlockHash(bytes([i])) for i in range(4)]
+    tier.offer(keys[0], "a", 0)
+    tier.commit(tier.take_transfers())
+    assert len(disk.writing) == 1
+    disk.end_writes()
+    disk.files[keys[1], "a"] = {}  # is given up before the one whose write has failed
+    for i, num_unwritten in ((1, 0), (2, 0), (3, 1)):
+        tier.offer(keys[i], "a", i)
+        tier.commit(tier.take_transfers())
+        assert tier.counts.unwritten_blocks == num_unwritten
+
+
+@pytest.mark.parametrize(("num_slots", "stores_per_step"), [(3, 100), (100, 3)])
+def test_a_step_copies_few_blocks_which_are_the_last_ones_offered(
+    num_slots: int, stores_per_step: int
+) -> None:
+    """So the first blocks of a sequence, which are evicted after its others."""
+    lost: list[BlockHash] = []
+    tier = OffloadTier(num_slots, stores_per_step, lost.append)
+    for plan in range(2):
+        keys = [BlockHash(bytes([plan, i])) for i in range(10)]
+        lost.clear()
+        assert all(tier.offer(key, "a", i) for i, key in enumerate(keys))
+        transfers = tier.take_transfers()
+        assert [(item.key, item.block_id) for item in transfers if isinstance(item, Store)] == [
+            (keys[i], i) for i in (7, 8, 9)
+        ]
+        assert len(transfers) == len({item.slot for item in transfers if isinstance(item, Store)})
+        assert lost[-7:] == keys[:7]
+        tier.commit(transfers)
+        tier.check_integrity()
+    assert tier.counts.stored_blocks == 6
+    assert tier.num_blocks == min(num_slots, 6)
+
+
+def test_a_copy_that_the_same_step_loads_is_made() -> None:
+    tier = OffloadTier(2, 2, lambda key: None)
+    keys = [BlockHash(bytes([i])) for i in range(6)]
+    assert tier.offer(keys[0], "a", 0)
+    assert tier.load(keys[0], "a", 9)
+    for i in range(1, 6):
+        assert tier.offer(keys[i], "a", i)
+    first, load, *others = tier.take_transfers()
+    assert isinstance(first, Store)
+    assert first.key == keys[0]
+    assert load == Load(first.slot, 9)
+    assert [item.block_id for item in others] == [4, 5]
     tier.check_integrity()
 
 
