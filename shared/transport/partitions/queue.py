@@ -53,7 +53,8 @@ class PartitionedJobQueue:
         )
 
     async def setup(self, models: Sequence[str]) -> None:
-        # A partition that is away gets its groups from its next pull, if it knows the models.
+        for one in self._partitions.all:  # one that is away gets its groups from its next pull
+            one.transport.queue.serve(models)
         await self._partitions.each(
             lambda one: one.transport.queue.setup(models), of=self._partitions.all
         )

@@ -428,3 +428,27 @@ async def test_without_any_partition_every_call_fails_until_one_is_back(apart: A
         await both.queue.pull("w1", 1, 0)
     await beat(both, "w1")
     assert await both.queue.pull("w1", 1, 0) == []
+
+
+async def test_a_partition_that_was_away_at_the_setup_gives_its_jobs_once_it_is_back(
+    apart: Apart,
+) -> None:
+    both = apart.transport
+    away = both.partitions.all[1]
+    apart.server.stop()
+    both.new_queue()
+    with pytest.raises(TransportError):
+        await away.call(away.transport.store.ping())
+    await both.queue.setup([MODEL])
+    await beat(both, "w1")
+    apart.server.start()
+    await away.transport.connections.commands.flushall()
+
+    async def is_back() -> bool:
+        await beat(both, "w1")
+        return not away.is_away
+
+    await until(is_back)
+    job = make_job(new_job_id(1))
+    await accepted(both.store, job)
+    assert [delivery.job for delivery in await both.queue.pull("w1", 1, 2000)] == [job]
