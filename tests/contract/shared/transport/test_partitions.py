@@ -17,7 +17,9 @@ from shared.keys import Keys, new_job_id, partition_of
 from shared.messages import START, Delta, Finished, Idempotency, Job, JobState, Started
 from shared.partitions import PartitionCount
 from shared.transport.connect import RedisTransport, StorePolicy
+from shared.transport.deliveries import DeliveryReader
 from shared.transport.partitions.transport import PartitionedTransport, open_partitions
+from shared.transport.partitions.turns import TAKE_PATIENCE_S
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.batches import BatchClaim, BatchProgress
 from shared.transport.ports.deployment import ProcessKind, Spent
@@ -188,6 +190,30 @@ async def test_a_dead_workers_jobs_are_recovered_from_all_partitions(
     recovered = [*recovered, *await three.queue.recover("w2", 4)]
     assert {d.job.job_id for d in recovered} == {d.job.job_id for d in taken}
     assert {(d.attempt, d.output_token_ids) for d in recovered} == {(2, (5,))}
+
+
+async def test_a_partition_whose_logs_take_long_to_read_still_gives_its_jobs(
+    three: PartitionedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = await submit(three, 1)
+    taken = await three.queue.pull("w1", 1, 0)
+    await say(three, [Stream(delivery) for delivery in taken], 5)
+    one = three.partitions.of(job.job_id)
+    read = DeliveryReader.deliveries
+
+    async def slow(self: DeliveryReader, worker_id: str, claims: Any) -> list[Delivery]:
+        if claims:
+            await asyncio.sleep(TAKE_PATIENCE_S + 0.2)
+        return await read(self, worker_id, claims)
+
+    monkeypatch.setattr(DeliveryReader, "deliveries", slow)
+    await three.queue.declare_dead("w1")
+    await beat(three, "w2")
+    (recovered,) = await three.queue.recover("w2", 1)
+    await beat(three, "w2")
+    (lost,) = await three.queue.reconcile("w2", frozenset())
+    assert lost.output_token_ids == recovered.output_token_ids == (5,)
+    assert not one.is_away
 
 
 async def test_a_heartbeat_returns_what_every_partition_lets_go(
