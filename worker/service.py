@@ -389,7 +389,7 @@ class WorkerService:
             await cancel_and_wait(intake, ordered, due, *others)
         self.left_s = time.monotonic()
         if self.next_model:
-            leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave))
+            leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave_for_next))
             await first_of(leaving, self._stop.wait())
             if leaving.done():
                 self._swaps.order = self._order.order
@@ -555,7 +555,11 @@ class WorkerService:
         await self._blame()
         await self._release(jobs)
         await self._release_unknown(frozenset())
-        await self._queue.retire(self.worker_id)
+        await self._queue.retire(self.worker_id, returns=bool(self.next_model))
+
+    async def _leave_for_next(self) -> None:
+        await self._heartbeat.send()  # notices a partition that is back
+        await self._leave()
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
         """Releases these jobs and those whose delivery was lost; then ends the lease.

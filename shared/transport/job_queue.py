@@ -245,9 +245,9 @@ class RedisJobQueue:
         with translated("crashed"):
             await self._call("crashed", *arguments)
 
-    async def retire(self, worker_id: str) -> None:
+    async def retire(self, worker_id: str, *, returns: bool = False) -> None:
         with translated("retire"):
-            await self._call("retire", worker_id, *self._queues)
+            await self._call("retire", worker_id, int(returns), *self._queues)
 
     async def declare_dead(self, worker_id: str) -> None:
         """Ends the lease of a worker whose process has died: its jobs may be recovered at once."""

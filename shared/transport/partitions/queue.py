@@ -232,8 +232,9 @@ class PartitionedJobQueue:
             one = self._partitions.of(mine[0][0])
             await one.call(one.transport.queue.crashed(worker_id, mine, cause))
 
-    async def retire(self, worker_id: str) -> None:
-        await self._partitions.each(lambda one: one.transport.queue.retire(worker_id))
+    async def retire(self, worker_id: str, *, returns: bool = False) -> None:
+        where = self._partitions.every if returns else self._partitions.each
+        await where(lambda one: one.transport.queue.retire(worker_id, returns=returns))
 
     async def declare_dead(self, worker_id: str) -> None:
         """Ends the lease of a worker whose process has died: its jobs may be recovered at once."""

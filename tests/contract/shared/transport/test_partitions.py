@@ -478,3 +478,26 @@ async def test_a_partition_that_was_away_at_the_setup_gives_its_jobs_once_it_is_
     job = make_job(new_job_id(1))
     await accepted(both.store, job)
     assert [delivery.job for delivery in await both.queue.pull("w1", 1, 2000)] == [job]
+
+
+async def test_a_worker_leaves_a_model_only_in_every_partition(apart: Apart) -> None:
+    both = apart.transport
+    job = make_job(new_job_id(1))
+    await accepted(both.store, job)
+    (taken,) = await both.queue.pull("w1", 1, 0)
+    apart.server.stop()
+    for _ in range(2):
+        with pytest.raises(TransportError):
+            await both.queue.retire("w1", returns=True)
+    apart.server.start()
+
+    async def has_left() -> bool:
+        await beat(both, "w1", [taken])
+        with contextlib.suppress(TransportError):
+            await both.queue.retire("w1", returns=True)
+            return True
+        return False
+
+    await until(has_left)
+    await beat(both, "w2")
+    assert [delivery.job for delivery in await both.queue.recover("w2", 1)] == [job]
