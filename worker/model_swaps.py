@@ -117,6 +117,7 @@ class SwappingWorker:
         self._swap_s = UNKNOWN_SWAP_S
         self._prepared: EngineLink | None = None
         self._is_stopped = False
+        self._is_checked = False  # Redis
         self._service = self._service_of(checkpoints[0].name)
 
     @property
@@ -172,11 +173,17 @@ class SwappingWorker:
             self._settings,
             self._checkpoints[name],
             self._transport.new_queue(),
-            self._transport.check,
+            self._check,
             self._transport.deployment,
             self.worker_id,
             self,
         )
+
+    async def _check(self) -> Sequence[str]:
+        """Checks Redis for the first model alone: later a partition may be away."""
+        warnings = () if self._is_checked else await self._transport.check()
+        self._is_checked = True
+        return warnings
 
     def _read_cards(self) -> None:
         for name, checkpoint in self._checkpoints.items():
