@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.backoff import Backoff
 from shared.outages import STORE, RateLimitedOutageLog
-from shared.tasks import cancel_and_wait
+from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
@@ -116,7 +116,7 @@ class SwappingWorker:
         self._claimed_s = self._left_s = 0.0  # when it was claimed, and the last job had ended
         self._swap_s = UNKNOWN_SWAP_S
         self._prepared: EngineLink | None = None
-        self._is_stopped = False
+        self._stopped = asyncio.Event()
         self._is_checked = False  # Redis
         self._service = self._service_of(checkpoints[0].name)
 
@@ -130,7 +130,7 @@ class SwappingWorker:
 
     def stop(self) -> None:
         """Stops as WorkerService does."""
-        self._is_stopped = True
+        self._stopped.set()
         self._service.stop()
 
     async def run(self) -> int:
@@ -158,11 +158,13 @@ class SwappingWorker:
                 status = await self._service.serve()
             except NotLoaded as error:
                 following = self._after_failure(name, served, error)
-                if not following or self._is_stopped:
+                if following:
+                    await self._wait_until_due(following)
+                if not following or self._stopped.is_set():
                     return refuse(error)
             else:
                 following = self._service.next_model
-                if not following or self._is_stopped:
+                if not following or self._stopped.is_set():
                     return status
                 served, self._left_s = name, self._service.left_s
             name = following
@@ -190,15 +192,16 @@ class SwappingWorker:
             self._announced[name] = Announcement.before_load(checkpoint, self._settings)
 
     def _after_failure(self, name: str, served: str, error: Exception) -> str:
-        """Returns the model to load after `name` could not be: the one before it, else the first
-        that may still be tried; empty: none."""
+        """Returns the model to load after `name` could not be: of those that may be tried again
+        soonest the one before it, else the first; empty: none."""
         self.counts.num_failures += 1
         num_failures = self._failures.get(name, (0, 0.0))[0] + 1
         retry_s = LOAD_RETRY_S * 2 ** (num_failures - 1)
         self._failures[name] = (num_failures, time.monotonic() + retry_s)
         self._claimed = ""
         left = [other for other in self._offered() if other != name]
-        following = served if served in left else next(iter(left), "")
+        left.sort(key=lambda other: (self._failing().get(other, 0.0), other != served))
+        following = next(iter(left), "")
         log.error(
             "a model of the list cannot be loaded; its jobs stay queued",
             extra={
@@ -210,6 +213,14 @@ class SwappingWorker:
             | ({} if num_failures >= MAX_LOAD_FAILURES else {"retry_s": retry_s}),
         )
         return following
+
+    async def _wait_until_due(self, name: str) -> None:
+        """Returns when `name` may be loaded again, at once unless it has failed, or at a stop."""
+        left_s = self._failing().get(name, 0.0) - time.monotonic()
+        if left_s > 0:
+            self._loading = ""  # other workers may claim what this one does not load
+            log.warning("no model can be loaded now", extra={"retry_s": round(left_s, 1)})
+            await first_of(self._stopped.wait(), timeout_s=left_s)
 
     def _offered(self) -> list[str]:
         """Returns the names of the models that can be loaded, as far as is known."""
@@ -287,10 +298,10 @@ class SwappingWorker:
     def _swap_ms(self) -> int:
         return round(1000 * self._swap_s)
 
-    def _failing(self) -> list[str]:
-        """Returns the names of the models that are not to be loaded now."""
+    def _failing(self) -> dict[str, float]:
+        """Returns the models that are not to be loaded now, and from when on they may be."""
         now_s = time.monotonic()
-        return [name for name, (_, retry_s) in self._failures.items() if now_s < retry_s]
+        return {name: due_s for name, (_, due_s) in self._failures.items() if now_s < due_s}
 
     async def _claim(self, found: WaitingModel) -> bool:
         try:

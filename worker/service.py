@@ -276,11 +276,16 @@ class WorkerService:
         )
 
     async def _load(self) -> None:
-        ready = await self._supervisor.start()
+        try:
+            ready = await self._supervisor.start()
+            self._model = await asyncio.to_thread(
+                LoadedModel.load, self._checkpoint, ready, self._settings
+            )
+        except OSError as error:  # no process, no memory, too many open files
+            raise EngineNotLoaded(
+                f"The model cannot be loaded: {error}", by_settings=False
+            ) from error
         self._jobs.max_num_seqs = ready.config.max_num_seqs  # an upstream may have fewer slots
-        self._model = await asyncio.to_thread(
-            LoadedModel.load, self._checkpoint, ready, self._settings
-        )
         self._heartbeat.files = ModelFiles(
             self._model.card.prompt_digest, self._model.weights_digest
         )
