@@ -139,13 +139,25 @@ class SwappingWorker:
             await asyncio.to_thread(self._read_cards)
         except (TextInvalid, OSError) as error:
             return refuse(error)
-        preparing = asyncio.create_task(self._prepare_often(), name="prepared engine")
-        offering = asyncio.create_task(self._offer_often(), name="offers")
-        announcing = asyncio.create_task(self._announce_often(), name="announcer of the list")
+        serving = asyncio.create_task(self._serve_each(), name="models")
+        others = [
+            asyncio.create_task(self._offer_often(), name="offers"),
+            asyncio.create_task(self._announce_often(), name="announcer of the list"),
+        ]
+        if self._settings.engine == "penstock" and self._settings.runner == "model":
+            others.append(asyncio.create_task(self._prepare_often(), name="prepared engine"))
         try:
-            return await self._serve_each()
+            await first_of(serving, *others)
+            if not serving.done():  # one of the others has failed: no model would follow this one
+                self.stop()
+            status = await serving
+            for task in others:
+                if task.done():
+                    task.result()
+            return status
         finally:
-            await cancel_and_wait(preparing, offering, announcing)
+            serving.cancel()
+            await cancel_and_wait(*others)
             if (prepared := self.take_prepared()) is not None:
                 await prepared.stop()
 
@@ -233,10 +245,10 @@ class SwappingWorker:
     async def _prepare_often(self) -> None:
         """Keeps a process of our own engine ready, which has imported torch: most of the time that
         a small model takes to load."""
-        settings = self._settings
-        while settings.engine == "penstock" and settings.runner == "model":
+        while True:
             if not self._loading and (self._prepared is None or not self._prepared.is_alive):
-                options = settings.engine_options(self._checkpoints[self._service.model_name].path)
+                path = self._checkpoints[self._service.model_name].path
+                options = self._settings.engine_options(path)
                 try:
                     self._prepared = await EngineLink.start(Prepare(options))
                 except OSError as error:  # no process, no socket: the load itself reports it

@@ -397,6 +397,7 @@ class WorkerService:
             leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave_for_next))
             await first_of(leaving, self._stop.wait())
             if leaving.done():
+                leaving.result()
                 self._swaps.order = self._order.order
                 return EXIT_OK
             await cancel_and_wait(leaving)

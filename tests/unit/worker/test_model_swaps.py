@@ -204,3 +204,14 @@ async def test_a_stop_ends_the_wait_for_a_model_that_cannot_be_loaded(
     await until(lambda: "no model can be loaded now" in caplog.text)
     worker.stop()
     assert await running == 70
+
+
+async def test_an_unexpected_error_of_the_offers_ends_the_worker() -> None:
+    transport = Alone()
+    worker = swapping(transport)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: "setup" in transport.queue.calls)
+    transport.fault = ValueError("a defect")
+    with pytest.raises(ValueError, match="a defect"):
+        await asyncio.wait_for(running, 20)
+    assert transport.queue.retired
