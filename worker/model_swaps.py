@@ -36,6 +36,7 @@ from worker.standing_order import StandingOrder
 LOOK_S = 0.5  # between looks at the queues of all models
 UNKNOWN_SWAP_S = 5.0  # before the first one was measured
 MAX_LOAD_FAILURES = 3  # of one model, after which this worker offers it no more
+MAX_PREPARE_S = 60.0  # between tries to prepare an engine process
 LOAD_RETRY_S = 30.0  # after the first failure of a model; doubled with each
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class SwappingWorker:
         self._claimed_s = self._left_s = 0.0  # when it was claimed, and the last job had ended
         self._swap_s = UNKNOWN_SWAP_S
         self._prepared: EngineLink | None = None
+        self._preparing = Backoff(LOOK_S, MAX_PREPARE_S)
         self._stopped = asyncio.Event()
         self._is_checked = False  # Redis
         self._service = self._service_of(checkpoints[0].name)
@@ -246,21 +248,36 @@ class SwappingWorker:
         """Keeps a process of our own engine ready, which has imported torch: most of the time that
         a small model takes to load."""
         while True:
-            if not self._loading and (self._prepared is None or not self._prepared.is_alive):
+            if self._prepared is not None and not self._prepared.is_alive:
+                dead, self._prepared = self._prepared, None
+                await dead.stop()
+                await self._pause_preparing("it died")
+            elif self._prepared is None and not self._loading:
                 path = self._checkpoints[self._service.model_name].path
                 options = self._settings.engine_options(path)
                 try:
                     self._prepared = await EngineLink.start(Prepare(options))
-                except OSError as error:  # no process, no socket: the load itself reports it
-                    log.debug("failed to prepare an engine", extra={"error": str(error)})
+                except OSError as error:  # no process, no socket
+                    await self._pause_preparing(str(error))
             await asyncio.sleep(LOOK_S)
+
+    async def _pause_preparing(self, error: str) -> None:
+        pause_s = self._preparing.next_s()
+        log.warning(
+            "no engine process waits for the next model, whose load takes longer so",
+            extra={"error": error, "retry_s": pause_s},
+        )
+        await asyncio.sleep(pause_s)
 
     # Implements worker.service.Swaps.
 
     def take_prepared(self) -> EngineLink | None:
         """Returns the engine process that waits for its model, if there is one."""
+        if self._prepared is None or not self._prepared.is_alive:
+            return None
         prepared, self._prepared = self._prepared, None
-        return prepared if prepared is not None and prepared.is_alive else None
+        self._preparing.reset()
+        return prepared
 
     async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
         """Returns the name of the model that is to be served next, once it is claimed."""

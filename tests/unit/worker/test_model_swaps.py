@@ -215,3 +215,30 @@ async def test_an_unexpected_error_of_the_offers_ends_the_worker() -> None:
     with pytest.raises(ValueError, match="a defect"):
         await asyncio.wait_for(running, 20)
     assert transport.queue.retired
+
+
+async def test_a_prepared_engine_that_dies_is_started_again_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_stopped = 0
+
+    class Dead:
+        is_alive = False
+
+        async def stop(self) -> None:
+            nonlocal num_stopped
+            num_stopped += 1
+
+    async def start(first: Any) -> Any:
+        return Dead()
+
+    monkeypatch.setattr(EngineLink, "start", start)
+    monkeypatch.setattr(model_swaps, "LOOK_S", 0.01)
+    worker = swapping(Alone())
+    worker._loading = ""
+    preparing = asyncio.create_task(worker._prepare_often())
+    await until(lambda: num_stopped == 3, timeout_s=20)
+    assert worker.take_prepared() is None
+    preparing.cancel()
+    pauses_s = [record.retry_s for record in caplog.records]  # type: ignore[attr-defined]
+    assert pauses_s[:2] == [0.01, 0.02]
