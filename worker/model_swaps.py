@@ -55,8 +55,8 @@ def next_model(
     None: none is due.
 
     A worker that runs jobs, or has some queued, leaves its model when another one's jobs have
-    waited for `bound_ms`, less a swap for each further model that waits: the last of them is then
-    served within the bound and one swap. An idle worker leaves at once, and helps with a model that
+    waited for `bound_ms`, less a swap for each further model that waits, but at least for half of
+    it: the last of them is then served within the bound and one swap, where they are few. An idle worker leaves at once, and helps with a model that
     others serve once that one's jobs have waited for the bound. `not_now`: models that failed to
     load.
     """
@@ -71,7 +71,7 @@ def next_model(
         and not queue.is_claimed
     ]
     unserved = [queue for queue in waiting if not queue.num_workers]
-    due_ms = 0 if may_help else bound_ms - swap_ms * (len(unserved) - 1)
+    due_ms = 0 if may_help else max(bound_ms // 2, bound_ms - swap_ms * (len(unserved) - 1))
     due = [queue for queue in unserved if queue.oldest_ms >= due_ms]
     if may_help:
         due += [queue for queue in waiting if queue.num_workers and queue.oldest_ms >= bound_ms]
@@ -115,7 +115,7 @@ class SwappingWorker:
         self._loading = ""  # the model of `_service` until it is served
         self._is_idle = False
         self._claimed_s = self._left_s = 0.0  # when it was claimed, and the last job had ended
-        self._swap_s = UNKNOWN_SWAP_S
+        self._swap_s = UNKNOWN_SWAP_S  # of a load: how long a drain takes depends on the jobs
         self._prepared: EngineLink | None = None
         self._preparing = Backoff(LOOK_S, MAX_PREPARE_S)
         self._stopped = asyncio.Event()
@@ -308,7 +308,7 @@ class SwappingWorker:
             swap_s = now_s - self._left_s
             self.counts.num_swaps += 1
             self.counts.seconds += swap_s
-            self._swap_s = now_s - self._claimed_s
+            self._swap_s = swap_s
             log.info(
                 "another model is served",
                 extra={

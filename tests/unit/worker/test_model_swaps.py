@@ -73,6 +73,12 @@ def test_with_several_that_wait_the_first_goes_a_swap_earlier_for_each_further_o
     assert following(of("b", BOUND_MS - 1)) is None
 
 
+def test_a_model_is_served_for_a_while_however_many_others_wait() -> None:
+    early = [of(name, BOUND_MS // 2 - 1) for name in map(str, range(20))]
+    assert following(of("own", 0), *early) is None
+    assert following(of("own", 0), *early, of("a", BOUND_MS // 2)) == "a"
+
+
 def test_a_model_that_waits_becomes_due_however_busy_the_own_one_is() -> None:
     waits_ms = range(0, 2 * BOUND_MS, 500)
     left = [ms for ms in waits_ms if following(of("own", ms, 1000), of("a", ms)) == "a"]
