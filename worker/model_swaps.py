@@ -56,9 +56,9 @@ def next_model(
 
     A worker that runs jobs, or has some queued, leaves its model when another one's jobs have
     waited for `bound_ms`, less a swap for each further model that waits, but at least for half of
-    it: the last of them is then served within the bound and one swap, where they are few. An idle worker leaves at once, and helps with a model that
-    others serve once that one's jobs have waited for the bound. `not_now`: models that failed to
-    load.
+    it: the last of them is then served within the bound and one swap, where they are few. An idle
+    worker leaves at once, and helps with a model that others serve once that one's jobs have waited
+    for the bound. `not_now`: models that failed to load.
     """
     own_waiting = sum(queue.num_waiting for queue in queues if queue.model == current)
     may_help = is_idle and not own_waiting
