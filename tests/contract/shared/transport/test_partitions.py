@@ -298,6 +298,24 @@ async def test_a_key_finds_its_job_after_the_number_of_partitions_has_changed(
         assert kept.job_id == job.job_id
 
 
+async def test_a_row_of_a_batch_keeps_its_partition_after_their_number_has_changed(
+    redis_url: str, namespace: str
+) -> None:
+    rows = [str(number) for number in range(1, 31)]
+    async with opened(redis_url, namespace, PartitionCount(2)) as before:
+        batch = await new_batch(before)
+        assert batch.num_partitions == 2
+        kept = [before.store.partition_for(row) for row in rows]
+    for count in (PartitionCount(3), PartitionCount(1, 2)):
+        async with opened(redis_url, namespace, count) as after:
+            found = await after.batches.get(batch.batch_id)
+            assert found is not None
+            assert kept == [after.store.partition_for(row, found.num_partitions) for row in rows]
+            assert kept != [after.store.partition_for(row) for row in rows]
+    async with opened(redis_url, namespace, PartitionCount(2)) as fewer:
+        assert {fewer.store.partition_for(row, 3) for row in rows} == {0, 1}
+
+
 async def test_drained_partitions_get_no_new_jobs_and_their_old_ones_are_served(
     three: PartitionedTransport, redis_url: str, namespace: str
 ) -> None:
