@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shared.backoff import Backoff
 from shared.outages import STORE, RateLimitedOutageLog
-from shared.tasks import cancel_and_wait
+from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
@@ -36,6 +36,7 @@ from worker.standing_order import StandingOrder
 LOOK_S = 0.5  # between looks at the queues of all models
 UNKNOWN_SWAP_S = 5.0  # before the first one was measured
 MAX_LOAD_FAILURES = 3  # of one model, after which this worker offers it no more
+MAX_PREPARE_S = 60.0  # between tries to prepare an engine process
 LOAD_RETRY_S = 30.0  # after the first failure of a model; doubled with each
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,10 @@ def next_model(
     None: none is due.
 
     A worker that runs jobs, or has some queued, leaves its model when another one's jobs have
-    waited for `bound_ms`, less a swap for each further model that waits: the last of them is then
-    served within the bound and one swap. An idle worker leaves at once, and helps with a model that
-    others serve once that one's jobs have waited for the bound. `not_now`: models that failed to
-    load.
+    waited for `bound_ms`, less a swap for each further model that waits, but at least for half of
+    it: the last of them is then served within the bound and one swap, where they are few. An idle
+    worker leaves at once, and helps with a model that others serve once that one's jobs have waited
+    for the bound. `not_now`: models that failed to load.
     """
     own_waiting = sum(queue.num_waiting for queue in queues if queue.model == current)
     may_help = is_idle and not own_waiting
@@ -70,7 +71,7 @@ def next_model(
         and not queue.is_claimed
     ]
     unserved = [queue for queue in waiting if not queue.num_workers]
-    due_ms = 0 if may_help else bound_ms - swap_ms * (len(unserved) - 1)
+    due_ms = 0 if may_help else max(bound_ms // 2, bound_ms - swap_ms * (len(unserved) - 1))
     due = [queue for queue in unserved if queue.oldest_ms >= due_ms]
     if may_help:
         due += [queue for queue in waiting if queue.num_workers and queue.oldest_ms >= bound_ms]
@@ -114,9 +115,11 @@ class SwappingWorker:
         self._loading = ""  # the model of `_service` until it is served
         self._is_idle = False
         self._claimed_s = self._left_s = 0.0  # when it was claimed, and the last job had ended
-        self._swap_s = UNKNOWN_SWAP_S
+        self._swap_s = UNKNOWN_SWAP_S  # of a load: how long a drain takes depends on the jobs
         self._prepared: EngineLink | None = None
-        self._is_stopped = False
+        self._preparing = Backoff(LOOK_S, MAX_PREPARE_S)
+        self._stopped = asyncio.Event()
+        self._is_checked = False  # Redis
         self._service = self._service_of(checkpoints[0].name)
 
     @property
@@ -129,7 +132,7 @@ class SwappingWorker:
 
     def stop(self) -> None:
         """Stops as WorkerService does."""
-        self._is_stopped = True
+        self._stopped.set()
         self._service.stop()
 
     async def run(self) -> int:
@@ -138,13 +141,25 @@ class SwappingWorker:
             await asyncio.to_thread(self._read_cards)
         except (TextInvalid, OSError) as error:
             return refuse(error)
-        preparing = asyncio.create_task(self._prepare_often(), name="prepared engine")
-        offering = asyncio.create_task(self._offer_often(), name="offers")
-        announcing = asyncio.create_task(self._announce_often(), name="announcer of the list")
+        serving = asyncio.create_task(self._serve_each(), name="models")
+        others = [
+            asyncio.create_task(self._offer_often(), name="offers"),
+            asyncio.create_task(self._announce_often(), name="announcer of the list"),
+        ]
+        if self._settings.engine == "penstock" and self._settings.runner == "model":
+            others.append(asyncio.create_task(self._prepare_often(), name="prepared engine"))
         try:
-            return await self._serve_each()
+            await first_of(serving, *others)
+            if not serving.done():  # one of the others has failed: no model would follow this one
+                self.stop()
+            status = await serving
+            for task in others:
+                if task.done():
+                    task.result()
+            return status
         finally:
-            await cancel_and_wait(preparing, offering, announcing)
+            serving.cancel()
+            await cancel_and_wait(*others)
             if (prepared := self.take_prepared()) is not None:
                 await prepared.stop()
 
@@ -157,11 +172,13 @@ class SwappingWorker:
                 status = await self._service.serve()
             except NotLoaded as error:
                 following = self._after_failure(name, served, error)
-                if not following or self._is_stopped:
+                if following:
+                    await self._wait_until_due(following)
+                if not following or self._stopped.is_set():
                     return refuse(error)
             else:
                 following = self._service.next_model
-                if not following or self._is_stopped:
+                if not following or self._stopped.is_set():
                     return status
                 served, self._left_s = name, self._service.left_s
             name = following
@@ -172,26 +189,33 @@ class SwappingWorker:
             self._settings,
             self._checkpoints[name],
             self._transport.new_queue(),
-            self._transport.check,
+            self._check,
             self._transport.deployment,
             self.worker_id,
             self,
         )
+
+    async def _check(self) -> Sequence[str]:
+        """Checks Redis for the first model alone: later a partition may be away."""
+        warnings = () if self._is_checked else await self._transport.check()
+        self._is_checked = True
+        return warnings
 
     def _read_cards(self) -> None:
         for name, checkpoint in self._checkpoints.items():
             self._announced[name] = Announcement.before_load(checkpoint, self._settings)
 
     def _after_failure(self, name: str, served: str, error: Exception) -> str:
-        """Returns the model to load after `name` could not be: the one before it, else the first
-        that may still be tried; empty: none."""
+        """Returns the model to load after `name` could not be: of those that may be tried again
+        soonest the one before it, else the first; empty: none."""
         self.counts.num_failures += 1
         num_failures = self._failures.get(name, (0, 0.0))[0] + 1
         retry_s = LOAD_RETRY_S * 2 ** (num_failures - 1)
         self._failures[name] = (num_failures, time.monotonic() + retry_s)
         self._claimed = ""
         left = [other for other in self._offered() if other != name]
-        following = served if served in left else next(iter(left), "")
+        left.sort(key=lambda other: (self._failing().get(other, 0.0), other != served))
+        following = next(iter(left), "")
         log.error(
             "a model of the list cannot be loaded; its jobs stay queued",
             extra={
@@ -204,6 +228,14 @@ class SwappingWorker:
         )
         return following
 
+    async def _wait_until_due(self, name: str) -> None:
+        """Returns when `name` may be loaded again, at once unless it has failed, or at a stop."""
+        left_s = self._failing().get(name, 0.0) - time.monotonic()
+        if left_s > 0:
+            self._loading = ""  # other workers may claim what this one does not load
+            log.warning("no model can be loaded now", extra={"retry_s": round(left_s, 1)})
+            await first_of(self._stopped.wait(), timeout_s=left_s)
+
     def _offered(self) -> list[str]:
         """Returns the names of the models that can be loaded, as far as is known."""
         return [
@@ -215,22 +247,37 @@ class SwappingWorker:
     async def _prepare_often(self) -> None:
         """Keeps a process of our own engine ready, which has imported torch: most of the time that
         a small model takes to load."""
-        settings = self._settings
-        while settings.engine == "penstock" and settings.runner == "model":
-            if not self._loading and (self._prepared is None or not self._prepared.is_alive):
-                options = settings.engine_options(self._checkpoints[self._service.model_name].path)
+        while True:
+            if self._prepared is not None and not self._prepared.is_alive:
+                dead, self._prepared = self._prepared, None
+                await dead.stop()
+                await self._pause_preparing("it died")
+            elif self._prepared is None and not self._loading:
+                path = self._checkpoints[self._service.model_name].path
+                options = self._settings.engine_options(path)
                 try:
                     self._prepared = await EngineLink.start(Prepare(options))
-                except OSError as error:  # no process, no socket: the load itself reports it
-                    log.debug("failed to prepare an engine", extra={"error": str(error)})
+                except OSError as error:  # no process, no socket
+                    await self._pause_preparing(str(error))
             await asyncio.sleep(LOOK_S)
+
+    async def _pause_preparing(self, error: str) -> None:
+        pause_s = self._preparing.next_s()
+        log.warning(
+            "no engine process waits for the next model, whose load takes longer so",
+            extra={"error": error, "retry_s": pause_s},
+        )
+        await asyncio.sleep(pause_s)
 
     # Implements worker.service.Swaps.
 
     def take_prepared(self) -> EngineLink | None:
         """Returns the engine process that waits for its model, if there is one."""
+        if self._prepared is None or not self._prepared.is_alive:
+            return None
         prepared, self._prepared = self._prepared, None
-        return prepared if prepared is not None and prepared.is_alive else None
+        self._preparing.reset()
+        return prepared
 
     async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
         """Returns the name of the model that is to be served next, once it is claimed."""
@@ -261,7 +308,7 @@ class SwappingWorker:
             swap_s = now_s - self._left_s
             self.counts.num_swaps += 1
             self.counts.seconds += swap_s
-            self._swap_s = now_s - self._claimed_s
+            self._swap_s = swap_s
             log.info(
                 "another model is served",
                 extra={
@@ -280,10 +327,10 @@ class SwappingWorker:
     def _swap_ms(self) -> int:
         return round(1000 * self._swap_s)
 
-    def _failing(self) -> list[str]:
-        """Returns the names of the models that are not to be loaded now."""
+    def _failing(self) -> dict[str, float]:
+        """Returns the models that are not to be loaded now, and from when on they may be."""
         now_s = time.monotonic()
-        return [name for name, (_, retry_s) in self._failures.items() if now_s < retry_s]
+        return {name: due_s for name, (_, due_s) in self._failures.items() if now_s < due_s}
 
     async def _claim(self, found: WaitingModel) -> bool:
         try:

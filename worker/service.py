@@ -276,11 +276,16 @@ class WorkerService:
         )
 
     async def _load(self) -> None:
-        ready = await self._supervisor.start()
+        try:
+            ready = await self._supervisor.start()
+            self._model = await asyncio.to_thread(
+                LoadedModel.load, self._checkpoint, ready, self._settings
+            )
+        except OSError as error:  # no process, no memory, too many open files
+            raise EngineNotLoaded(
+                f"The model cannot be loaded: {error}", by_settings=False
+            ) from error
         self._jobs.max_num_seqs = ready.config.max_num_seqs  # an upstream may have fewer slots
-        self._model = await asyncio.to_thread(
-            LoadedModel.load, self._checkpoint, ready, self._settings
-        )
         self._heartbeat.files = ModelFiles(
             self._model.card.prompt_digest, self._model.weights_digest
         )
@@ -389,9 +394,10 @@ class WorkerService:
             await cancel_and_wait(intake, ordered, due, *others)
         self.left_s = time.monotonic()
         if self.next_model:
-            leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave))
+            leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave_for_next))
             await first_of(leaving, self._stop.wait())
             if leaving.done():
+                leaving.result()
                 self._swaps.order = self._order.order
                 return EXIT_OK
             await cancel_and_wait(leaving)
@@ -555,7 +561,11 @@ class WorkerService:
         await self._blame()
         await self._release(jobs)
         await self._release_unknown(frozenset())
-        await self._queue.retire(self.worker_id)
+        await self._queue.retire(self.worker_id, returns=bool(self.next_model))
+
+    async def _leave_for_next(self) -> None:
+        await self._heartbeat.send()  # notices a partition that is back
+        await self._leave()
 
     async def _hand_back(self, jobs: list[RunningJob]) -> None:
         """Releases these jobs and those whose delivery was lost; then ends the lease.

@@ -124,7 +124,9 @@ class RowScheduler:
             row = parse_row(line, self._record.endpoint, self._bounds.max_line_bytes)
         except RowInvalid as invalid:
             raise BlobDamaged(f"a validated line has changed: {invalid}") from invalid
-        partition = self._context.run.jobs.admission.store.partition_for(str(line.number))
+        # The same for every owner, though the number of partitions has changed since.
+        store, num = self._context.run.jobs.admission.store, self._record.num_partitions
+        partition = store.partition_for(str(line.number), num)
         job_id = row_job_id(self._record.batch_id, line.number, partition)
         may_exist = line.number < self._known_until
         row_task = RowTask(self._context, row, line.number, job_id, may_exist=may_exist)

@@ -30,7 +30,7 @@ from shared.transport.ports.registry import AnnouncedModel, Offer, WorkerRegistr
 log = logging.getLogger(__name__)
 
 MIXED_ENGINES = "mixed"  # a card's engine where workers of one model differ
-MAX_TEXTS = 16  # text sides kept, served or not
+MAX_TEXTS = 16  # text sides kept, served or not, unless more models can be named
 UNUSED_TEXT_S = 300.0  # that the text side of a model that has left is kept
 MAX_SEEN = 256  # names remembered after their workers left
 MIN_REFRESH_S = 0.2  # between refreshes that requests cause
@@ -273,16 +273,18 @@ class ModelCatalog:
             log.info("the tokenizer and the chat template are loaded", extra={"model": card.name})
         self._texts.move_to_end(key)
         self._used_s[key] = time.monotonic()
-        while len(self._texts) > MAX_TEXTS:
-            oldest, _ = self._texts.popitem(last=False)
-            del self._used_s[oldest]
         return text
 
     async def _drop_unused(self) -> None:
-        """Drops texts that no look has asked for lately. Requests that hold one keep its process:
-        it ends with the last of them."""
+        """Drops texts that no look has asked for lately, and those above MAX_TEXTS that this one
+        has not. Requests that hold one keep its process: it ends with the last of them."""
         unused_since_s = time.monotonic() - UNUSED_TEXT_S
-        unused = [key for key, used_s in self._used_s.items() if used_s < unused_since_s]
+        num_over = len(self._texts) - MAX_TEXTS
+        unused = [
+            key
+            for at, key in enumerate(self._texts)  # those asked for the longest ago first
+            if self._used_s[key] < (self._looked_s if at < num_over else unused_since_s)
+        ]
         texts = [self._texts.pop(key) for key in unused]
         for key in unused:
             del self._used_s[key]

@@ -50,7 +50,8 @@ _encoder = msgspec.json.Encoder()
 class RedisBatchStore:
     """Implements BatchStore. Safe for any number of tasks."""
 
-    def __init__(self, keys: Keys, redis: Redis, scripts: Scripts) -> None:
+    def __init__(self, keys: Keys, redis: Redis, scripts: Scripts, num_partitions: int = 1) -> None:
+        self._num_partitions = num_partitions
         self._keys = keys
         self._redis = redis
         self._scripts = scripts
@@ -76,6 +77,7 @@ class RedisBatchStore:
                     limits.max_tenant_open,
                     limits.max_tenant_records,
                     share_argument(limits.max_share_per_tenant),
+                    self._num_partitions,
                 )
             except RedisError as error:
                 if is_out_of_memory(error):
@@ -251,6 +253,7 @@ def _record(batch_id: str, fields: Fields) -> BatchRecord:
             output=parts("output"),
             error_output=parts("error_output"),
         ),
+        num_partitions=number("partitions"),
         output_file_id=text("output_file") or None,
         error_file_id=text("error_file") or None,
         errors=_errors.decode(text("errors")) if text("errors") else (),

@@ -77,7 +77,7 @@ class RedisJobQueue:
         return False  # there are no others
 
     async def setup(self, models: Sequence[str]) -> None:
-        self._serve((*self._models, *models))
+        self.serve(models)
         with translated("setup"):
             pipe = self._redis.pipeline(transaction=False)
             for queue in self._queues:
@@ -91,8 +91,9 @@ class RedisJobQueue:
     async def _create_groups(self) -> None:
         await self.setup(self._models)
 
-    def _serve(self, models: Sequence[str]) -> None:
-        self._models = tuple(dict.fromkeys(models))
+    def serve(self, models: Sequence[str]) -> None:
+        """Takes from the queues of these models, too: the next pull creates what is missing."""
+        self._models = tuple(dict.fromkeys((*self._models, *models)))
         lanes = zip(*map(self._keys.queues, self._models), strict=True)
         self._queues = tuple(queue for lane in lanes for queue in lane)
         self.pulls.serve(self._queues)
@@ -244,9 +245,9 @@ class RedisJobQueue:
         with translated("crashed"):
             await self._call("crashed", *arguments)
 
-    async def retire(self, worker_id: str) -> None:
+    async def retire(self, worker_id: str, *, returns: bool = False) -> None:
         with translated("retire"):
-            await self._call("retire", worker_id, *self._queues)
+            await self._call("retire", worker_id, int(returns), *self._queues)
 
     async def declare_dead(self, worker_id: str) -> None:
         """Ends the lease of a worker whose process has died: its jobs may be recovered at once."""

@@ -106,7 +106,7 @@ class RedisJobStore:
         outcome = Submitted.DUPLICATE if word == b"DUP" else Submitted.ACCEPTED
         return Submission(outcome, allowances(left))
 
-    def partition_for(self, name: str = "") -> int:
+    def partition_for(self, name: str = "", num: int = 0) -> int:
         return self._keys.partition
 
     def partition_of(self, job_id: str) -> int:

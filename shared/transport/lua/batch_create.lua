@@ -1,7 +1,8 @@
 -- batch_create: admit one batch, or refuse it before anything is written.
 -- ARGV: 3 id, 4 tenant, 5 endpoint, 6 input file, 7 window (text), 8 window_ms, 9 metadata (JSON or ''),
 --   10 life_ms of its output files, 11 life_ms of its record after its end, 12 max open batches, 13 max
---   open batches of the tenant, 14 max records of the tenant, 15 share of the tenant ('' none)
+--   open batches of the tenant, 14 max records of the tenant, 15 share of the tenant ('' none),
+--   16 partitions that its rows are spread over
 -- Returns {'OK'}, {'FULL', scope} (total, tenant, store, tenant_store), {'NOFILE'} or {'PURPOSE',
 --   purpose of the file}.
 -- Idempotent: the same id again (after a lost reply) answers OK and changes nothing.
@@ -34,7 +35,7 @@ local life_ms = window_ms + tonumber(ARGV[11]) + DAY_MS
 redis.call('HSET', key, 'v', SCHEMA_VERSION, 'tenant', tenant, 'endpoint', ARGV[5], 'input', input,
   'window', ARGV[7], 'metadata', ARGV[9], 'out_life_ms', ARGV[10], 'keep_ms', ARGV[11],
   'created_ms', whole(now), 'expires_ms', whole(due_in(window_ms)), 'status', 'validating', 'fence', 0,
-  'owner', '', 'lease_ms', 0, 'held', bytes)
+  'owner', '', 'lease_ms', 0, 'held', bytes, 'partitions', ARGV[16])
 hold(tenant, bytes, life_ms)
 redis.call('HSET', key, 'kept_until_ms', keep_held(tenant, bytes, life_ms))
 redis.call('PEXPIRE', key, whole(life_ms))

@@ -1,13 +1,13 @@
 -- retire: removes a worker that stops: its jobs return to the queue without blame; its consumer, lease and
 -- name are deleted.
--- ARGV: 3 worker, 4.. queues it serves
+-- ARGV: 3 worker, 4 whether it returns, for another model (0 or 1): an order to it is kept, 5.. queues it serves
 -- Returns the number of jobs given back. A repeat finds nothing.
 --@include lib/common.lua
 --@include lib/release.lua
 local wid, given = ARGV[3], 0
 local PAGE = 64
 redis.call('DEL', P .. 'w:' .. wid)
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local queue = ARGV[i]
   local page = redis.call('EXISTS', queue) == 1
     and redis.pcall('XPENDING', queue, GROUP, '-', '+', PAGE, wid) or {}
@@ -36,6 +36,7 @@ for i = 4, #ARGV do
     redis.pcall('XGROUP', 'DELCONSUMER', queue, GROUP, wid)
   end
 end
-redis.call('DEL', P .. 'probe:' .. wid, P .. 'order:' .. wid, P .. 'prefixes:' .. wid)
+redis.call('DEL', P .. 'probe:' .. wid, P .. 'prefixes:' .. wid)
+if ARGV[4] ~= '1' then redis.call('DEL', P .. 'order:' .. wid) end
 redis.call('HDEL', P .. 'workers', wid)
 return given

@@ -96,11 +96,12 @@ class Partitions:
         number = partition_of(job_id)
         return self.all[number if number < len(self.all) else HOME]
 
-    def for_new_job(self, name: str = "") -> int:
-        """Returns the partition that `name` determines; without a name the next of those that
-        answer."""
+    def for_new_job(self, name: str = "", num: int = 0) -> int:
+        """Returns the partition that `name` determines, of the first `num` where this process has
+        them, else of those for new jobs; without a name the next of those that answer."""
         if name:
-            return zlib.crc32(name.encode()) % self.num_new
+            has_them = 0 < num <= len(self.all)
+            return zlib.crc32(name.encode()) % (num if has_them else self.num_new)
         numbers = [one.number for one in self.all[: self.num_new] if not one.is_away]
         self._turn += 1
         return numbers[self._turn % len(numbers)] if numbers else HOME

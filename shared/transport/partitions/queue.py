@@ -17,7 +17,7 @@ from shared.transport.partitions.partitions import (
     Partition,
     Partitions,
 )
-from shared.transport.partitions.turns import TAKE_PATIENCE_S, Turns, num_places
+from shared.transport.partitions.turns import Turns, num_places
 from shared.transport.ports.deployment import Spent
 from shared.transport.ports.jobs import Restored, TransportError
 from shared.transport.ports.queue import (
@@ -30,6 +30,10 @@ from shared.transport.ports.queue import (
     WorkerReport,
 )
 
+# With a partition that is to give jobs with their logs, which may be long. One that hangs is
+# noticed sooner: each command has a timeout of its own.
+LOGS_PATIENCE_S = 60.0
+MAX_RECOVERED = 8  # places for which one call takes jobs of dead workers from one partition
 RECOVER_S = 0.1  # between looks for jobs of dead workers in one partition
 ANNOUNCE_PATIENCE_S = 10.0  # a tokenizer has megabytes
 
@@ -53,7 +57,8 @@ class PartitionedJobQueue:
         )
 
     async def setup(self, models: Sequence[str]) -> None:
-        # A partition that is away gets its groups from its next pull, if it knows the models.
+        for one in self._partitions.all:  # one that is away gets its groups from its next pull
+            one.transport.queue.serve(models)
         await self._partitions.each(
             lambda one: one.transport.queue.setup(models), of=self._partitions.all
         )
@@ -125,7 +130,7 @@ class PartitionedJobQueue:
         return await self._one_by_one(
             count,
             lambda one, left: one.transport.queue.recover(
-                worker_id, left, suspects=suspects, before=before
+                worker_id, min(left, MAX_RECOVERED), suspects=suspects, before=before
             ),
             num_places,
             self._recover_s,
@@ -152,7 +157,7 @@ class PartitionedJobQueue:
             if due_s is not None and now_s < due_s.get(one.number, _NEVER):
                 continue
             try:
-                found = await one.call(take(one, left), TAKE_PATIENCE_S)
+                found = await one.call(take(one, left), LOGS_PATIENCE_S)
             except TransportError:
                 continue  # it is away now
             if due_s is not None and not found:
@@ -180,7 +185,7 @@ class PartitionedJobQueue:
     async def reconcile(self, worker_id: str, known: frozenset[str]) -> Sequence[Delivery]:
         found = await self._partitions.each(
             lambda one: one.transport.queue.reconcile(worker_id, known),
-            patience_s=TAKE_PATIENCE_S,
+            patience_s=LOGS_PATIENCE_S,
         )
         return list(itertools.chain.from_iterable(found.values()))
 
@@ -227,8 +232,9 @@ class PartitionedJobQueue:
             one = self._partitions.of(mine[0][0])
             await one.call(one.transport.queue.crashed(worker_id, mine, cause))
 
-    async def retire(self, worker_id: str) -> None:
-        await self._partitions.each(lambda one: one.transport.queue.retire(worker_id))
+    async def retire(self, worker_id: str, *, returns: bool = False) -> None:
+        where = self._partitions.every if returns else self._partitions.each
+        await where(lambda one: one.transport.queue.retire(worker_id, returns=returns))
 
     async def declare_dead(self, worker_id: str) -> None:
         """Ends the lease of a worker whose process has died: its jobs may be recovered at once."""

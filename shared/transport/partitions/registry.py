@@ -32,6 +32,8 @@ from shared.transport.ports.registry import (
 )
 from shared.transport.worker_registry import MAX_SHOWN_TENANTS
 
+BLOB_PATIENCE_S = 10.0  # a tokenizer has megabytes
+
 Value = TypeVar("Value")
 
 SUMMED = ("accepted", "ended", "failed", "expired", "tokens_in", "tokens_out")
@@ -145,9 +147,6 @@ class PartitionedModelOffers:
         return await home.call(
             home.transport.offers.claim(worker_id, model, life_ms, unserved=unserved)
         )
-
-
-BLOB_PATIENCE_S = 10.0  # a tokenizer has megabytes
 
 
 def merged_stats(stats: Sequence[QueueStats]) -> QueueStats:

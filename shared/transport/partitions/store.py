@@ -54,8 +54,8 @@ class PartitionedJobStore:
     def _of(self, job_id: str) -> RedisJobStore:
         return self._partitions.of(job_id).transport.store
 
-    def partition_for(self, name: str = "") -> int:
-        return self._partitions.for_new_job(name)
+    def partition_for(self, name: str = "", num: int = 0) -> int:
+        return self._partitions.for_new_job(name, num)
 
     def partition_of(self, job_id: str) -> int:
         return self._partitions.of(job_id).number
@@ -287,7 +287,7 @@ class PartitionedBatchStore(RedisBatchStore):
 
     def __init__(self, partitions: Partitions) -> None:
         home = partitions.home
-        super().__init__(home.keys, home.connections.commands, home.scripts)
+        super().__init__(home.keys, home.connections.commands, home.scripts, partitions.num_new)
         self._partitions = partitions
 
     async def save(

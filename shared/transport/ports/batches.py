@@ -101,6 +101,7 @@ class BatchRecord:
     status: BatchStatus
     times_ms: Mapping[BatchStatus, int]
     progress: BatchProgress
+    num_partitions: int = 0  # that its rows are spread over; 0: not known, of an older release
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: tuple[BatchError, ...] = ()

@@ -353,8 +353,13 @@ class JobQueue(Protocol):
         """
         ...
 
-    async def retire(self, worker_id: str) -> None:
-        """Ends the lease: the worker's jobs may be recovered at once, without blame."""
+    async def retire(self, worker_id: str, *, returns: bool = False) -> None:
+        """Ends the lease: the worker's jobs may be recovered at once, without blame.
+
+        `returns`: under the same id it serves another model next. An order that it may not have
+        heard waits for it; and every partition must answer, since nobody recovers what a living
+        worker has left in one.
+        """
         ...
 
     def cancellations(self, worker_id: str) -> AsyncIterator[str]:

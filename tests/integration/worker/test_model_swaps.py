@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support.polling import until
 from tests.support.running_service import RunningService, running_frontend
 from tests.support.service_processes import WorkerProcess
 from tests.support.throttle import Throttle
+from worker.model_swaps import LOOK_S
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -244,6 +246,7 @@ async def test_a_worker_that_an_operator_drains_loads_no_other_model(
     await until(lambda: "an operator ordered the worker to take no new jobs" in worker.log)
     front = frontends(transport)["two"]
     waiting = await front.submit(PROMPT)
+    await asyncio.sleep(3 * LOOK_S)
     (status,) = await transport.registry.workers()
     assert status.models == ("one",)
     assert await transport.registry.order(worker.worker_id, Order.SERVE) is Ordered.OK

@@ -196,7 +196,7 @@ class FakeQueue:
         self._called("crashed")
         self.blamed += jobs
 
-    async def retire(self, worker_id: str) -> None:
+    async def retire(self, worker_id: str, *, returns: bool = False) -> None:
         self._called("retire")
         self.retired = True
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from shared.transport.ports.offers import WaitingModel
-from worker.model_swaps import next_model
+from tests.support.polling import until
+from tests.unit.worker.fakes import FakeQueue
+from worker import model_swaps
+from worker.checkpoint import find_checkpoint
+from worker.model_swaps import SwappingWorker, next_model
+from worker.runtime.link import EngineLink
 from worker.settings import DEMO_MODEL_NAME, WorkerSettings, listed_models
 
 BOUND_MS = 30_000
@@ -61,6 +71,12 @@ def test_with_several_that_wait_the_first_goes_a_swap_earlier_for_each_further_o
     assert following(*queues[:2]) is None, "fewer swaps are ahead"
     # "a" is served now: "b" is the last, and not yet due.
     assert following(of("b", BOUND_MS - 1)) is None
+
+
+def test_a_model_is_served_for_a_while_however_many_others_wait() -> None:
+    early = [of(name, BOUND_MS // 2 - 1) for name in map(str, range(20))]
+    assert following(of("own", 0), *early) is None
+    assert following(of("own", 0), *early, of("a", BOUND_MS // 2)) == "a"
 
 
 def test_a_model_that_waits_becomes_due_however_busy_the_own_one_is() -> None:
@@ -127,3 +143,117 @@ def test_a_list_and_a_single_model_exclude_each_other() -> None:
 
 def test_without_a_list_there_is_one_model() -> None:
     assert WorkerSettings(redis_url="unix:///unused").named_models == {DEMO_MODEL_NAME: ""}
+
+
+class Alone:
+    """A transport of one worker, whose jobs never come."""
+
+    def __init__(self) -> None:
+        self.queue = FakeQueue()
+        self.offers = self.deployment = self
+        self.num_checks = 0
+        self.fault: Exception | None = None
+
+    def new_queue(self) -> FakeQueue:
+        return self.queue
+
+    async def check(self) -> Sequence[str]:
+        self.num_checks += 1
+        return []
+
+    async def report(self, *arguments: Any) -> None:
+        """Reports that a model is being loaded; nobody looks."""
+
+    async def offer(self, *arguments: Any, **more: Any) -> Sequence[WaitingModel]:
+        if self.fault is not None:
+            raise self.fault
+        return []
+
+
+def swapping(transport: Any, names: str = "ab") -> SwappingWorker:
+    settings = WorkerSettings(redis_url="unix:///unused", runner="echo", engine_restarts=0)
+    return SwappingWorker(settings, [find_checkpoint("", name) for name in names], transport, "w")
+
+
+async def test_the_server_is_checked_once_for_all_models() -> None:
+    transport = Alone()
+    worker = swapping(transport)
+    for _ in range(2):
+        await worker._check()
+    assert transport.num_checks == 1
+
+
+async def test_a_worker_without_room_for_an_engine_process_waits_and_tries_its_models_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried_s: list[float] = []
+    start = EngineLink.start
+
+    async def fails_twice(first: Any) -> EngineLink:
+        tried_s.append(asyncio.get_running_loop().time())
+        if len(tried_s) <= 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await start(first)
+
+    monkeypatch.setattr(EngineLink, "start", fails_twice)
+    monkeypatch.setattr(model_swaps, "LOAD_RETRY_S", 1.0)
+    transport = Alone()
+    worker = swapping(transport)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: "setup" in transport.queue.calls)
+    first, second, third = tried_s
+    assert second - first < 0.9 < third - first
+    worker.stop()
+    assert await running == 0
+
+
+async def test_a_stop_ends_the_wait_for_a_model_that_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(first: Any) -> EngineLink:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(EngineLink, "start", fails)
+    worker = swapping(Alone())
+    running = asyncio.create_task(worker.run())
+    await until(lambda: "no model can be loaded now" in caplog.text)
+    worker.stop()
+    assert await running == 70
+
+
+async def test_an_unexpected_error_of_the_offers_ends_the_worker() -> None:
+    transport = Alone()
+    worker = swapping(transport)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: "setup" in transport.queue.calls)
+    transport.fault = ValueError("a defect")
+    with pytest.raises(ValueError, match="a defect"):
+        await asyncio.wait_for(running, 20)
+    assert transport.queue.retired
+
+
+async def test_a_prepared_engine_that_dies_is_started_again_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_stopped = 0
+
+    class Dead:
+        is_alive = False
+
+        async def stop(self) -> None:
+            nonlocal num_stopped
+            num_stopped += 1
+
+    async def start(first: Any) -> Any:
+        return Dead()
+
+    monkeypatch.setattr(EngineLink, "start", start)
+    monkeypatch.setattr(model_swaps, "LOOK_S", 0.01)
+    worker = swapping(Alone())
+    worker._loading = ""
+    preparing = asyncio.create_task(worker._prepare_often())
+    await until(lambda: num_stopped == 3, timeout_s=20)
+    assert worker.take_prepared() is None
+    preparing.cancel()
+    pauses_s = [record.retry_s for record in caplog.records]  # type: ignore[attr-defined]
+    assert pauses_s[:2] == [0.01, 0.02]

@@ -97,6 +97,8 @@ async def test_orders_end_with_their_worker_and_by_themselves(
     await steps.registry.order("w1", Order.DRAIN)
     key = transport.keys.order("w1")
     assert 0 < await transport.connections.commands.pttl(key) <= 86_400_000
+    await steps.queue.retire("w1", returns=True)
+    assert await transport.connections.commands.exists(key), "not heard by it, perhaps"
     await steps.queue.retire("w1")
     assert not await transport.connections.commands.exists(key)
 

@@ -17,7 +17,9 @@ from shared.keys import Keys, new_job_id, partition_of
 from shared.messages import START, Delta, Finished, Idempotency, Job, JobState, Started
 from shared.partitions import PartitionCount
 from shared.transport.connect import RedisTransport, StorePolicy
+from shared.transport.deliveries import DeliveryReader
 from shared.transport.partitions.transport import PartitionedTransport, open_partitions
+from shared.transport.partitions.turns import TAKE_PATIENCE_S
 from shared.transport.ports.admission import AdmissionLimits, QueueFull
 from shared.transport.ports.batches import BatchClaim, BatchProgress
 from shared.transport.ports.deployment import ProcessKind, Spent
@@ -190,6 +192,30 @@ async def test_a_dead_workers_jobs_are_recovered_from_all_partitions(
     assert {(d.attempt, d.output_token_ids) for d in recovered} == {(2, (5,))}
 
 
+async def test_a_partition_whose_logs_take_long_to_read_still_gives_its_jobs(
+    three: PartitionedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = await submit(three, 1)
+    taken = await three.queue.pull("w1", 1, 0)
+    await say(three, [Stream(delivery) for delivery in taken], 5)
+    one = three.partitions.of(job.job_id)
+    read = DeliveryReader.deliveries
+
+    async def slow(self: DeliveryReader, worker_id: str, claims: Any) -> list[Delivery]:
+        if claims:
+            await asyncio.sleep(TAKE_PATIENCE_S + 0.2)
+        return await read(self, worker_id, claims)
+
+    monkeypatch.setattr(DeliveryReader, "deliveries", slow)
+    await three.queue.declare_dead("w1")
+    await beat(three, "w2")
+    (recovered,) = await three.queue.recover("w2", 1)
+    await beat(three, "w2")
+    (lost,) = await three.queue.reconcile("w2", frozenset())
+    assert lost.output_token_ids == recovered.output_token_ids == (5,)
+    assert not one.is_away
+
+
 async def test_a_heartbeat_returns_what_every_partition_lets_go(
     three: PartitionedTransport,
 ) -> None:
@@ -270,6 +296,24 @@ async def test_a_key_finds_its_job_after_the_number_of_partitions_has_changed(
         kept = await after.store.kept_key(key.key)
         assert kept is not None
         assert kept.job_id == job.job_id
+
+
+async def test_a_row_of_a_batch_keeps_its_partition_after_their_number_has_changed(
+    redis_url: str, namespace: str
+) -> None:
+    rows = [str(number) for number in range(1, 31)]
+    async with opened(redis_url, namespace, PartitionCount(2)) as before:
+        batch = await new_batch(before)
+        assert batch.num_partitions == 2
+        kept = [before.store.partition_for(row) for row in rows]
+    for count in (PartitionCount(3), PartitionCount(1, 2)):
+        async with opened(redis_url, namespace, count) as after:
+            found = await after.batches.get(batch.batch_id)
+            assert found is not None
+            assert kept == [after.store.partition_for(row, found.num_partitions) for row in rows]
+            assert kept != [after.store.partition_for(row) for row in rows]
+    async with opened(redis_url, namespace, PartitionCount(2)) as fewer:
+        assert {fewer.store.partition_for(row, 3) for row in rows} == {0, 1}
 
 
 async def test_drained_partitions_get_no_new_jobs_and_their_old_ones_are_served(
@@ -428,3 +472,50 @@ async def test_without_any_partition_every_call_fails_until_one_is_back(apart: A
         await both.queue.pull("w1", 1, 0)
     await beat(both, "w1")
     assert await both.queue.pull("w1", 1, 0) == []
+
+
+async def test_a_partition_that_was_away_at_the_setup_gives_its_jobs_once_it_is_back(
+    apart: Apart,
+) -> None:
+    both = apart.transport
+    away = both.partitions.all[1]
+    apart.server.stop()
+    both.new_queue()
+    with pytest.raises(TransportError):
+        await away.call(away.transport.store.ping())
+    await both.queue.setup([MODEL])
+    await beat(both, "w1")
+    apart.server.start()
+    await away.transport.connections.commands.flushall()
+
+    async def is_back() -> bool:
+        await beat(both, "w1")
+        return not away.is_away
+
+    await until(is_back)
+    job = make_job(new_job_id(1))
+    await accepted(both.store, job)
+    assert [delivery.job for delivery in await both.queue.pull("w1", 1, 2000)] == [job]
+
+
+async def test_a_worker_leaves_a_model_only_in_every_partition(apart: Apart) -> None:
+    both = apart.transport
+    job = make_job(new_job_id(1))
+    await accepted(both.store, job)
+    (taken,) = await both.queue.pull("w1", 1, 0)
+    apart.server.stop()
+    for _ in range(2):
+        with pytest.raises(TransportError):
+            await both.queue.retire("w1", returns=True)
+    apart.server.start()
+
+    async def has_left() -> bool:
+        await beat(both, "w1", [taken])
+        with contextlib.suppress(TransportError):
+            await both.queue.retire("w1", returns=True)
+            return True
+        return False
+
+    await until(has_left)
+    await beat(both, "w2")
+    assert [delivery.job for delivery in await both.queue.recover("w2", 1)] == [job]

@@ -198,6 +198,38 @@ async def test_a_text_is_loaded_once_per_content(checkpoint: Path, pool: TextPoo
     assert catalog.known["m"].text is catalog.known["twin"].text
 
 
+async def test_texts_of_all_models_are_kept_however_many_there_are(
+    checkpoint: Path, pool: TextPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "MAX_TEXTS", 2)
+    store, loaded = Store(), []
+
+    def load(card: ModelCard, blobs: Mapping[str, bytes]) -> TextModel:
+        loaded.append(card.name)
+        return load_text(card, blobs)
+
+    catalog = ModelCatalog(store, pool, load)  # type: ignore[arg-type]
+    names = ["a", "b", "c"]
+
+    def serve(name: str) -> None:
+        store.serve(checkpoint, name)
+        card = replace(ModelCard.from_json(store.cards[name]), eos_token_ids=(ord(name),))
+        store.cards[name] = card.to_json()
+
+    for name in names:
+        serve(name)
+    for _ in range(3):
+        await catalog.refresh()
+    assert loaded == names
+    for name in names[:2]:
+        del store.cards[name]
+    serve("d")
+    await catalog.refresh()
+    await catalog.refresh()
+    assert loaded == [*names, "d"]
+    assert len(catalog._texts) == 2, "those of models that have left go first"
+
+
 async def test_a_model_may_go_unnamed_only_where_there_is_one(
     checkpoint: Path, pool: TextPool
 ) -> None:
