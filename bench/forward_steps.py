@@ -133,6 +133,8 @@ def measure_tier(
             quantization=quantization,
         )
     )
+    if len(built.engine_config.windows) > 1:
+        sys.exit(f"{args.shape} has several KV groups; this bench gives blocks to one")
     common = {
         "shape": args.shape,
         "device": torch.cuda.get_device_name() if args.device == "cuda" else cpu_name(),
@@ -183,26 +185,34 @@ def most_blocks(steps: list[list[ScheduledSequence]]) -> int:
     )
 
 
-def decodes_of(contexts: list[int]) -> list[ScheduledSequence]:
+def decodes_of(contexts: list[int], num_groups: int = 1) -> list[ScheduledSequence]:
     """Returns a decode for each context, whose blocks follow one another."""
     rows, first = [], 0
     for seq_id, context in enumerate(contexts):
-        rows.append(decode(seq_id, context, first_block=first))
+        rows.append(decode(seq_id, context, first_block=first, num_groups=num_groups))
         first += len(rows[-1].block_table)
     return rows
 
 
-def decode(seq_id: int, context: int, *, first_block: int) -> ScheduledSequence:
-    table = list(range(first_block, first_block + -(-(context + 1) // BLOCK_SIZE)))
+def decode(
+    seq_id: int, context: int, *, first_block: int, num_groups: int = 1
+) -> ScheduledSequence:
+    table = list(range(first_block, first_block + num_groups * -(-(context + 1) // BLOCK_SIZE)))
     known = [5 + seq_id] * (context + 1)
     return ScheduledSequence(seq_id, context, 1, known[-1:], table, True, GREEDY, known, [])
 
 
 def prefill(
-    length: int, *, seq_id: int = 0, first_block: int = 0, cached: int = 0
+    length: int,
+    *,
+    seq_id: int = 0,
+    first_block: int = 0,
+    cached: int = 0,
+    num_groups: int = 1,
 ) -> ScheduledSequence:
+    """`num_groups`: of layers, each of which has a block for each block of tokens."""
     known = [i % 1000 for i in range(cached + length)]
-    table = list(range(first_block, first_block + -(-len(known) // BLOCK_SIZE)))
+    table = list(range(first_block, first_block + num_groups * -(-len(known) // BLOCK_SIZE)))
     return ScheduledSequence(seq_id, cached, length, known[cached:], table, True, GREEDY, known, [])
 
 

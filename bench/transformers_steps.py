@@ -147,17 +147,22 @@ class OwnSteps:
         )
         self._runner = self._built.runner
         self.close = self._built.close
+        self._num_groups = num = len(self._built.engine_config.windows)
         for i in range(most):
-            fill = prefill(args.context, seq_id=i, first_block=i * self._width)
+            first = i * num * self._width
+            fill = prefill(args.context, seq_id=i, first_block=first, num_groups=num)
             self._runner.launch(ScheduledBatch((fill,))).collect()
 
     def decode(self, size: int) -> Turn:
-        rows = tuple(decodes_of([self._context] * size))
+        rows = tuple(decodes_of([self._context] * size, self._num_groups))
         return lambda: timed(lambda: self._runner.launch(ScheduledBatch(rows)).collect())
 
     def prefill(self, length: int, count: int) -> Turn:
-        width = -(-length // BLOCK_SIZE)
-        rows = tuple(prefill(length, seq_id=i, first_block=i * width) for i in range(count))
+        num, width = self._num_groups, -(-length // BLOCK_SIZE)
+        rows = tuple(
+            prefill(length, seq_id=i, first_block=i * num * width, num_groups=num)
+            for i in range(count)
+        )
         return lambda: timed(lambda: self._runner.launch(ScheduledBatch(rows)).collect(), 1)
 
 

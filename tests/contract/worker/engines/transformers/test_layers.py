@@ -138,7 +138,8 @@ def counted(built: BuiltModel, copy_rows: int = 0) -> Counted:
 
 def step(built: BuiltModel, num_rows: int) -> list[int]:
     """Returns the tokens that a prompt of so many rows is followed by."""
-    result = built.runner.launch(ScheduledBatch((prefill(num_rows),))).collect()
+    row = prefill(num_rows, num_groups=len(built.engine_config.windows))
+    result = built.runner.launch(ScheduledBatch((row,))).collect()
     return list(result.token_ids.values())
 
 
