@@ -104,8 +104,7 @@ class SubmittingStore(JobStore, Protocol):
         ...
 
     def partition_for(self, name: str = "", num: int = 0) -> int:
-        """Returns the partition for a new job's id: the one that `name` determines, of the first
-        `num` (0: of those that get new jobs); without a name the next one."""
+        """Returns a new job's partition: by `name`, of the first `num` if set, or the next."""
         ...
 
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:
