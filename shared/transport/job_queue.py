@@ -92,7 +92,7 @@ class RedisJobQueue:
         await self.setup(self._models)
 
     def serve(self, models: Sequence[str]) -> None:
-        """Takes from the queues of these models, too: the next pull creates what is missing."""
+        """Takes from the queues of these models, too: the next pull creates missing ones."""
         self._models = tuple(dict.fromkeys((*self._models, *models)))
         lanes = zip(*map(self._keys.queues, self._models), strict=True)
         self._queues = tuple(queue for lane in lanes for queue in lane)

@@ -104,7 +104,7 @@ class SubmittingStore(JobStore, Protocol):
         ...
 
     def partition_for(self, name: str = "", num: int = 0) -> int:
-        """Returns a new job's partition: of the first `num` (0: all) by `name`, else the next."""
+        """Returns a new job's partition: by `name`, of the first `num` if set, or the next."""
         ...
 
     async def submit_again(self, job: Job, timeout_ms: int, reader_id: str = "") -> Restored:

@@ -357,8 +357,8 @@ class JobQueue(Protocol):
         """Ends the lease: the worker's jobs may be recovered at once, without blame.
 
         `returns`: under the same id it serves another model next. An order that it may not have
-        heard waits for it; and every partition must answer, since nobody recovers what a living
-        worker has left in one.
+        received waits for it; and every partition must answer, since no other worker recovers jobs
+        that a living one has left there.
         """
         ...
 
