@@ -168,12 +168,12 @@ static void attention(i64 context, i64 queries, i64 heads, i64 kv_heads, i64 dim
   std::vector<int32_t> work;
   for (i64 row = 0; row < queries * group; row += kRows) work.push_back(0), work.push_back((int)row);
   const int32_t cu_q[2] = {0, (int32_t)queries}, seq_len = (int32_t)context;
-  const Ragged ragged{1, cu_q, &seq_len, table.data(), blocks, work.data(),
+  const Ragged ragged{1, cu_q, &seq_len, table.data(), blocks, 1, 0, work.data(),
                       (i64)work.size() / 2};
   std::vector<bf16> out(queries * heads * dim);
   const i64 first = context - queries;
   const float scale = 1 / std::sqrt((float)dim);
-  paged_attention(rows.data() + first * width, width, keys, values, stride, out.data(), &ragged,
+  paged_attention(rows.data() + first * width, width, keys, values, stride, out.data(), &ragged, 0,
                   heads, kv_heads, dim, scale, window);
   for (i64 t = 0; t < queries; ++t)
     for (i64 h = 0; h < heads; ++h) {
