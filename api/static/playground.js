@@ -126,8 +126,7 @@ async function openLink(id) {
     linkRefused = "";
     try {
       const chat = await linkedChat(chats, id);
-      if (linkedJob() === id) session.open(chat);
-      return;
+      return void (linkedJob() === id && session.open(chat));
     } catch (error) {
       if (linkedJob() !== id) return;
       if (!(error instanceof ServiceError)) throw error;

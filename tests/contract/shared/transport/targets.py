@@ -115,7 +115,7 @@ class Target:
                 asking_ms=FAR_MS,
                 affinity_ms=wait_ms,
             )
-            self._queues[worker]._serve(self.models_of(worker))
+            self._queues[worker].serve(self.models_of(worker))
         return self._queues[worker]
 
     async def lane_of(self, job_id: str) -> int:
@@ -314,12 +314,15 @@ class Target:
                 assert key.removeprefix(self.keys.request("")) in live, f"{self.name}: {key}"
 
     async def _assert_one_owner(self, queue: str) -> None:
-        """A running job is in the pending list of its owner, whose death it would survive."""
+        """A running job is in the pending list of its owner, whose death it would survive; or it
+        was set aside for workers of a newer release, and its owner is dead."""
         holders = {job_id: consumer for consumer, job_id in await self._pending(queue) if job_id}
         for job_id, holder in holders.items():
             fields = await self.hash(job_id)
-            if fields.get("state") == "running":
-                assert fields["owner"] == holder, f"{self.name}: {job_id} is in {holder}'s list"
+            if fields.get("state") != "running" or fields["owner"] == holder:
+                continue
+            is_alive = await self.redis.exists(self.keys.worker(fields["owner"]))
+            assert (holder, is_alive) == ("_released", 0), f"{self.name}: {job_id} is in {holder}'s"
 
     async def assert_counters_true(self, job_ids: set[str], totals: Counter[str]) -> None:
         gauges: Counter[str] = Counter()

@@ -84,7 +84,7 @@ def test_in_small_chunks_with_prefixes_and_preemptions_it_says_the_same(case: Ca
     small = {"block_size": 4, "max_num_batched_tokens": 7, "lookahead": 1}
     built = case.build(num_kv_blocks=24, **small)
     if len(built.engine_config.windows) > 1:  # then these blocks are enough for all
-        built = case.build(num_kv_blocks=12, **small)
+        built = case.build(num_kv_blocks=14, **small)
     engine = new_engine(built)
     for label in ("cold", "warm"):
         results = generate(engine, case.reference.prompts, GREEDY, label)
