@@ -460,7 +460,7 @@ class Walk:
             await self.mirrors.everywhere(lambda target, id: target.set_if_live(id, "v", 1), job_id)
         if not newer and (job_id := self._any_job()):
             self.newer.add(job_id)
-            await self.mirrors.everywhere(lambda target: target.set_if_live(job_id, "v", 99))
+            await self.mirrors.everywhere(lambda target: target.write_as_newer(job_id))
 
     async def _flush_scripts(self) -> None:
         await self.mirrors.everywhere(lambda target: target.redis.script_flush())
