@@ -230,9 +230,7 @@ class Target:
         for key in await self._all_keys():
             kind = key.removeprefix(prefix).partition(":")[0]
             if kind in HASHES:
-                # One that has times alone is there or not by the time: reap writes its own.
-                if fields := _timeless(_words(await self.redis.hgetall(key))):
-                    found[key] = fields
+                found[key] = _timeless(_words(await self.redis.hgetall(key)))
             elif kind == "kept" and key != f"{prefix}kept":  # by times
                 found[key] = sum(map(int, await self.redis.hvals(key)))
             elif kind == "tombstone":  # its times first

@@ -20,7 +20,7 @@ from tests.contract.shared.transport.walk import Walk
 from tests.contract.shared.transport.weights import WEIGHTS
 
 STEPS = os.environ.get("PENSTOCK_WALK_STEPS")
-NUM_STEPS = int(STEPS or 1200)
+NUM_STEPS = int(STEPS or 1600)
 SEED = os.environ.get("PENSTOCK_WALK_SEED")
 CHECK_EVERY = 50
 

@@ -79,6 +79,7 @@ class Walk:
         try:
             for _ in range(3):
                 await self._replace_worker()
+            await self._submit()  # so that all have the key that reap writes on real servers alone
             actions, weights = list(WEIGHTS), list(WEIGHTS.values())
             for step in range(1, num_steps + 1):
                 (action,) = self.rng.choices(actions, weights)
