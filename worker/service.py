@@ -20,17 +20,15 @@ from typing import Any, Protocol
 
 from shared.backoff import Backoff
 from shared.huge_pages import collapse_heap
-from shared.keys import partition_of
 from shared.logs import host_name
 from shared.outages import STORE, RateLimitedOutageLog
-from shared.partitions import by_partition
 from shared.process import report_ready, report_refusal
 from shared.tasks import cancel_and_wait, first_of
 from shared.text.base import TextInvalid
 from shared.tracing_export import open_tracing
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import CrashCause, Delivery, JobQueue, ModelFiles
+from shared.transport.ports.queue import CrashCause, JobQueue, ModelFiles
 from shared.transport.ports.registry import Order
 from worker.checkpoint import Checkpoint, LoadedModel
 from worker.heartbeat import Heartbeat, LoadReport, WorkerProbes
@@ -40,6 +38,7 @@ from worker.loading import report_loading
 from worker.metrics import SwapCounts, WorkerMetrics, WorkerStateCollector
 from worker.prefix_report import PrefixReport
 from worker.publisher import FlushPolicy, Publisher, Publishers
+from worker.returned_jobs import HAND_BACK_S, RECONCILE_INTERVAL_S, ReturnedJobs
 from worker.running_jobs import RunningJob, RunningJobs
 from worker.runtime.interpreter import EngineNotLoaded
 from worker.runtime.link import EngineDied, EngineLink
@@ -54,14 +53,12 @@ EXIT_BAD_MODEL = 2
 EXIT_GAVE_UP = 70
 
 ANNOUNCE_INTERVAL_S = 2.0  # after which a store that lost everything has the model again
-HAND_BACK_S = 3.0  # for the last commands to a store that may be unreachable
 FLUSH_BEFORE_RELEASE_S = 1.0
 
 MAX_DRAIN_S = 86_400.0  # for another model; the jobs have deadlines of their own
 
 PULL_BLOCK_MS = 1000  # that one pull waits for a job
 HAND_BACK_PREEMPTED_S = 5.0  # after which another worker may have a slot for a preempted job
-RECONCILE_INTERVAL_S = 2.0  # between checks for lost deliveries
 FLUSH_INTERVAL_S = 0.025  # that tokens are batched at most when appends are slow
 FLUSH_TOKENS = 8  # of one job that are sent without waiting
 
@@ -136,9 +133,8 @@ class WorkerService:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._jobs = RunningJobs(settings.max_num_seqs)
-        # (job id, attempt) of jobs whose engine died, with its cause, until Redis has both.
-        self._deaths: list[tuple[Sequence[tuple[str, int]], CrashCause]] = []
         self.worker_id = worker_id or new_worker_id()
+        self._returned = ReturnedJobs(queue, self.worker_id)
         self._tracing = open_tracing("penstock-worker", self.worker_id)
         self.metrics = WorkerMetrics(checkpoint.name, self.worker_id, settings.metrics_names)
         self._supervisor = EngineSupervisor(
@@ -402,13 +398,13 @@ class WorkerService:
                 return EXIT_OK
             await cancel_and_wait(leaving)
             self.next_model = ""
-        await self._hand_back([*left, *self._jobs])
+        await self._returned.leave_for_good([*left, *self._jobs])
         return status
 
     async def _drain_beside(self, others: Sequence[asyncio.Task[None]]) -> list[RunningJob]:
         """Drains, unless one of the tasks that it relies on fails."""
         draining = asyncio.create_task(self._drain(), name="drain")
-        releasing = asyncio.create_task(self._release_lost(), name="release")
+        releasing = asyncio.create_task(self._returned.release_lost(self._jobs), name="release")
         try:
             await first_of(draining, releasing, *others)
             _raise_the_first(releasing, *others)
@@ -417,90 +413,14 @@ class WorkerService:
             await cancel_and_wait(draining, releasing)
 
     async def _on_death(self, cause: CrashCause) -> None:
-        """Hands the engine's jobs back to the queue with their tokens; any worker continues them.
-
-        Redis counts the death against them, by its cause: a job that repeats it is ended.
-        """
-        jobs = self._runner.take_from_engine()
-        if jobs:
-            log.warning("returning jobs to the queue", extra={"num_jobs": len(jobs)})
-            attempts = [(running.job.job_id, running.attempt) for running in jobs]
-            groups = by_partition(job_id for job_id, _ in attempts)
-            self._deaths += [([attempts[at] for at in ats], cause) for ats in groups.values()]
-        try:
-            await self._blame()
-        except TransportError as error:
-            # Redis still assigns them to this worker: reconciling takes them up again.
-            log.warning("failed to return jobs to the queue", extra={"error": str(error)})
+        await self._returned.died(self._runner.take_from_engine(), cause)
         self._intake.suspect()
 
-    async def _blame(self) -> None:
-        """Reports the engine's deaths that Redis may not have yet. Raises TransportError.
-
-        A cancelled or failed call leaves them to the next one: Redis ignores a repeat. After a
-        reconcile it would ignore the first report too, as one of an earlier attempt.
-        """
-        failed: dict[int, TransportError] = {}  # by partition: one may be away alone
-        for death in list(self._deaths):
-            partition = partition_of(death[0][0][0])
-            if partition in failed:
-                continue
-            try:
-                await self._queue.crashed(self.worker_id, *death)
-            except TransportError as error:
-                failed[partition] = error
-                continue
-            if death in self._deaths:  # not removed by another call meanwhile
-                self._deaths.remove(death)
-        if failed:
-            raise next(iter(failed.values()))
-
-    async def _release_lost(self) -> None:
-        """Releases, until cancelled, jobs that this worker has claimed and does not run.
-
-        The last pull may have claimed them without a reply, or their logs differ from this worker's
-        copies. While this worker has a lease, no other one may take them.
-        """
-        while True:
-            try:
-                await self._blame()
-                await self._release_unknown(self._jobs.ids)
-            except TransportError as error:
-                log.debug("failed to release lost deliveries", extra={"error": str(error)})
-            await asyncio.sleep(RECONCILE_INTERVAL_S)
-
-    async def _release_unknown(self, known: frozenset[str]) -> None:
-        """Releases claimed jobs that are not in `known`. Raises TransportError.
-
-        Other errors are logged: they must not end a drain while jobs run.
-        """
-        try:
-            lost = await self._queue.reconcile(self.worker_id, known)
-        except TransportError:
-            raise
-        except Exception:
-            log.exception("failed to read lost deliveries")
-            return
-        await self._release(lost)
-
-    async def _release(self, jobs: Sequence[RunningJob | Delivery]) -> None:
-        for item in jobs:
-            await self._queue.release(self.worker_id, item.job.job_id, item.attempt)
-
     async def _hand_back_preempted(self) -> None:
-        """Gives jobs back that wait for a slot since they were preempted for a higher lane."""
         while True:
             await asyncio.sleep(1.0)
-            for running in self._runner.take_preempted(HAND_BACK_PREEMPTED_S):
-                job_id, num = running.job.job_id, running.num_lane_preemptions
-                try:
-                    await self._queue.release(self.worker_id, job_id, running.attempt, num)
-                except TransportError as error:
-                    # Redis still assigns it to this worker: reconciling takes it up again.
-                    log.warning(
-                        "failed to return a preempted job to the queue",
-                        extra={**running.log_fields, "error": str(error)},
-                    )
+            waiting = self._runner.take_preempted(HAND_BACK_PREEMPTED_S)
+            await self._returned.release_preempted(waiting)
 
     async def _listen(self) -> None:
         backoff = Backoff(0.1, 2.0)
@@ -557,31 +477,9 @@ class WorkerService:
             self._jobs.changed.clear()
             await first_of(self._jobs.changed.wait(), stop.wait(), timeout_s=left_s)
 
-    async def _leave(self, jobs: Sequence[RunningJob] = ()) -> None:
-        await self._blame()
-        await self._release(jobs)
-        await self._release_unknown(frozenset())
-        await self._queue.retire(self.worker_id, returns=bool(self.next_model))
-
     async def _leave_for_next(self) -> None:
         await self._heartbeat.send()  # notices a partition that is back
-        await self._leave()
-
-    async def _hand_back(self, jobs: list[RunningJob]) -> None:
-        """Releases these jobs and those whose delivery was lost; then ends the lease.
-
-        Jobs of an engine that died go back before them, with the blame.
-        """
-        try:
-            async with asyncio.timeout(HAND_BACK_S):
-                await self._leave(jobs)
-        except (TransportError, TimeoutError) as error:
-            log.warning(
-                "Redis is unavailable: others recover the jobs when this worker's lease ends",
-                extra={"num_jobs": len(jobs), "error": str(error)},
-            )
-        if jobs:
-            log.info("jobs returned to the queue", extra={"num_jobs": len(jobs)})
+        await self._returned.leave(returns=True)
 
 
 def refuse(error: Exception) -> int:
