@@ -8,6 +8,13 @@
   const MAX_WAIT_MS = 30_000;
   const MAX_RELOADS = 5; // one after the other: a file may be missing for good
   const RELOADS = "penstock.reloads";
+  const store = (() => {
+    try {
+      return window.sessionStorage;
+    } catch {
+      return null; // blocked: one reload is all that can be counted
+    }
+  })();
   const OURS = 'script[src^="static/"], link[rel=stylesheet][href^="static/"]'; // not a proxy's
   const TROUBLE = "The page did not load completely.";
 
@@ -24,7 +31,9 @@
   }
 
   async function reload() {
-    const num = Number(sessionStorage.getItem(RELOADS));
+    const [{ type }] = performance.getEntriesByType("navigation");
+    const uncounted = type === "reload" ? MAX_RELOADS : 0;
+    const num = store ? Number(store.getItem(RELOADS)) : uncounted;
     if (num >= MAX_RELOADS) {
       await pause(0);
       return show(`${TROUBLE} A file is missing; reload the page to try again.`);
@@ -36,7 +45,7 @@
       waitMs = Math.min(2 * waitMs, MAX_WAIT_MS);
       try {
         if ((await fetch(location.href, { method: "HEAD" })).ok) {
-          sessionStorage.setItem(RELOADS, num + 1);
+          store?.setItem(RELOADS, num + 1);
           return location.reload();
         }
       } catch {
@@ -52,5 +61,5 @@
     void reload();
   };
   addEventListener("error", onError, true); // these do not bubble
-  addEventListener("load", () => isIncomplete || sessionStorage.removeItem(RELOADS));
+  addEventListener("load", () => isIncomplete || store?.removeItem(RELOADS));
 })();

@@ -73,6 +73,12 @@ async def test_resharding_in_the_middle_of_streams_loses_nothing(
 async def test_a_shards_death_pauses_its_jobs_and_no_others(
     streams: Scenario, cluster: ClusterSetup
 ) -> None:
+    async def takes_new_jobs() -> bool:
+        more = streams.clients(3, 10)
+        await streams.all_finished(more)
+        return bool(in_partition(more, PARTITION))
+
+    await until(takes_new_jobs, "new jobs in the partition, which a slow answer may have put away")
     clients = streams.clients(NUM_STREAMS, MAX_TOKENS, resumes=True)
     async with streams.middle_of(clients, 20):
         cut = in_partition(clients, PARTITION)
@@ -88,12 +94,6 @@ async def test_a_shards_death_pauses_its_jobs_and_no_others(
     assert not any(client.has_ended for client in cut)
     await asyncio.to_thread(cluster.heal)
     await streams.all_finished(cut)
-
-    async def takes_new_jobs() -> bool:
-        more = streams.clients(3, 10)
-        await streams.all_finished(more)
-        return bool(in_partition(more, PARTITION))
-
     await until(takes_new_jobs, "new jobs in the partition that is back")
 
 

@@ -115,10 +115,12 @@ class Partitions:
     ) -> dict[int, Result]:
         """Calls at once all partitions that answer, or those `of` these. Returns the results by
         number, of those that did. Raises TransportError if none did."""
+
+        async def called_one(one: Partition) -> Result:  # a cancel before it starts leaves no call
+            return await one.call(call(one), patience_s)
+
         called = self.present if of is None else [one for one in of if not one.is_away]
-        results = await asyncio.gather(
-            *(one.call(call(one), patience_s) for one in called), return_exceptions=True
-        )
+        results = await asyncio.gather(*map(called_one, called), return_exceptions=True)
         found: dict[int, Result] = {}
         failed: TransportError | None = None
         for one, result in zip(called, results, strict=True):
@@ -146,14 +148,14 @@ class Partitions:
         """Calls as `each`, and those that are away without waiting for them."""
         for one in self.all:
             if one.is_away and one.number not in self._beats:
-                self._beats[one.number] = asyncio.create_task(self._try(one, call(one)))
+                self._beats[one.number] = asyncio.create_task(self._try(one, call))
         if all(one.is_away for one in self.all):
             await asyncio.wait([*self._beats.values()], timeout=patience_s)
         return await self.each(call, patience_s=patience_s)
 
-    async def _try(self, one: Partition, awaitable: Awaitable[object]) -> None:
+    async def _try(self, one: Partition, call: Callable[[Partition], Awaitable[object]]) -> None:
         try:
-            await awaitable
+            await call(one)
         except TransportError as error:
             one.left(str(error))
         else:

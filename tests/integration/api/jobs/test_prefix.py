@@ -27,6 +27,9 @@ def prefix_of(client: httpx.Client, job: str) -> dict[str, Any]:
     return {"id": job, **found["prefix"]}
 
 
+OTHER = 350  # than all of `ids`: the first of them may be what the worker says next
+
+
 def ids(count: int) -> list[int]:
     return [NUMBERS.randrange(300, 350) for _ in range(count)]
 
@@ -37,7 +40,7 @@ def test_the_next_turn_has_the_earlier_prompt_and_output_in_common(
     prompt = ids(150)
     first = run(client, prompt)
     service.script.cached_tokens = 144
-    second = run(client, prompt + prompt[:4] + ids(10))  # the worker repeats the prompt
+    second = run(client, prompt + prompt[:4] + [OTHER])  # the worker repeats the prompt
     assert (second["cause"], second["earlier_job"]) == ("cached", first["id"])
     assert (second["same_tokens"], second["cached_tokens"]) == (154, 144)
     assert second["text"] is None
@@ -48,7 +51,7 @@ def test_the_same_tokens_that_were_not_cached_are_told_with_their_worker(
 ) -> None:
     prompt = ids(150)
     run(client, prompt)
-    second = run(client, prompt + ids(10))
+    second = run(client, [*prompt, OTHER])
     assert second["cause"] == "not_cached"
     assert (second["earlier_worker"], second["same_tokens"]) == ("w-scripted", 150)
     assert "w-scripted" in second["sentence"]
