@@ -11,6 +11,7 @@ from shared.keys import is_job_id
 PREFIXES = {
     "chat": "chatcmpl-",
     "completion": "cmpl-",
+    "embedding": "embd-",
     "generate": "gen-",
     "message": "msg_",
     "response": "resp_",

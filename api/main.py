@@ -20,6 +20,7 @@ from api.dependencies import part_in
 from api.deployment import routes as deployment
 from api.dialects.chat import routes as chat
 from api.dialects.completions import routes as completions
+from api.dialects.embeddings import routes as embeddings
 from api.dialects.generate import routes as generate
 from api.dialects.messages import routes as messages
 from api.dialects.responses import routes as responses
@@ -109,6 +110,7 @@ def create_app(settings: ApiSettings, transport: Transport | None = None) -> Fas
     rooms = (
         chat,
         completions,
+        embeddings,
         responses,
         generate,
         messages,

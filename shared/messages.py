@@ -211,6 +211,40 @@ def _real(param: str, value: object, low: float, high: float) -> None:
         raise InvalidParameter(param, f"must be between {low:g} and {high:g}, got {value:g}")
 
 
+MAX_EMBEDDED_INPUTS = 2048  # of one job
+MAX_EMBEDDED_TOKENS = 300_000  # of all inputs of one job together
+VECTOR_SLICE_BYTES = 65_536  # of one PromptSlice of vectors, unless one vector alone has more
+NUMBER_BYTES = 4  # of a vector's number: a float32, little endian
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """A job that computes a vector of each of its inputs, and no tokens.
+
+    `lengths` divide the prompt's tokens into the inputs, in order. A vector has `dimensions`
+    numbers: the model's, or fewer, the first ones.
+    """
+
+    lengths: tuple[int, ...]
+    dimensions: int
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.lengths) <= MAX_EMBEDDED_INPUTS:
+            raise InvalidParameter("input", f"must have 1 to {MAX_EMBEDDED_INPUTS} inputs")
+        for length in self.lengths:
+            _whole("input", length, 1, MAX_EMBEDDED_TOKENS)
+        _whole("dimensions", self.dimensions, 1, 2**20)
+
+    @property
+    def vectors_per_slice(self) -> int:
+        """How many vectors a PromptSlice has, but for the last one."""
+        return max(1, VECTOR_SLICE_BYTES // (NUMBER_BYTES * self.dimensions))
+
+    @property
+    def num_slices(self) -> int:
+        return -(-len(self.lengths) // self.vectors_per_slice)
+
+
 @dataclass(frozen=True, slots=True)
 class Idempotency:
     """A client's key for a job and the request that it stands for, both as digests."""
@@ -231,7 +265,7 @@ class Job:
     model: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    kind: str  # the dialect: "chat", "completion", "generate", "message"
+    kind: str  # the dialect: "chat", "completion", "embedding", "generate", "message", "response"
     tenant: str = "default"
     lane: int = 0  # its priority: the first lane it may get; 0 is served first
     timeout_ms: int = 600_000  # from submit to terminal, in Redis time
@@ -247,9 +281,12 @@ class Job:
     prompt_digest: str = ""  # of the ModelCard that the prompt was prepared for; "": any
     traceparent: str = ""  # W3C Trace Context of its submit; "" without one
     tracestate: str = ""
+    pooling: Pooling | None = None  # it computes vectors instead of tokens
 
     def __post_init__(self) -> None:
         _whole("n", self.num_choices, 1, MAX_CHOICES)
+        if self.pooling is not None and sum(self.pooling.lengths) != len(self.prompt_token_ids):
+            raise InvalidParameter("input", "the lengths of the inputs must be the prompt's")
         if len(self.request_record.encode()) > MAX_REQUEST_RECORD_BYTES:
             raise InvalidParameter("request_record", f"at most {MAX_REQUEST_RECORD_BYTES} bytes")
         for name, life_ms in (("retain_ms", self.retain_ms), ("text_ms", self.text_ms)):
@@ -365,14 +402,15 @@ PROMPT_SLICE_TOKENS = 512  # of one PromptSlice: some 200 KiB with twenty altern
 
 @dataclass(frozen=True, slots=True)
 class PromptSlice:
-    """Log probabilities of a part of the prompt. Durable; all of them precede the first delta.
+    """What a job computes of a part of its prompt. Durable; all of them precede the first delta.
 
-    Slice i starts at token `i * PROMPT_SLICE_TOKENS + 1`; the first token of a prompt has no log
-    probability.
+    Log probabilities: slice i starts at token `i * PROMPT_SLICE_TOKENS + 1`; the first token of a
+    prompt has none. Vectors: slice i starts at input `i * Pooling.vectors_per_slice`.
     """
 
     index: int  # from 0
-    entries: bytes  # of PromptLogprob, encoded; see shared.prompt_logprobs
+    # Of PromptLogprob, encoded: see shared.prompt_logprobs. Or vectors, one after the other.
+    entries: bytes
 
 
 def num_slices_of(num_entries: int) -> int:

@@ -19,6 +19,7 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard, parse_override
 from shared.text.text_model import load_card_tokenizer
 from worker.model.config.context_length import ContextLength
+from worker.model.config.pooling import pooling_config
 from worker.runtime.messages import EngineReady
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
 from worker.tokenizer_conversion import (
@@ -60,7 +61,7 @@ class LoadedModel:
             checkpoint,
             settings,
             max_model_len=ready.config.max_model_len,
-            kv_capacity_tokens=ready.config.sequence_capacity_tokens,
+            kv_capacity_tokens=0 if ready.embedding_size else ready.config.sequence_capacity_tokens,
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
             structured_output=ready.config.structured_output,
@@ -70,9 +71,10 @@ class LoadedModel:
             engine=ready.engine_name,
             engine_version=ready.engine_version,
             exact_resume=ready.exact_resume,
+            embedding_size=ready.embedding_size,
         )
         tokenizer = load_card_tokenizer(card, blobs)
-        if not card.structured_output:
+        if not card.structured_output and not card.embedding_size:
             grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
             card = replace(card, structured_output_reason=grammars.unsupported_reason() or "")
         return cls(
@@ -90,6 +92,8 @@ class LoadedModel:
         """Returns a sentence for the operator on each thing that the model could do here and does
         not, with the setting that changes it."""
         card, found = self.card, []
+        if card.embedding_size:
+            return []
         if not card.has_chat_template:
             found.append(
                 "the model has no chat template: it serves completions, and chat requests are "
@@ -130,7 +134,8 @@ class LoadedModel:
             raise JobRefused(ErrorCode.PAYLOAD_INVALID, "the prompt is empty")
         if job.sampling.seed is None:
             raise JobRefused(ErrorCode.PAYLOAD_INVALID, "the seed was not resolved")
-        if len(job.prompt_token_ids) >= self.max_model_len:
+        # The engine checks the lengths of inputs.
+        if job.pooling is None and len(job.prompt_token_ids) >= self.max_model_len:
             raise JobRefused(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED,
                 f"the prompt has {len(job.prompt_token_ids)} tokens; the model takes at most "
@@ -161,7 +166,12 @@ class Announcement:
     def before_load(cls, checkpoint: Checkpoint, settings: WorkerSettings) -> Announcement:
         """Returns it for a model that was not loaded yet, as far as its files show: the context may
         turn out shorter, where the KV cache has no room for it. Raises TextInvalid, or OSError."""
-        context = checkpoint.context_length() or UNKNOWN_CONTEXT
+        is_own = settings.engine == "penstock"
+        pooling = pooling_config(checkpoint.path, settings.runner) if is_own else None
+        if pooling is not None:
+            context = pooling.max_input_tokens
+        else:
+            context = checkpoint.context_length() or UNKNOWN_CONTEXT
         card, blobs = _card(
             checkpoint,
             settings,
@@ -169,15 +179,20 @@ class Announcement:
             kv_capacity_tokens=0,
             dtype="" if settings.dtype == "auto" else settings.dtype,
             num_parameters=0,
-            structured_output=settings.runner != "echo",
+            structured_output=settings.runner != "echo" and pooling is None,
         )
         if card.structured_output:
             tokenizer = load_card_tokenizer(card, blobs)
             grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
             reason = grammars.unsupported_reason() or ""
             card = replace(card, structured_output=not reason, structured_output_reason=reason)
-        is_own = settings.engine == "penstock"
-        return cls(replace(card, engine=settings.engine, exact_resume=is_own), blobs)
+        card = replace(
+            card,
+            engine=settings.engine,
+            exact_resume=is_own,
+            embedding_size=0 if pooling is None else pooling.size,
+        )
+        return cls(card, blobs)
 
 
 UNKNOWN_CONTEXT = 4096  # tokens, where neither config.json nor a setting names a limit

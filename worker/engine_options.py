@@ -12,7 +12,7 @@ from shared.cuda_devices import DEVICE_WORDS, device_number, is_device
 from shared.messages import MAX_CHOICES, InvalidParameter
 from worker.engine.config import EngineConfig
 
-Runner = Literal["model", "echo"]
+Runner = Literal["model", "echo", "pooling"]
 EngineName = Literal["penstock", "vllm", "http"]
 VllmSampler = Literal["auto", "penstock", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -123,8 +123,12 @@ class EngineSettings(SharedSettings):
     )
     runner: Runner = Field(
         default="model",
-        description="model, or echo: repeats the prompt, no weights.",
-        json_schema_extra=symptom("Clients or proxies are tested without a model."),
+        description="model: a checkpoint's text, or its embeddings if it has a pooling; pooling: "
+        "embeddings in any case; echo: repeats the prompt, no weights.",
+        json_schema_extra=symptom(
+            "A decoder without modules.json is to make embeddings, or clients are tested without "
+            "a model."
+        ),
     )
     echo_step_ms: float = Field(
         default=0.0,

@@ -200,6 +200,10 @@ class JobRunner:
             running.outbox.add_prompt_logprobs(output.prompt_logprobs)
             self._publisher.notice(running.outbox)
             return
+        if output.vectors:
+            running.outbox.add_vectors(output.vectors)
+            self._publisher.notice(running.outbox)
+            return
         if choice.gave_way_s is not None:
             choice.gave_way_s = None
             running.outbox.num_lane_preemptions = running.num_lane_preemptions
@@ -384,6 +388,7 @@ def _engine_request(running: RunningJob, choice: RunningChoice) -> EngineRequest
         else HIGHEST_PRIORITY,
         num_lane_preemptions=choice.num_lane_preemptions,
         scores_prompt=running.num_resumed == 0,  # a log with output has them already
+        pooling=job.pooling,
     )
 
 

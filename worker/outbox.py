@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from math import ceil
 from operator import sub
+from typing import TypeVar
 
 from shared.choice_deltas import chain_links, segment_deltas
 from shared.messages import (
@@ -17,16 +18,18 @@ from shared.messages import (
     START,
     Cursor,
     Delta,
+    Job,
     PromptLogprob,
     PromptSlice,
     Segment,
     TokenLogprob,
-    num_slices_of,
 )
 from shared.prompt_logprobs import encode_prompt_logprobs
 from shared.tracing import attempt_fields
 from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
+
+EntryT = TypeVar("EntryT")
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # kept apart in one append; beyond that, neighbouring pieces are joined
@@ -115,7 +118,7 @@ class Outbox:
             logged=delivery.logged,
             has_choices=delivery.job.num_choices > 1,
             snapshot=delivery.snapshot,
-            prompt=PromptLog(delivery.job.num_prompt_logprobs)
+            prompt=PromptLog.of_job(delivery.job)
             if is_new
             else PromptLog.of_log(delivery.prompt_slices),
             traceparent=delivery.job.traceparent,
@@ -156,6 +159,10 @@ class Outbox:
         """Adds log probabilities of the prompt, all of them before the first piece."""
         self._prompt.add(entries)
 
+    def add_vectors(self, vectors: Sequence[bytes]) -> None:
+        """Adds vectors of inputs, in their order."""
+        self._prompt.add_vectors(vectors)
+
     def finish(self, end: JobEnd) -> None:
         """Adds the end, which is sent with the last output. Ignored after `fail`."""
         if self._failed:
@@ -191,7 +198,7 @@ class Outbox:
 
     @property
     def has_slice(self) -> bool:
-        """True while the next append is a slice of the prompt's log probabilities."""
+        """True while the next append is a slice of what is computed of the prompt."""
         prompt = self._prompt
         return bool(prompt.num_slices) and not self._failed and prompt.next_slice is not None
 
@@ -208,7 +215,7 @@ class Outbox:
     def next_append(self) -> Append:
         """Returns all that is not durable; the same append while the last one is not settled.
 
-        The prompt's log probabilities come first, a slice at a time.
+        What is computed of the prompt comes first, a slice at a time.
         """
         if self._in_flight is None and self.has_slice:
             self._in_flight = Append(
@@ -354,20 +361,30 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 class PromptLog:
-    """Cuts the log probabilities of one job's prompt into slices of PROMPT_SLICE_TOKENS.
+    """Cuts what one job computes of its prompt into slices: log probabilities of
+    PROMPT_SLICE_TOKENS each, or vectors.
 
-    Their boundaries depend on the prompt alone: a slice of an earlier attempt covers the same part
+    Their boundaries depend on the job alone: a slice of an earlier attempt covers the same part
     of the prompt and is kept. Encoded slices stay in memory while the job runs, so that a lost log
     can be written again.
     """
 
-    def __init__(self, num_entries: int) -> None:
+    def __init__(self, num_entries: int, per_slice: int = PROMPT_SLICE_TOKENS) -> None:
         """`num_entries`: how many will be added."""
-        self.num_slices = num_slices_of(num_entries)
+        self.num_slices = -(-num_entries // per_slice)
+        self._per_slice = per_slice
         self._num_left = num_entries
         self._slices: list[PromptSlice] = []
         self._rest: list[PromptLogprob] = []  # not a slice yet
+        self._vectors: list[bytes] = []  # likewise
         self._num_accepted = 0
+
+    @classmethod
+    def of_job(cls, job: Job) -> PromptLog:
+        """Returns the prompt's part of the log of a job without output."""
+        if job.pooling is not None:
+            return cls(len(job.pooling.lengths), job.pooling.vectors_per_slice)
+        return cls(job.num_prompt_logprobs)
 
     @classmethod
     def of_log(cls, slices: Sequence[PromptSlice]) -> PromptLog:
@@ -379,13 +396,23 @@ class PromptLog:
 
     def add(self, entries: Sequence[PromptLogprob]) -> None:
         """Adds log probabilities of the prompt, in order."""
-        assert len(entries) <= self._num_left, "more log probabilities than the prompt has tokens"
-        self._num_left -= len(entries)
         self._rest += entries
-        while len(self._rest) >= PROMPT_SLICE_TOKENS or (self._rest and not self._num_left):
-            part = self._rest[:PROMPT_SLICE_TOKENS]
-            del self._rest[:PROMPT_SLICE_TOKENS]
+        for part in self._whole_slices(self._rest, len(entries)):
             self._slices.append(PromptSlice(len(self._slices), encode_prompt_logprobs(part)))
+
+    def add_vectors(self, vectors: Sequence[bytes]) -> None:
+        """Adds vectors of inputs, in order."""
+        self._vectors += vectors
+        for part in self._whole_slices(self._vectors, len(vectors)):
+            self._slices.append(PromptSlice(len(self._slices), b"".join(part)))
+
+    def _whole_slices(self, rest: list[EntryT], num_added: int) -> Iterator[list[EntryT]]:
+        """Takes the entries of whole slices out of `rest`; at the job's end also of the last."""
+        assert num_added <= self._num_left, "more entries than the job has"
+        self._num_left -= num_added
+        while len(rest) >= self._per_slice or (rest and not self._num_left):
+            yield rest[: self._per_slice]
+            del rest[: self._per_slice]
 
     @property
     def next_slice(self) -> PromptSlice | None:

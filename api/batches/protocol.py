@@ -23,7 +23,12 @@ from api.http.pagination import ListPage, PageQuery
 from shared.messages import InvalidParameter
 from shared.transport.ports.batches import BatchError, BatchRecord, BatchStatus
 
-ENDPOINT_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINT_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+)
 MAX_WINDOW_S = 7 * 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")

@@ -23,6 +23,8 @@ from api.dialects.chat.protocol import ChatRequest
 from api.dialects.chat.request import prepare_chat
 from api.dialects.completions.protocol import CompletionRequest
 from api.dialects.completions.request import prepare_completion
+from api.dialects.embeddings.protocol import EmbeddingRequest
+from api.dialects.embeddings.request import prepare_embedding
 from api.dialects.responses.protocol import ResponseRequest
 from api.dialects.responses.request import prepare_response
 from api.dialects.responses.store import ResponseStore
@@ -118,6 +120,9 @@ def make_endpoints(
         "/v1/chat/completions": Endpoint("chat", ChatRequest, partial(prepare_chat, generation)),
         "/v1/completions": Endpoint(
             "completion", CompletionRequest, partial(prepare_completion, generation)
+        ),
+        "/v1/embeddings": Endpoint(
+            "embedding", EmbeddingRequest, partial(prepare_embedding, generation)
         ),
         "/v1/responses": Endpoint("response", ResponseRequest, response),
     }

@@ -404,6 +404,8 @@ def delta_bytes(delta: Delta) -> int:
 
 def is_small_response(job: Job, end: Finished | Failed) -> bool:
     """Returns whether the response of such a job, with its prompt in each choice, is small."""
+    if job.pooling is not None:
+        return False
     alternatives = job.sampling.logprobs
     token_bytes = TOKEN_BYTES + TOKEN_ID_BYTES
     entry_bytes = 0 if alternatives is None else (1 + alternatives) * CHAT_ENTRY_BYTES

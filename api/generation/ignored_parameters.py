@@ -22,6 +22,7 @@ from shared.messages import InvalidParameter
 LIST = "[]"  # at the end of a path: each entry of the list
 
 CHAT, COMPLETION, RESPONSE, MESSAGE = "chat", "completion", "response", "message"
+EMBEDDING = "embedding"
 _CHATS = (CHAT, RESPONSE)
 _OPENAI = (CHAT, COMPLETION, RESPONSE)
 _TEXTS = (CHAT, COMPLETION)
@@ -100,7 +101,7 @@ class UnusedMember(NamedTuple):
 _SAME = "the default"
 
 UNUSED_MEMBERS = (
-    UnusedMember("user", _TEXTS, _LABEL, "a label"),
+    UnusedMember("user", (*_TEXTS, EMBEDDING), _LABEL, "a label"),
     UnusedMember("safety_identifier", _TEXTS, _LABEL, "a label"),
     UnusedMember("prompt_cache_key", _TEXTS, _LABEL, "the prefix cache needs no key"),
     UnusedMember("metadata", _TEXTS, _LABELS, "labels"),

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from api.dependencies import provided
 from api.errors import UnavailableError, unavailable
@@ -28,6 +28,8 @@ from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.registry import AnnouncedModel, Offer, WorkerRegistry
 
 log = logging.getLogger(__name__)
+
+Task = Literal["generate", "embed"]
 
 MIXED_ENGINES = "mixed"  # a card's engine where workers of one model differ
 MAX_TEXTS = 16  # text sides kept, served or not, unless more models can be named
@@ -116,9 +118,17 @@ class ModelCatalog:
             self._looking.add_done_callback(self._looked)
         await asyncio.shield(self._looking)
 
-    async def require(self, name: str) -> ServedModel:
-        """Raises ClientError (404) for an unknown model, UnavailableError (503) for one whose
-        workers have been gone for too long, and when no model is known at all."""
+    async def require(self, name: str, task: Task | None = "generate") -> ServedModel:
+        """Returns the model of that name, which has to do `task`; None: whatever it does.
+
+        Raises ClientError (404) for an unknown model, UnavailableError (503) for one whose
+        workers have been gone for too long, and when no model is known at all, and
+        InvalidParameter for a model of another task."""
+        model = await self._named(name)
+        _check_task(model, task)
+        return model
+
+    async def _named(self, name: str) -> ServedModel:
         model = self._known.get(name)
         if model is None:
             await self._look_now()
@@ -142,14 +152,14 @@ class ModelCatalog:
             )
         raise model_not_found(name)
 
-    async def only(self, name: str | None) -> ServedModel:
+    async def only(self, name: str | None, task: Task | None = "generate") -> ServedModel:
         """Returns the model as `require` does; without a name the one that is served or known."""
         if name is not None:
-            return await self.require(name)
+            return await self.require(name, task)
         if not self._known:
             await self._look_now()
         if not self._known:
-            return await self.require("")
+            return await self.require("", task)
         served = [model for model in self._known.values() if model.is_served]
         candidates = served or list(self._known.values())
         if len(candidates) > 1:
@@ -158,6 +168,7 @@ class ModelCatalog:
                 "Missing required parameter: 'model': several models are served.",
                 "missing_required_parameter",
             )
+        _check_task(candidates[0], task)
         return candidates[0]
 
     async def of_card(self, card: ModelCard) -> ServedModel:
@@ -290,6 +301,24 @@ class ModelCatalog:
             del self._used_s[key]
         if texts:
             await asyncio.to_thread(texts.clear)  # a process takes a moment to end
+
+
+def _check_task(model: ServedModel, task: Task | None) -> None:
+    """Raises InvalidParameter for a model that does something else."""
+    embeds = bool(model.card.embedding_size)
+    if task == "generate" and embeds:
+        raise InvalidParameter(
+            "model",
+            f"{model.card.name!r} makes embeddings and generates no text: POST /v1/embeddings.",
+            "model_not_generative",
+        )
+    if task == "embed" and not embeds:
+        raise InvalidParameter(
+            "model",
+            f"{model.card.name!r} generates text and makes no embeddings. A worker with "
+            "PENSTOCK_RUNNER=pooling serves a model for them.",
+            "embeddings_not_supported",
+        )
 
 
 def _of_all_workers(card: ModelCard, found: AnnouncedModel) -> ModelCard:

@@ -37,6 +37,7 @@ MAX_CLIENT_ID_CHARS = 512
 KINDS_BY_PATH = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
+    "/v1/embeddings": "embedding",
     "/generate": "generate",
     "/v1/messages": "message",
     "/v1/responses": "response",

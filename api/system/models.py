@@ -72,7 +72,7 @@ async def get_model(request: Request, model_id: str, generation: GenerationDep) 
     """Returns a model, whose name may have slashes."""
     if model_id.endswith(("/pause", "/resume")) and model_id not in generation.models.known:
         raise HTTPException(405)  # of an operator's routes
-    model = await generation.models.require(model_id)
+    model = await generation.models.require(model_id, None)
     if speaks_anthropic(request.scope):
         return json_response(ModelInfo.of(model))
     return json_response(Model.of(model))
@@ -125,7 +125,7 @@ async def tokenize(
     params: TokenizeRequest, generation: GenerationDep, slices: SlicesDep
 ) -> Response:
     """Returns the token ids of a text, or of a conversation rendered by the chat template."""
-    model = await generation.models.only(params.model)
+    model = await generation.models.only(params.model, None)
     return LongJsonResponse(await generation.pool.run(_tokenized, model, params), slices)
 
 
@@ -134,7 +134,7 @@ async def tokenizer_info(
     query: Annotated[TokenizerInfoQuery, Query()], generation: GenerationDep
 ) -> Response:
     """Returns the chat template and the special tokens, for clients that render prompts."""
-    model = await generation.models.only(query.model)
+    model = await generation.models.only(query.model, None)
     template = model.text.chat_template
     info = TokenizerInfo(
         chat_template=None if template is None else template.source,
@@ -150,7 +150,7 @@ async def detokenize(
     params: DetokenizeRequest, generation: GenerationDep, slices: SlicesDep
 ) -> Response:
     """Returns the text of token ids, special tokens included."""
-    model = await generation.models.only(params.model)
+    model = await generation.models.only(params.model, None)
     text = await generation.pool.run(_detokenized, model, params.tokens)
     return LongJsonResponse(Detokenized(prompt=text).model_dump(), slices)
 

@@ -56,6 +56,7 @@ class ModelCard:
     # Whether an output that is cut, by the death of an engine or a worker, continues with the
     # tokens that it would have had.
     exact_resume: bool = True
+    embedding_size: int = 0  # numbers of its vectors; 0: it generates text
 
     def to_json(self) -> bytes:
         """Returns the card as JSON, as workers announce it."""

@@ -70,3 +70,4 @@ class BuiltEngine:
     version: str = ""  # of another's engine
     exact_resume: bool = True  # whether a resumed output continues as if it had not been cut
     device: str = "auto"  # cpu or cuda, as chosen; auto: the engine has none
+    embedding_size: int = 0  # of its vectors; 0: it generates text

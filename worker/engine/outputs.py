@@ -35,6 +35,7 @@ def grown_output(
             sequence.num_cached_tokens,
             (),
             times,
+            (),
         )
     )
 
@@ -43,7 +44,7 @@ def plain_outputs(
     request_ids: View[str], token_ids: View[int], num_cached_tokens: View[int]
 ) -> Iterator[EngineOutput]:
     """Yields an output for each request: of one token, without anything else about it."""
-    none, message, no_scores = repeat(None), repeat(""), repeat(())
+    none, message, empty = repeat(None), repeat(""), repeat(())
     members = zip(
         request_ids,
         zip(token_ids, strict=True),
@@ -53,8 +54,9 @@ def plain_outputs(
         none,
         message,
         num_cached_tokens,
-        no_scores,
+        empty,
         none,
+        empty,
         strict=False,  # the repeated ones have no end
     )
     return map(_new_output, members)

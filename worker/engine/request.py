@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.messages import ErrorCode, FinishReason, PromptLogprob, SamplingParams, TokenLogprob
+from shared.messages import (
+    ErrorCode,
+    FinishReason,
+    Pooling,
+    PromptLogprob,
+    SamplingParams,
+    TokenLogprob,
+)
 from worker.engine.config import EngineConfig
 from worker.engine.errors import RequestRefused
 
@@ -27,6 +34,7 @@ class EngineRequest:
     priority: int = 0  # its lane: smaller is served first, under a policy that uses it
     num_lane_preemptions: int = 0  # on earlier workers: see worker.engine.running_slots
     scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
+    pooling: Pooling | None = None  # for an engine that computes vectors
 
 
 class RequestTimes(NamedTuple):
@@ -40,8 +48,8 @@ class RequestTimes(NamedTuple):
 class EngineOutput(NamedTuple):
     """New tokens of one request in one step, and its end if `finish_reason` is given.
 
-    An output with `prompt_logprobs` has nothing else. A named tuple, because each token
-    makes one and sends it to another process as an array.
+    An output with `prompt_logprobs` or `vectors` has nothing else. A named tuple, because each
+    token makes one and sends it to another process as an array.
     """
 
     request_id: str
@@ -55,6 +63,7 @@ class EngineOutput(NamedTuple):
     prompt_logprobs: tuple[PromptLogprob, ...] = ()  # new since its last output
     # With a natural end of a request that was computed; our own engine's first token has them, too.
     times: RequestTimes | None = None
+    vectors: tuple[bytes, ...] = ()  # of the next inputs, in order: see Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,8 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
     params = request.params
     if not request.prompt_token_ids:
         raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "the prompt has no tokens")
+    if request.pooling is not None:
+        raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "this engine computes no embeddings")
     if params.seed is None and not params.greedy:
         raise RequestRefused(ErrorCode.PAYLOAD_INVALID, "sampling needs a seed")
     if params.grammar is not None and not config.structured_output:

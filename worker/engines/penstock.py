@@ -1,4 +1,5 @@
-"""Our own engine in the engine process: over a model of worker.model, or over the echo runner."""
+"""Our own engine in the engine process: over a model of worker.model, over the echo runner, or over
+a model that makes embeddings."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from worker.engine.engine import Engine
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
 from worker.engines.echo import echo_runner
+from worker.model.config.pooling import pooling_config
 from worker.model.config.preflight import check_checkpoint
 
 
@@ -21,6 +23,13 @@ def build_own_engine(
 
     `on_rank_end` gets a sentence, in any thread, when another rank has ended.
     """
+    pooling = pooling_config(options.checkpoint, options.runner)
+    if pooling is not None:
+        check_checkpoint(options)
+        with resting():
+            from worker.engines.pooling.build import build_pooling_engine
+
+        return build_pooling_engine(options, pooling, report)
     if options.runner == "echo":
         config, runner = echo_runner(options)
         num_parameters, dtype, mask_times, disk = 0, "echo", None, None

@@ -116,6 +116,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     engine_version: str = ""  # of another's engine
     exact_resume: bool = True  # whether a resumed output continues as if it had not been cut
     device: str = "auto"  # cpu or cuda, as chosen; auto: the engine has none
+    embedding_size: int = 0  # of its vectors; 0: it generates text
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):

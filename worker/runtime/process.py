@@ -121,6 +121,7 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
             engine_version=built.version,
             exact_resume=built.exact_resume,
             device=built.device,
+            embedding_size=built.embedding_size,
             load_s=time.monotonic() - begin_s,
             stats=dataclasses.asdict(built.engine.stats()),
         )

@@ -1,0 +1,84 @@
+"""EmbeddingFormatter: the vectors of a job as one object."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from api.errors import ApiError
+from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
+from api.generation.formatter import Formatter
+from shared.messages import NUMBER_BYTES, Finished, Pooling, PromptSlice
+
+
+class Vectors:
+    """The vectors of one job, as its log has them; filled by the reader of the log."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._slices: list[bytes] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._slices) == self._pooling.num_slices
+
+    def take(self, part: PromptSlice) -> None:
+        """Takes the next slice; one that was taken already changes nothing."""
+        if part.index == len(self._slices) < self._pooling.num_slices:
+            self._slices.append(part.entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        width = NUMBER_BYTES * self._pooling.dimensions
+        for entries in self._slices:
+            for at in range(0, len(entries), width):
+                yield entries[at : at + width]
+
+
+class EmbeddingFormatter(Formatter[None]):
+    """OpenAI's list of embeddings. There is no stream of them."""
+
+    kind = "embedding"
+
+    def __init__(self, model: str, vectors: Vectors, *, as_base64: bool) -> None:
+        super().__init__(ChoiceReader(ReaderOptions()))
+        self._model = model
+        self._vectors = vectors
+        self._encoded = _base64 if as_base64 else _numbers
+
+    def opening(self) -> Sequence[Any]:
+        return ()
+
+    def event(self, event: ChoiceEvent[None]) -> Sequence[Any]:
+        return ()
+
+    def failed(self, error: ApiError, last_sent: Any = None) -> Any:
+        return error.body()
+
+    def keep(self, event: ChoiceEvent[None]) -> None:
+        """Keeps nothing: such a job has no text."""
+
+    def body(self, end: Finished) -> Any:
+        num_tokens = end.usage.prompt_tokens
+        return {
+            "object": "list",
+            "data": (
+                {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
+                for index, vector in enumerate(self._vectors)
+            ),
+            "model": self._model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+
+def _base64(vector: bytes) -> str:
+    return b64encode(vector).decode()
+
+
+def _numbers(vector: bytes) -> list[float]:
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
