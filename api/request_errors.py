@@ -87,6 +87,15 @@ def model_not_found(name: str) -> ClientError:
     return ClientError(message, status=404, code="model_not_found", param="model")
 
 
+def wrong_task(name: str, task: str) -> InvalidParameter:
+    """Returns the error of a model that generates no text, or makes no embeddings."""
+    if task == "embed":
+        why = f"{name!r} generates text and makes no embeddings."
+        return InvalidParameter("model", why, "embeddings_not_supported")
+    why = f"{name!r} makes embeddings and generates no text: use POST /v1/embeddings."
+    return InvalidParameter("model", why, "model_not_generative")
+
+
 def job_not_found(name: str) -> ClientError:
     """Returns the error of a job that the caller does not see."""
     message = f"No job '{name[:MAX_ECHO_CHARS]}': it never existed, or its record has expired."

@@ -22,6 +22,7 @@ PLACE = re.compile(r"(<!-- make docs: ([\w /]+) -->\n).*?(<!-- end -->)", re.DOT
 BODIES = {
     "chat": "ChatRequest",
     "completions": "CompletionRequest",
+    "embeddings": "EmbeddingRequest",
     "responses": "ResponseRequest",
     "messages": "MessageRequest",
     "generate": "GenerateRequest",

@@ -409,8 +409,7 @@ class PromptSlice:
     """
 
     index: int  # from 0
-    # Of PromptLogprob, encoded: see shared.prompt_logprobs. Or vectors, one after the other.
-    entries: bytes
+    entries: bytes  # PromptLogprobs, encoded (see shared.prompt_logprobs), or vectors in a row
 
 
 def num_slices_of(num_entries: int) -> int:

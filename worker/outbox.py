@@ -198,7 +198,7 @@ class Outbox:
 
     @property
     def has_slice(self) -> bool:
-        """True while the next append is a slice of what is computed of the prompt."""
+        """True while the next append is a slice of the prompt."""
         prompt = self._prompt
         return bool(prompt.num_slices) and not self._failed and prompt.next_slice is not None
 
@@ -215,7 +215,7 @@ class Outbox:
     def next_append(self) -> Append:
         """Returns all that is not durable; the same append while the last one is not settled.
 
-        What is computed of the prompt comes first, a slice at a time.
+        The slices of the prompt come first, one at a time.
         """
         if self._in_flight is None and self.has_slice:
             self._in_flight = Append(

@@ -19,7 +19,7 @@ from api.errors import UnavailableError, unavailable
 from api.generation.sampling import ContextBudget
 from api.generation.thread_pool import TextPool, client_gone, request_bytes
 from api.http.shares import payer
-from api.request_errors import model_not_found
+from api.request_errors import model_not_found, wrong_task
 from shared.messages import Durability, InvalidParameter
 from shared.tasks import cancel_and_wait
 from shared.text.base import TextInvalid
@@ -124,9 +124,7 @@ class ModelCatalog:
         Raises ClientError (404) for an unknown model, UnavailableError (503) for one whose
         workers have been gone for too long, and when no model is known at all, and
         InvalidParameter for a model of another task."""
-        model = await self._named(name)
-        _check_task(model, task)
-        return model
+        return _of_task(await self._named(name), task)
 
     async def _named(self, name: str) -> ServedModel:
         model = self._known.get(name)
@@ -168,8 +166,7 @@ class ModelCatalog:
                 "Missing required parameter: 'model': several models are served.",
                 "missing_required_parameter",
             )
-        _check_task(candidates[0], task)
-        return candidates[0]
+        return _of_task(candidates[0], task)
 
     async def of_card(self, card: ModelCard) -> ServedModel:
         """Returns the model of a card that was kept, also when no worker serves it now.
@@ -303,22 +300,11 @@ class ModelCatalog:
             await asyncio.to_thread(texts.clear)  # a process takes a moment to end
 
 
-def _check_task(model: ServedModel, task: Task | None) -> None:
+def _of_task(model: ServedModel, task: Task | None) -> ServedModel:
     """Raises InvalidParameter for a model that does something else."""
-    embeds = bool(model.card.embedding_size)
-    if task == "generate" and embeds:
-        raise InvalidParameter(
-            "model",
-            f"{model.card.name!r} makes embeddings and generates no text: POST /v1/embeddings.",
-            "model_not_generative",
-        )
-    if task == "embed" and not embeds:
-        raise InvalidParameter(
-            "model",
-            f"{model.card.name!r} generates text and makes no embeddings. A worker with "
-            "PENSTOCK_RUNNER=pooling serves a model for them.",
-            "embeddings_not_supported",
-        )
+    if task is not None and (task == "embed") != bool(model.card.embedding_size):
+        raise wrong_task(model.card.name, task)
+    return model
 
 
 def _of_all_workers(card: ModelCard, found: AnnouncedModel) -> ModelCard:

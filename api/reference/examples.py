@@ -73,6 +73,9 @@ BODIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     "InputTokensRequest": {"A question": {"model": _MODEL, "input": "What is Penstock?"}},
+    "EmbeddingRequest": {
+        "A text": {"model": "all-MiniLM-L6-v2", "input": "What is Penstock?"},
+    },
     "GenerateRequest": {
         "Streamed": {"prompt": "A penstock is", "max_tokens": 32},
         "Token ids, whole": {"prompt": [1, 2, 3], "max_tokens": 8, "stream": False},

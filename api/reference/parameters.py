@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     ),
     "Returned with the output": (
         *("logprobs", "top_logprobs", "prompt_logprobs", "echo", "include", "return_token_ids"),
-        *("return_metrics", "return_token_strs"),
+        *("return_metrics", "return_token_strs", "encoding_format", "dimensions"),
     ),
     "Chat template": (
         *("chat_template", "chat_template_kwargs", "add_generation_prompt"),
@@ -60,6 +60,11 @@ SENTENCES: Mapping[str, str] = {
     "prompt": "The text to continue, or its token ids.",
     "input": "The user's message as text, or the items of a conversation, oldest first.",
     "tokens": "The token ids to turn into text.",
+    "encoding_format": "`float`: a list of numbers. `base64`: of float32 in little endian.",
+    "dimensions": (
+        "The number of each vector's first numbers to return, normalized again; for models that "
+        "were trained for it. Default: all."
+    ),
     "system": "Instructions for the whole conversation: text, or blocks of text.",
     "instructions": (
         "Instructions for this response only: a later `previous_response_id` does not carry them "
@@ -273,6 +278,13 @@ OWN: Mapping[str, str] = {
     ),
     "CompactRequest.stream": "False only: a summary is returned whole.",
     "CompactRequest.background": "False only: a summary is returned whole.",
+    "EmbeddingRequest.input": (
+        "Text, token ids, or a list of up to 2048 of either; 300,000 tokens together at most."
+    ),
+    "EmbeddingRequest.store": (
+        "True: keeps the vectors for `PENSTOCK_JOB_RETENTION_S` after the end. Default: they are "
+        "deleted a minute after it."
+    ),
     "GenerateRequest.prompt": "The text to continue, or its token ids.",
     "GenerateRequest.model": "The name of a model; optional if only one is served.",
     "GenerateRequest.max_tokens": (

@@ -84,6 +84,7 @@ RESPONSES: Mapping[str, str] = {
     "529": "As 503 in the other dialects; Anthropic's SDKs try again.",
     "POST /v1/chat/completions 200": "The next message, or its chunks with `stream: true`.",
     "POST /v1/completions 200": "The continuation, or its chunks with `stream: true`.",
+    "POST /v1/embeddings 200": "The vectors, in the order of the inputs.",
     "POST /v1/responses 200": "The response, or its events with `stream: true`.",
     "POST /v1/responses/compact 200": "The conversation as one item.",
     "POST /v1/responses/input_tokens 200": "The number of tokens.",

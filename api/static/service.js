@@ -102,7 +102,9 @@ export const resumeWorker = (id) => post(`v1/workers/${encodeURIComponent(id)}/r
 export const orderQueue = (model, what) =>
   post(`v1/models/${model.split("/").map(encodeURIComponent).join("/")}/${what}`);
 
-export const listModels = async () => (await look("v1/models")).data;
+/** The models that generate text. */
+export const listModels = async () =>
+  (await look("v1/models")).data.filter((model) => !model.embedding_size);
 export const getJob = (jobId) => look(jobPath(jobId));
 /** The job with `prefix`: why its prompt was cached or computed again. */
 export const getPrefix = async (jobId) => (await look(`${jobPath(jobId)}?prefix=true`)).prefix;

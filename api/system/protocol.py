@@ -89,6 +89,7 @@ class Model(ResponseModel):
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
     exact_resume: bool  # whether an output that was cut continues as it would have
+    embedding_size: int | None  # numbers of its vectors; null: it generates text
 
     @classmethod
     def of(cls, model: ServedModel) -> Model:
@@ -116,6 +117,7 @@ class Model(ResponseModel):
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,
+            embedding_size=card.embedding_size or None,
         )
 
 

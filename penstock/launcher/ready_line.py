@@ -128,7 +128,7 @@ class ReadyLine:
         # Where keys are configured the line needs one; the launcher does not know it.
         listed = _listed_models(f"{url}/v1/models")
         key = ' -H "authorization: Bearer $KEY"' if listed is None else ""
-        path, body = _example(model, has_chat=(listed or {}).get(model, True))
+        path, body = _example(model, (listed or {}).get(model, _CHAT))
         lines = [f"\nPenstock is ready: {' '.join(self._urls)}\n\n"]
         lines += [f"  {name:<12}{url}{path}\n" for name, path in PAGES.items()]
         if len(self._names) > 1:
@@ -179,24 +179,34 @@ def _loading_workers(url: str) -> list[dict[str, Any]]:
     return [worker for worker in loading or () if isinstance(worker, dict)]
 
 
-def _example(model: str, *, has_chat: bool) -> tuple[str, dict[str, Any]]:
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_EMBEDDINGS = "/v1/embeddings"
+
+
+def _example(model: str, path: str) -> tuple[str, dict[str, Any]]:
     """Returns the path and body of a request that the model can serve."""
+    if path == _EMBEDDINGS:
+        return path, {"model": model, "input": "What is Penstock?"}
     body: dict[str, Any] = {"model": model, "stream": True, "temperature": 0}
-    if has_chat:
+    if path == _CHAT:
         messages = [{"role": "user", "content": "What is Penstock?"}]
-        return "/v1/chat/completions", body | {"messages": messages}
-    return "/v1/completions", body | {"prompt": "The capital of France is", "max_tokens": 32}
+        return path, body | {"messages": messages}
+    return path, body | {"prompt": "The capital of France is", "max_tokens": 32}
 
 
-def _listed_models(url: str) -> dict[str, bool] | None:
-    """Returns whether each listed model has a chat template; None where the list is refused."""
+def _listed_models(url: str) -> dict[str, str] | None:
+    """Returns the route of each listed model; None where the list is refused."""
     try:
         listed = _get_json(url)
     except _NO_ANSWER:
         return None
     models = listed.get("data") if isinstance(listed, dict) else None
     return {
-        model["id"]: model.get("has_chat_template") is not False
+        model["id"]: _EMBEDDINGS
+        if model.get("embedding_size")
+        else _COMPLETIONS
+        if model.get("has_chat_template") is False
+        else _CHAT
         for model in (models if isinstance(models, list) else ())
         if isinstance(model, dict) and isinstance(model.get("id"), str)
     }

@@ -51,7 +51,7 @@ def make_embedding_checkpoint(
     **members: Any,
 ) -> Path:
     """Returns the directory. `pooling` None: without modules.json; `dense`: the width of a linear
-    layer behind the pooling; `members` of config.json."""
+    layer after the pooling; `members` of config.json."""
     make_checkpoint(path)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         (path / name).unlink()

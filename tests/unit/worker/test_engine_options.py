@@ -45,7 +45,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("prefix_caching", "no", "must be True or False"),
     ("checkpoint", None, "must be text"),
-    ("runner", "none", "must be one of model, echo, got 'none'"),
+    ("runner", "none", "must be one of model, echo, pooling, got 'none'"),
     *(
         ("device", value, "must be auto, cpu, cuda, or cuda:N with the number of one CUDA device")
         for value in ("gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:01", "cpu:0", "")

@@ -16,7 +16,7 @@ from worker.model.device import choose_device, choose_dtypes
 from worker.model.errors import UnsupportedModel
 
 BLOCK_SIZE = 16
-STEPS_TAKEN = 64  # a worker takes jobs for so many steps, and leaves the others to other workers
+STEPS_TAKEN = 64  # a worker takes jobs for that many steps, and leaves the rest to other workers
 
 
 def build_pooling_engine(

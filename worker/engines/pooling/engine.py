@@ -18,7 +18,7 @@ from worker.engine.errors import (
 from worker.engine.measures import StepMeasures
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats
 
-AGEING_STEPS = 8  # every so many steps the request that has waited longest comes first
+AGEING_STEPS = 8  # in every eighth step the request that has waited longest comes first
 
 log = logging.getLogger(__name__)
 

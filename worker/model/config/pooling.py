@@ -45,7 +45,10 @@ class PoolingConfig:
 
         Raises ModelError for files that cannot be used.
         """
-        config = _object(directory / "config.json")
+        try:
+            config = _object(directory / "config.json")
+        except CheckpointError:
+            return None  # the reader of the whole file reports its fault
         modules = _modules(directory / MODULES)
         kinds = [_kind(module) for module in modules]
         architecture = next(iter(config.get("architectures") or ()), "")
