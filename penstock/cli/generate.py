@@ -22,7 +22,12 @@ from penstock.client import Client, PenstockError
 from penstock.client.requests import new_key
 from shared.printable import printable
 
-PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+EMBEDDINGS = "/v1/embeddings"
+PATHS = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": EMBEDDINGS,
+}
 ANSWER_TIMEOUT_S = 3600.0
 LISTED_JOBS = 1000
 
@@ -42,8 +47,9 @@ def generate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A prompt a line; or, in a .jsonl file, a request a line: an object with `prompt` "
-            "or `messages` and any parameters, or a line of OpenAI's Batch API. -: stdin."
+            help="A prompt a line; or, in a .jsonl file, a request a line: an object with "
+            "`prompt`, `messages` or `input` and any parameters, or a line of OpenAI's Batch API. "
+            "-: stdin."
         ),
     ],
     url: Url = DEFAULT_URL,
@@ -59,6 +65,9 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="Default for requests that do not set it.")
     ] = None,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="Writes the embedding of each line instead of text.")
+    ] = False,
     at_once: Annotated[int, typer.Option(min=1, max=1024, help="Requests under way.")] = 16,
     patience: PatienceOption = DEFAULT_PATIENCE_S,
 ) -> None:
@@ -73,8 +82,11 @@ def generate(
     client = client_of(url, key, patience_s=patience, timeout_s=ANSWER_TIMEOUT_S)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     defaults: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    defaults["model"] = chosen_model(client, model)
-    rows = list(_rows(file, text, defaults))
+    if embed and defaults:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in defaults)
+        raise CommandError(f"--embed generates no text: leave out {named}.", ExitCode.UNUSABLE)
+    defaults["model"] = chosen_model(client, model, embeds=embed)
+    rows = list(_rows(file, text, defaults, "input" if embed else "prompt"))
     run = _Run(client, at_once, tells_rescues=not json)
     try:
         num_failed = run.write(rows, output)
@@ -149,6 +161,11 @@ class _Run:
         except PenstockError as error:
             self.has_bad_option |= getattr(error, "param", None) in row.options
             return {**named, "error": str(error)}
+        if row.path == EMBEDDINGS:
+            vectors = [one["embedding"] for one in answer["data"]]
+            is_one = isinstance(row.body["input"], str)
+            named |= {"embedding": vectors[0]} if is_one else {"embeddings": vectors}
+            return {**named, "usage": answer["usage"]}
         (choice, *_) = answer["choices"]
         message = choice.get("message")
         text = choice.get("text") if message is None else message.get("content")
@@ -177,21 +194,21 @@ def _text(file: Path) -> str:
         raise CommandError(f"{file} is no UTF-8 text.", ExitCode.UNUSABLE) from None
 
 
-def _rows(file: Path, text: str, defaults: dict[str, Any]) -> Iterator[Row]:
-    """Yields the requests of a file. Raises CommandError."""
+def _rows(file: Path, text: str, defaults: dict[str, Any], member: str) -> Iterator[Row]:
+    """Yields the requests of a file; a line of text is their `member`. Raises CommandError."""
     index = 0
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            yield _row(f"{file}, line {number}", index, line, defaults)
+            yield _row(f"{file}, line {number}", index, line, defaults, member)
             index += 1
     if not index:
         raise CommandError(f"{file} has no prompt.", ExitCode.UNUSABLE)
 
 
-def _row(where: str, index: int, line: str, defaults: dict[str, Any]) -> Row:
+def _row(where: str, index: int, line: str, defaults: dict[str, Any], member: str) -> Row:
     if not line.lstrip().startswith("{"):
-        body = {**defaults, "prompt": line}
-        return Row(index, None, PATHS["prompt"], body, frozenset(defaults))
+        body = {**defaults, member: line}
+        return Row(index, None, PATHS[member], body, frozenset(defaults))
     try:
         given = json_module.loads(line)
     except ValueError as error:
@@ -206,7 +223,9 @@ def _row(where: str, index: int, line: str, defaults: dict[str, Any]) -> Row:
             )
     kinds = [name for name in PATHS if name in given]
     if len(kinds) != 1:
-        raise CommandError(f"{where} needs either `prompt` or `messages`.", ExitCode.UNUSABLE)
+        raise CommandError(
+            f"{where} needs one of {', '.join(f'`{name}`' for name in PATHS)}.", ExitCode.UNUSABLE
+        )
     if given.get("stream"):
         raise CommandError(f"{where}: stream is of no use in a file.", ExitCode.UNUSABLE)
     named = {name: value for name, value in defaults.items() if not _has(given, name)}

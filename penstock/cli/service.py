@@ -45,10 +45,13 @@ def close_clients() -> None:
     _clients.close()
 
 
-def chosen_model(client: Client, given: str | None) -> str:
+def chosen_model(client: Client, given: str | None, *, embeds: bool = False) -> str:
     """Returns the `given` model, else the first one with a live worker, else the first one that is
-    known. Raises PenstockError where the service has none, or is away."""
-    return given or first_model(client.call("GET", "/v1/models", patience_s=0.0)["data"])
+    known; with `embeds` one that makes embeddings. Raises PenstockError where the service has none,
+    or is away."""
+    if given:
+        return given
+    return first_model(client.call("GET", "/v1/models", patience_s=0.0)["data"], embeds=embeds)
 
 
 def sentence_of(error: CommandError | PenstockError) -> str:

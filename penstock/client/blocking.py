@@ -197,6 +197,7 @@ class Client(BaseClient[Stream]):
     job = _blocking(Core.job)
     jobs = _blocking(Core.jobs)
     cancel = _blocking(Core.cancel)
+    embed = _blocking(Core.embed)
     model = _blocking(Core.model)
     call = _blocking(Core.call)
     events = _iterating(Core.events)

@@ -60,6 +60,9 @@ class IO(Protocol):
         ...
 
 
+MAX_INPUTS = 512  # of a request of `embed`: the service takes 2048, of 300,000 tokens in all
+
+
 class Core:
     """A running service: requests to it, retried where that helps, and its responses."""
 
@@ -91,6 +94,28 @@ class Core:
     async def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancels a job in any state; returns it as it ended. Idempotent. Raises NotFound."""
         return dict(await self.call("DELETE", f"/v1/jobs/{in_path(job_id)}"))
+
+    async def embed(
+        self,
+        input: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+    ) -> list[list[float]]:
+        """Returns the vector of each text, or of each list of token ids; of any number of them.
+
+        They are sent in requests of MAX_INPUTS, one after the other. Without a `model` it is the
+        first that makes embeddings. Raises PenstockError.
+        """
+        if model is None:
+            model = first_model((await self.call("GET", "/v1/models"))["data"], embeds=True)
+        options = {} if dimensions is None else {"dimensions": dimensions}
+        vectors: list[list[float]] = []
+        for begin in range(0, len(input), MAX_INPUTS):
+            body = {**options, "model": model, "input": list(input[begin : begin + MAX_INPUTS])}
+            answer = await self.call("POST", "/v1/embeddings", body, idempotency_key=new_key())
+            vectors += [one["embedding"] for one in answer["data"]]
+        return vectors
 
     async def model(self) -> str:
         """Returns the first model with a live worker, else the first one. Raises PenstockError."""

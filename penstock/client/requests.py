@@ -160,11 +160,16 @@ def headers_of(key: str | None) -> dict[str, str]:
     return named | ({"authorization": f"Bearer {key}"} if key else {})
 
 
-def first_model(models: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the first model with a live worker, else the first one. Raises PenstockError."""
-    served = [model for model in models if model.get("is_served", True)]
-    for model in (*served, *models):
+def first_model(models: Sequence[Mapping[str, Any]], *, embeds: bool = False) -> str:
+    """Returns the first model with a live worker, else the first one, of those that generate text;
+    with `embeds`, of those that make embeddings. Raises PenstockError."""
+    known = [model for model in models if bool(model.get("embedding_size")) == embeds]
+    served = [model for model in known if model.get("is_served", True)]
+    for model in (*served, *known):
         return str(model["id"])
+    if models:
+        what = "makes embeddings" if embeds else "generates text"
+        raise PenstockError(f"the service has no model that {what}.", may_pass=True)
     raise PenstockError("the service has no model yet: no worker has announced one.", may_pass=True)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
+import subprocess
+import sys
+import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +19,7 @@ import torch
 from openai import OpenAI
 from torch.nn.functional import normalize
 
+from penstock.client import Client
 from tests.support.batches import begin_batch, ended_batch
 from tests.support.checkpoints import make_checkpoint
 from tests.support.embedding_models import (
@@ -211,9 +216,6 @@ def test_a_request_survives_the_death_of_its_worker(service: Service, client: ht
     spare = service.start_worker()
     frontend = service.frontend
     before = frontend.job_ids()
-
-    import threading
-
     answers: list[httpx.Response] = []
     thread = threading.Thread(
         target=lambda: answers.append(client.post("/v1/embeddings", json=body, timeout=120))
@@ -236,3 +238,48 @@ def test_a_request_survives_the_death_of_its_worker(service: Service, client: ht
     assert answers[0].status_code == 200, answers[0].text
     assert frontend.job(job_id)["attempt"] == 2
     torch.testing.assert_close(vectors_of(answers[0].json()), whole, atol=1e-5, rtol=0)
+
+
+def test_penstocks_client_embeds_more_texts_than_a_request_takes(
+    service: Service, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.core.MAX_INPUTS", 7)
+    with Client(service.frontend.base_url) as client:
+        found = client.embed(TEXTS)
+        fewer = client.embed(TEXTS[:1], model=MODEL, dimensions=8)
+        assert client.model() == TALKER
+    torch.testing.assert_close(torch.tensor(found), expected, atol=1e-5, rtol=0)
+    assert len(fewer[0]) == 8
+
+
+def test_generate_embed_writes_the_vector_of_each_line(
+    service: Service, expected: torch.Tensor, tmp_path: Path
+) -> None:
+    lines = [*TEXTS[:2], json.dumps({"input": TEXTS[2:4]})]
+    (tmp_path / "texts").write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "generate", "--embed", str(tmp_path / "texts")],
+        env={**os.environ, "PENSTOCK_URL": service.frontend.base_url},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, both = map(json.loads, done.stdout.splitlines())
+    found = torch.tensor([first["embedding"], second["embedding"], *both["embeddings"]])
+    torch.testing.assert_close(found, expected[:4], atol=1e-5, rtol=0)
+
+
+def test_langchains_embeddings_are_those_of_the_model(
+    service: Service, expected: torch.Tensor
+) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
+    langchain = OpenAIEmbeddings(
+        model=MODEL,
+        base_url=f"{service.frontend.base_url}/v1",
+        api_key="none",
+        check_embedding_ctx_length=False,  # else it sends ids of OpenAI's vocabulary
+    )
+    found = torch.tensor(langchain.embed_documents(TEXTS))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
