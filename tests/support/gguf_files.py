@@ -12,6 +12,9 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from tests.support.varied_prompts import VARIED_PROMPTS
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -43,13 +46,16 @@ def write_gguf(
     type_name: str = "F32",
     *,
     tokenizer_pre: str | None = "gpt-2",
+    sentence_piece: bool = False,
     further: Mapping[str, Any] | None = None,
     split_max_tensors: int = 0,
 ) -> Path:
     """Writes a checkpoint of make_checkpoint, in float32, as a GGUF file whose matrices are of a
     type. Returns a directory like the checkpoint, with what the file dequantizes to.
 
-    `further` metadata by key; `split_max_tensors` of a file, where there are to be several.
+    `sentence_piece`: with a vocabulary of that kind instead of the checkpoint's. `further` are
+    metadata by key. `split_max_tensors` of
+    a file, where there are to be several.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -59,7 +65,10 @@ def write_gguf(
         split_max_tensors=split_max_tensors,
     )
     _add_config(writer, config)
-    _add_tokenizer(writer, checkpoint, tokenizer_pre)
+    if sentence_piece:
+        _add_sentence_piece(writer, config["vocab_size"])
+    else:
+        _add_tokenizer(writer, checkpoint, tokenizer_pre)
     for key, value in (further or {}).items():
         kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         kind.get(type(value), writer.add_string)(key, value)
@@ -132,6 +141,30 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, pre: str | None) -
     writer.add_eos_token_id(ids[config["eos_token"]])
     writer.add_pad_token_id(ids[config["pad_token"]])
     writer.add_chat_template(config["chat_template"])
+
+
+def _add_sentence_piece(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    """Adds a vocabulary as SentencePiece makes it: bytes, then pieces by falling scores."""
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 259, show_progress=False)
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator(VARIED_PROMPTS * 3, trainer)
+    pieces = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+    letters = [piece for piece, _ in pieces if len(piece) == 1]
+    longer = [piece for piece, _ in pieces if len(piece) > 1]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.BYTE] * 256
+    tokens += [*longer, *letters]
+    kinds += [gguf.TokenType.NORMAL] * (len(tokens) - len(kinds))
+    tokens += [f"[PAD{number}]" for number in range(len(tokens), vocab_size)]
+    kinds += [gguf.TokenType.UNUSED] * (vocab_size - len(kinds))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_scores([min(0.0, 259.0 - number) for number in range(vocab_size)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
 
 
 def _heads(name: str, config: Mapping[str, Any]) -> int:

@@ -345,7 +345,8 @@ class _Reader:
 
     def _bytes(self, count: int) -> bytes:
         if count > self._left:
-            what = "the file ends" if self._left < MAX_HEADER_BYTES else "the header is too long"
+            is_cut = self._size <= MAX_HEADER_BYTES
+            what = "the file ends" if is_cut else "the header is longer than any real one"
             raise EOFError(f"{what}: {count} bytes are missing at {self._file.tell()}")
         data = self._file.read(count)
         if len(data) < count:
