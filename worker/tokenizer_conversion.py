@@ -115,9 +115,9 @@ def without_partial(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def run_conversion(module: str, *arguments: str) -> None:
-    """Runs a module of this package in a process without secrets and with bounds. Raises
-    NotConverted with the last line that it wrote."""
+def run_conversion(module: str, *arguments: str) -> str:
+    """Runs a module of this package in a process without secrets and with bounds; returns what it
+    printed. Raises NotConverted with its last line of stderr."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     try:
         done = subprocess.run(
@@ -138,6 +138,7 @@ def run_conversion(module: str, *arguments: str) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise NotConverted(lines[-1][:_MAX_REASON_CHARS])
+    return done.stdout
 
 
 def main() -> int:

@@ -122,7 +122,7 @@ def test_the_tokens_and_the_greedy_text_of_smollm2_are_those_of_llama_cpp(tmp_pa
 @pytest.mark.parametrize(
     "pre", ["gpt-2", "default", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "stablelm2", "tekken"]
 )
-def test_each_rule_for_words_cuts_texts_as_llama_cpp_does(tmp_path: Path, pre: str) -> None:
+def test_each_pre_tokenizer_cuts_texts_as_llama_cpp_does(tmp_path: Path, pre: str) -> None:
     checkpoint = make_checkpoint(tmp_path / "made", "llama", vocab_size=700)
     file = tmp_path / "m.gguf"
     write_gguf(checkpoint, file, tokenizer_pre=pre, further={"tokenizer.ggml.add_bos_token": False})

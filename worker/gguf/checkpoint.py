@@ -34,7 +34,7 @@ from worker.tokenizer_conversion import (
     without_partial,
 )
 
-_FORMAT = 1  # of what is written; another number makes it anew
+_FORMAT = 1  # of the files; another number makes them anew
 _MAIN_TEMPLATE = "chat_template.jinja"
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,9 @@ def with_text_files(path: Path) -> Path:
         link_files({file.name: file.resolve() for file in files}, directory)
         if not (directory / "config.json").exists():  # the last that is written
             log.info("reading the metadata", extra={"gguf": str(files[0])})
-            run_conversion("worker.gguf.checkpoint", str(files[0]), str(directory))
+            printed = run_conversion("worker.gguf.checkpoint", str(files[0]), str(directory))
+            for warning in printed.splitlines():
+                log.warning(warning)
     except ModelError as error:
         raise NotConverted(str(error)) from None
     except OSError as error:
@@ -105,9 +107,10 @@ def _template_files(templates: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Writes the text files of one model. Returns the exit status; on an error its reason is the
-    last line."""
+    """Writes the text files of one model, and prints warnings. Returns the exit status; on an error
+    its reason is the last line of stderr."""
     file, directory = sys.argv[1:]
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     try:
         write_text_files(Path(file), Path(directory))

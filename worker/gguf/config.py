@@ -16,7 +16,7 @@ from typing import Any
 from worker.model.config.gguf_header import GgufEntry, GgufModel
 from worker.model.errors import UnsupportedModel
 
-# Members of an architecture's metadata that change what is computed, but for the known ones.
+# Members of an architecture's metadata that change the computation, and are not read.
 _CHANGING = re.compile(
     r"expert|scale|softcap|alibi|clamp|causal|sections|residual|temperature|ssm|shared_kv|nextn"
 )
@@ -207,7 +207,7 @@ def _rope_scaling(model: GgufModel) -> dict[str, Any]:
 
 
 def _llama3_scaling(model: GgufModel, entry: GgufEntry) -> dict[str, Any]:
-    """Returns Llama 3.1's scaling, whose factors a file has in place of what they follow from.
+    """Returns Llama 3.1's scaling, whose factors a file has instead of its parameters.
 
     Raises UnsupportedModel where they do not follow from it.
     """

@@ -1,7 +1,6 @@
 """tokenizer.json and its neighbours out of a GGUF file's metadata.
 
-Two kinds of vocabulary: byte-level BPE ("gpt2"), whose rule for cutting text into words the file
-only names, and SentencePiece's BPE ("llama"), whose merges follow from its scores.
+Two kinds of vocabulary: byte-level BPE ("gpt2"), whose pre-tokenizer the file only names, and SentencePiece's BPE ("llama"), whose merges follow from its scores.
 """
 
 from __future__ import annotations
@@ -47,12 +46,11 @@ class TokenType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
-    """How text is cut into words before merges: by each expression, what lies between its matches
-    too."""
+class _PreTokenizer:
+    """How text is cut before merges: by each expression, and between its matches."""
 
     expressions: tuple[str, ...]
-    ignores_merges: bool = False  # a word that is a token is that token
+    ignores_merges: bool = False  # a piece that is a token is that token
     adds_bos: bool = False  # where the file does not have it
     composes: bool = False  # characters first: NFC
 
@@ -70,25 +68,25 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # llama.cpp's for files that name none, which are of its first year.
-_DEFAULT = _Words((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
-_WORDS: Mapping[str, _Words] = {
+_DEFAULT = _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
+_PRE_TOKENIZERS: Mapping[str, _PreTokenizer] = {
     "default": _DEFAULT,
     **dict.fromkeys(
         ("gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe"),
-        _Words((_GPT2,)),
+        _PreTokenizer((_GPT2,)),
     ),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
-        _Words((r"\p{N}", _GPT2)),
+        _PreTokenizer((r"\p{N}", _GPT2)),
     ),
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3"),
-        _Words((_LLAMA3,), ignores_merges=True, adds_bos=True),
+        _PreTokenizer((_LLAMA3,), ignores_merges=True, adds_bos=True),
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _Words((_LLAMA3,))),
-    "qwen2": _Words((_QWEN2,), composes=True),
-    **dict.fromkeys(("stablelm2", "megrez", "deepseek-r1-qwen"), _Words((_QWEN2,))),
-    "tekken": _Words((_TEKKEN,), ignores_merges=True, adds_bos=True),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _PreTokenizer((_LLAMA3,))),
+    "qwen2": _PreTokenizer((_QWEN2,), composes=True),
+    **dict.fromkeys(("stablelm2", "megrez", "deepseek-r1-qwen"), _PreTokenizer((_QWEN2,))),
+    "tekken": _PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True),
 }
 
 
@@ -125,7 +123,7 @@ class Vocabulary:
 
 
 def tokenizer_of(model: GgufModel, vocabulary: Vocabulary) -> Tokenizer:
-    """Returns the tokenizer. Raises UnsupportedModel for a kind of vocabulary, or a rule for words,
+    """Returns the tokenizer. Raises UnsupportedModel for a kind of vocabulary, or a pre-tokenizer,
     that is not known; CheckpointError for lists that do not fit together."""
     kind = model.text(f"{_PREFIX}model")
     if kind == "gpt2":
@@ -167,14 +165,14 @@ def _byte_level(model: GgufModel, vocabulary: Vocabulary) -> tuple[Tokenizer, bo
     file, name = model.path.name, model.text(f"{_PREFIX}pre")
     if name is None:
         log.warning(
-            "the GGUF file names no rule for words (tokenizer.ggml.pre): the default one is taken, "
-            "and prompts may be cut into other tokens than the model was trained with",
-            extra={"file": file},
+            "%s names no pre-tokenizer (tokenizer.ggml.pre): llama.cpp's default is taken, and "
+            "prompts may be cut into other tokens than the model was trained with",
+            file,
         )
-    words = _DEFAULT if name is None else _WORDS.get(name)
-    if words is None:
+    rule = _DEFAULT if name is None else _PRE_TOKENIZERS.get(name)
+    if rule is None:
         raise UnsupportedModel(
-            f"{file}: {_PREFIX}pre {name!r} is not known; known are {', '.join(_WORDS)}. Serve the "
+            f"{file}: {_PREFIX}pre {name!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. Serve the "
             "safetensors checkpoint that the file was made from"
         )
     merges = model.metadata.get(f"{_PREFIX}merges")
@@ -188,16 +186,16 @@ def _byte_level(model: GgufModel, vocabulary: Vocabulary) -> tuple[Tokenizer, bo
             merges=[pair for pair in pairs if "".join(pair) in ids],
             fuse_unk=False,
             byte_fallback=False,
-            ignore_merges=words.ignores_merges,
+            ignore_merges=rule.ignores_merges,
         )
     )
-    if words.composes:
+    if rule.composes:
         tokenizer.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in words.expressions]
+    cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in rule.expressions]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_of])
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, words.adds_bos
+    return tokenizer, rule.adds_bos
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -251,7 +249,7 @@ def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tu
 
 
 def _added(vocabulary: Vocabulary) -> Iterator[AddedToken]:
-    """Yields the tokens that are found in a text before it is cut into words."""
+    """Yields the tokens that are found in a text before it is cut into rule."""
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in special or kind == TokenType.USER_DEFINED:

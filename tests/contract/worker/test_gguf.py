@@ -165,6 +165,15 @@ def test_text_files_are_made_once_for_each_state_of_the_file(tmp_path: Path) -> 
     assert json.loads((other / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_a_file_that_names_no_pre_tokenizer_gets_the_default_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "made", "llama")
+    write_gguf(checkpoint, tmp_path / "m.gguf", tokenizer_pre=None)
+    find_checkpoint(str(tmp_path / "m.gguf"), "")
+    assert "m.gguf names no pre-tokenizer" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("family", "further", "sentence"),
     [
