@@ -1,6 +1,7 @@
 """tokenizer.json and its neighbours out of a GGUF file's metadata.
 
-Two kinds of vocabulary: byte-level BPE ("gpt2"), whose pre-tokenizer the file only names, and SentencePiece's BPE ("llama"), whose merges follow from its scores.
+Two kinds of vocabulary: byte-level BPE ("gpt2"), whose pre-tokenizer the file only names, and
+SentencePiece's BPE ("llama"), whose merges follow from its scores.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ def _byte_level(model: GgufModel, vocabulary: Vocabulary) -> tuple[Tokenizer, bo
     rule = _DEFAULT if name is None else _PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
-            f"{file}: {_PREFIX}pre {name!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. Serve the "
-            "safetensors checkpoint that the file was made from"
+            f"{file}: {_PREFIX}pre {name!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. "
+            "Serve the safetensors checkpoint that the file was made from"
         )
     merges = model.metadata.get(f"{_PREFIX}merges")
     if not isinstance(merges, list):
