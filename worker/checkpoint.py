@@ -18,6 +18,17 @@ from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard, parse_override
 from shared.text.text_model import load_card_tokenizer
+from worker.gguf.checkpoint import with_text_files
+from worker.gguf.package import PACKAGES, NotFetched, packaged_file
+from worker.gguf.source import (
+    HUB_ID_AND_TYPE,
+    GgufNotFound,
+    hub_file,
+    hub_patterns,
+    is_gguf_path,
+    lacks_type,
+    local_file,
+)
 from worker.model.config.context_length import ContextLength
 from worker.model.config.pooling import pooling_config
 from worker.runtime.messages import EngineReady
@@ -253,20 +264,6 @@ _NOT_WRITABLE = {
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?")
 
 
-def gguf_refusal(model: str) -> str | None:
-    """Returns a sentence where `model` names a GGUF file, or a repository of nothing else."""
-    path = Path(model).expanduser()
-    is_file = model.lower().endswith((".gguf", "-gguf")) and not path.is_dir()
-    has_only = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
-    if not model or not (is_file or has_only):
-        return None
-    return (
-        "GGUF files are not served. Give the model that the file was made from: a directory or "
-        "hub id with config.json, tokenizer.json and *.safetensors. PENSTOCK_QUANTIZATION=int8 "
-        "makes its weights smaller on a CPU."
-    )
-
-
 class CheckpointNotFound(Exception):
     """The model does not exist; the message is one sentence for the operator."""
 
@@ -301,18 +298,46 @@ def find_checkpoint(
     weights are not downloaded. Raises CheckpointNotFound.
     """
     name = served_name(model, served_model_name)
-    if sentence := gguf_refusal(model):
-        raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r}: {sentence}")
     if not model:
         return Checkpoint(_with_files(DEMO_CHECKPOINT, "the demo model"), name)
     path = Path(model).expanduser()
+    if (file := _gguf_file(model, on_download)) is not None:
+        return Checkpoint(_from_gguf(file, model), name)
     if path.exists() or model.startswith(("/", ".", "~")):
         return Checkpoint(_with_files(path, f"PENSTOCK_MODEL={model!r}"), name)
     if not _HUB_ID.fullmatch(model):
         raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r} is neither a directory nor a hub id.")
-    return Checkpoint(
-        _from_hub(model, on_download, HUB_FILES if with_weights else TEXT_FILES), name
-    )
+    snapshot = _from_hub(model, model, on_download, HUB_FILES if with_weights else TEXT_FILES)
+    return Checkpoint(_with_files(snapshot, f"PENSTOCK_MODEL={model!r}"), name)
+
+
+def _gguf_file(model: str, on_download: Callable[[float], None]) -> Path | None:
+    """Returns the GGUF file that `model` means: a path, a file of the hub, or of a package; None
+    where it means a checkpoint. Raises CheckpointNotFound."""
+    found = HUB_ID_AND_TYPE.fullmatch(model)
+    try:
+        if is_gguf_path(model):
+            return local_file(model)
+        if Path(model).expanduser().exists() or model.startswith(("/", ".", "~")):
+            return None
+        if (package := PACKAGES.get(model)) is not None:
+            return packaged_file(package, on_download)
+        if found is not None and _HUB_ID.fullmatch(found["id"]):
+            snapshot = _from_hub(model, found["id"], on_download, hub_patterns(found["type"]))
+            return hub_file(snapshot, found["type"])
+        if lacks_type(model):
+            raise GgufNotFound(f"name the type of its weights too, such as {model}:Q4_K_M")
+    except (GgufNotFound, NotFetched) as error:
+        raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r}: {error}.") from None
+    return None
+
+
+def _from_gguf(file: Path, model: str) -> Path:
+    """Returns a directory that has all files to serve. Raises CheckpointNotFound."""
+    try:
+        return with_text_files(file)
+    except NotConverted as error:
+        raise CheckpointNotFound(f"PENSTOCK_MODEL={model!r}: {error}.") from None
 
 
 def _with_files(path: Path, what: str) -> Path:
@@ -336,14 +361,18 @@ def _with_files(path: Path, what: str) -> Path:
         ) from None
 
 
-def _from_hub(model: str, on_download: Callable[[float], None], files: Sequence[str]) -> Path:
+def _from_hub(
+    model: str, hub_id: str, on_download: Callable[[float], None], files: Sequence[str]
+) -> Path:
+    """Returns the directory with those `files` of a repository. Raises CheckpointNotFound, which
+    names the `model`."""
     # Here and not above: it takes most of a second, and a local directory does not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    repository, _, revision = model.partition("@")
+    repository, _, revision = hub_id.partition("@")
     try:
-        path = Path(
+        return Path(
             snapshot_download(
                 repository,
                 revision=revision or None,
@@ -383,7 +412,6 @@ def _from_hub(model: str, on_download: Callable[[float], None], files: Sequence[
         raise CheckpointNotFound(
             f"PENSTOCK_MODEL={model!r} could not be downloaded ({type(error).__name__}: {error})."
         ) from None
-    return _with_files(path, f"PENSTOCK_MODEL={model!r}")
 
 
 def _reporting_bar(report: Callable[[float], None]) -> type[Any]:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from shared.settings import symptom
 from worker.engine_settings import EngineSettings
+from worker.model.config.gguf_header import model_name
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
 DEMO_MODEL_NAME = "penstock-demo"
@@ -41,8 +42,11 @@ def listed_models(text: str) -> dict[str, str]:
 
 
 def served_name(model: str, served_model_name: str) -> str:
-    """Returns the name in requests of MODEL: as set, else a directory's name or the hub id."""
+    """Returns the name in requests of MODEL: as set, else a directory's or a file's name, or the
+    hub id."""
     path = Path(model).expanduser()
+    if model.lower().endswith(".gguf") and not path.is_dir():
+        return served_model_name or model_name(path.name)
     is_directory = path.exists() or model.startswith(("/", ".", "~"))
     own_name = path.resolve().name if is_directory else model.partition("@")[0]
     return served_model_name or (own_name if model else DEMO_MODEL_NAME)
@@ -53,15 +57,16 @@ class WorkerSettings(EngineSettings):
 
     model: str = Field(
         default="",
-        description="Local checkpoint directory or Hugging Face hub id, with `@` and a branch, tag "
-        "or commit for a certain revision of it; empty: the demo model.",
+        description="Local checkpoint directory or GGUF file, or Hugging Face hub id: with `@` and "
+        "a branch, tag or commit for a certain revision of it, with `:Q4_K_M` for a GGUF file of "
+        "it. `smollm2` is a small model from the Python index; empty: the demo model.",
         json_schema_extra=symptom("The service has to serve another model than the demo."),
     )
     served_model_name: str = Field(
         default="",
         max_length=MAX_NAME,
         pattern=f"^{_NAME}$",
-        description="Name in requests; empty: the hub id, or the directory's name.",
+        description="Name in requests; empty: the hub id, or the directory's or file's name.",
         json_schema_extra=symptom("Clients ask for the model by another name and get 404."),
     )
     models: str = Field(

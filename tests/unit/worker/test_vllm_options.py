@@ -340,3 +340,9 @@ def test_vllms_sampler_gets_a_grammar_library_and_not_our_processor() -> None:
 def test_no_pickle_of_a_checkpoint_is_read_unless_the_operator_says_so() -> None:
     assert args_of()["load_format"] == "safetensors"
     assert args_of(vllm_args='{"load_format": "auto"}')["load_format"] == "auto"
+
+
+def test_gguf_files_are_refused_with_the_engine_that_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ValueError, match="PENSTOCK_ENGINE=penstock does"):
+        engine_args(EngineOptions(checkpoint=str(tmp_path)), device="cpu", free_bytes=2**30)

@@ -27,6 +27,7 @@ from worker.engine_options import (
     one_device,
 )
 from worker.model.config.context_length import ContextLength
+from worker.model.config.gguf_header import is_gguf
 from worker.model.errors import CheckpointError, ModelError
 
 PROCESSOR = "worker.engines.vllm.sampler:PenstockLogitsProcessor"
@@ -253,6 +254,10 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
         raise ValueError(
             f"PENSTOCK_DEVICE={options.device}: the vLLM in PENSTOCK_ENGINE_PYTHON is built for "
             f"{device!r}"
+        )
+    if is_gguf(Path(options.checkpoint)):
+        raise ValueError(
+            "PENSTOCK_ENGINE=vllm does not read GGUF files, and PENSTOCK_ENGINE=penstock does"
         )
     given = parse_vllm_args(options.vllm_args)
     _check_device(given, device)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from worker.engine_options import EngineOptions
+from worker.model.config.gguf_header import is_gguf
 from worker.model.config.quantization import check_method
 from worker.model.errors import CheckpointError, UnsupportedModel
 
-_OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx")
 _TYPES_OF_TRANSFORMERS = ("models/auto/auto_mappings.py", "models/auto/configuration_auto.py")
 
 
@@ -58,7 +59,7 @@ def _sources_of_transformers() -> list[str]:
 
 
 def _check_weights(directory: Path) -> None:
-    if any(directory.glob("*.safetensors*")):
+    if any(directory.glob("*.safetensors*")) or is_gguf(directory):
         return
     others = [path.name for kind in _OTHER_WEIGHTS for path in sorted(directory.glob(kind))]
     if others:

@@ -1,4 +1,4 @@
-"""Loads weights from safetensors files, or random numbers, into a model's fused parameters."""
+"""Loads weights from safetensors or GGUF files, or random numbers, into fused parameters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from worker.engine_options import LoadFormat
+from worker.model.config.gguf_header import TYPES as GGUF_TYPES
+from worker.model.config.gguf_header import is_gguf
 from worker.model.config.model_config import ModelConfig
 from worker.model.errors import CheckpointError, UnsupportedModel
 from worker.model.layers.decoder import CausalLM
@@ -21,7 +23,7 @@ from worker.model.weights.safetensors_files import StoredTensor, stored_tensors
 
 logger = logging.getLogger(__name__)
 
-_TYPES = frozenset({"F32", "BF16", "F16"})
+_TYPES = frozenset({"F32", "BF16", "F16"} | {name for name, _, _ in GGUF_TYPES.values()})
 # Old exports carry this table; it follows from the configuration.
 _DERIVED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 
@@ -41,7 +43,7 @@ _LEAST_KV_SCALE = 0.001
 
 
 class Checkpoint:
-    """The weights in a directory's safetensors files, of which the headers have been read."""
+    """The weights in a directory's safetensors or GGUF files, whose headers have been read."""
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         """Raises CheckpointError naming the file or the tensor at fault, UnsupportedModel for
@@ -49,7 +51,7 @@ class Checkpoint:
         self._directory = directory
         self._format = config.fp8
         tensors: dict[str, StoredTensor] = {}
-        for stored_name, tensor in stored_tensors(directory).items():
+        for stored_name, tensor in _tensors(directory).items():
             name = _name_in_language_part(stored_name) if config.is_language_part else stored_name
             is_tied = config.tie_word_embeddings and name == "lm_head.weight"
             if name and not _DERIVED.search(name) and not is_tied:
@@ -128,6 +130,16 @@ class Checkpoint:
                 # Fused parts have the same inputs; the largest scale holds those of each.
                 place.input_scale.clamp_(min=scales.input_scale.item())
         return found
+
+
+def _tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Raises CheckpointError, UnsupportedModel."""
+    if not is_gguf(directory):
+        return stored_tensors(directory)
+    # Here and not above: its package is imported where there is such a file.
+    from worker.model.weights.gguf_files import gguf_tensors
+
+    return gguf_tensors(directory)
 
 
 class DummyWeights:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from worker.model.layers.linear_method import Place
 from worker.model.weights.fp8_scales import StoredScales
-from worker.model.weights.safetensors_files import DTYPES, StoredTensor
+from worker.model.weights.safetensors_files import StoredTensor
 
 PIECE_BYTES = 16 << 20  # of whole rows; a longer row is a piece
 NUM_THREADS = 4
@@ -54,17 +54,17 @@ class WeightChunk:
         the host."""
         into, columns = self.into(), self.place.columns
         is_whole = columns is None or columns.is_all
-        if into.device.type != "cpu" or into.dtype != DTYPES[self.tensor.type_name] or not is_whole:
+        if into.device.type != "cpu" or into.dtype != self.tensor.dtype or not is_whole:
             return None
         return into.view(-1).view(torch.uint8)
 
     def rows(self, memory: Tensor) -> Tensor:
-        """Returns uint8 `memory` [num_bytes] as the numbers which it holds, [stop - start, ...]."""
-        shape = (self.stop - self.start, *self.tensor.shape[1:])
-        return memory.view(DTYPES[self.tensor.type_name]).view(shape)
+        """Returns the numbers which uint8 `memory` [num_bytes], on the host, holds,
+        [stop - start, ...]."""
+        return self.tensor.numbers(memory)
 
     def put(self, rows: Tensor) -> None:
-        """Copies what `rows` returned, on the weight's device, into the weight."""
+        """Copies rows, on the weight's device, into the weight."""
         into, columns = self.into(), self.place.columns
         if columns is not None and not columns.is_all:
             rows = rows[:, columns.start : columns.stop]
@@ -81,7 +81,8 @@ def pieces_of(
     """Yields what a rank needs of a tensor, in their order in the file."""
     if place.data is None or not place.rows.size:
         return
-    at_once = max(1, PIECE_BYTES * place.rows.whole // tensor.num_bytes)
+    together = tensor.rows_at_once
+    at_once = max(1, PIECE_BYTES // max(1, tensor.row_bytes) // together) * together
     for start in range(place.rows.start, place.rows.stop, at_once):
         yield WeightChunk(tensor, place, start, min(start + at_once, place.rows.stop), scales)
 
@@ -145,8 +146,9 @@ class HostCopier:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def copy(self, piece: WeightChunk, memory: Tensor) -> Callable[[], None]:
+        rows = piece.rows(memory)
         with self._converting:
-            piece.put(piece.rows(memory))
+            piece.put(rows)
         return lambda: None
 
     def finish(self) -> None:
@@ -166,7 +168,7 @@ class CudaCopier:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, piece: WeightChunk, memory: Tensor) -> Callable[[], None]:
-        piece.put(piece.rows(memory.to(self._device, non_blocking=True)))
+        piece.put(piece.rows(memory).to(self._device, non_blocking=True))
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
         return copied.synchronize

@@ -43,11 +43,30 @@ class StoredTensor:
     offset: int
     num_bytes: int
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """That of its numbers, if the file has them as the model does."""
+        return DTYPES[self.type_name]
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of which all or none are read."""
+        return 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of memory that a row needs while it is read."""
+        return self.num_bytes // self.shape[0]
+
+    def numbers(self, memory: Tensor) -> Tensor:
+        """Returns the rows [n, ...] whose bytes are in uint8 `memory` [num_bytes of n rows]."""
+        return memory.view(DTYPES[self.type_name]).view(-1, *self.shape[1:])
+
     def read(self) -> Tensor:
         """Returns all of it, on the host. Raises CheckpointError."""
         memory = torch.empty(self.num_bytes, dtype=torch.uint8)
         self.read_into(memory)
-        return memory.view(DTYPES[self.type_name]).view(self.shape)
+        return self.numbers(memory).view(self.shape)
 
     def read_into(self, memory: Tensor, start: int = 0) -> None:
         """Fills uint8 `memory` [n], on the host and contiguous, with the bytes of row `start` and
