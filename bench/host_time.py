@@ -50,7 +50,6 @@ from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.ports import StepHandle
 from worker.engine.request import EngineRequest
-from worker.model.parallel.messages import StepDecoder, StepEncoder, decode_step, encode
 from worker.model.sampling.sampler import Sampled
 from worker.model.step.forward_batch import ForwardBatch
 from worker.model.step.rank_forward import RankForward
@@ -126,7 +125,11 @@ class StubRank:
     """Rank 1 in this thread: it computes nothing of the steps that it gets."""
 
     def __init__(self, model: Any, stack: Any, num_seqs: int) -> None:
-        self._encoder, self._decoder = StepEncoder(), StepDecoder()
+        # Here, for machines without msgspec.
+        from worker.model.parallel import messages
+
+        self._messages = messages
+        self._encoder, self._decoder = messages.StepEncoder(), messages.StepDecoder()
         self._forward = RankForward(
             model, stack, block_size=BLOCK_SIZE, max_num_seqs=num_seqs, shares_tokens=False
         )
@@ -135,7 +138,7 @@ class StubRank:
 
     def send(self, batch: ScheduledBatch) -> None:
         begin_s = time.thread_time()
-        self._sent.append(encode(self._encoder.encode(batch)))
+        self._sent.append(self._messages.encode(self._encoder.encode(batch)))
         self._send_s += time.thread_time() - begin_s
 
     def run(self) -> dict[str, float]:
@@ -144,7 +147,7 @@ class StubRank:
         send_s, self._send_s = self._send_s, 0.0
         begin_s = time.thread_time()
         for body in sent:
-            step = decode_step(body)
+            step = self._messages.decode_step(body)
             self._forward.run(self._decoder.decode(step), step.sampled)
         run_s = time.thread_time() - begin_s
         return {"send": send_s, "rank 1": run_s, "bytes": sum(map(len, sent)) / 1e3}
