@@ -142,7 +142,7 @@ class StubRank:
         self._send_s += time.thread_time() - begin_s
 
     def run(self) -> dict[str, float]:
-        """Computes what was sent; returns its parts of the step, and the bytes."""
+        """Computes the steps that were sent; returns its parts of them, and the bytes."""
         sent, self._sent = self._sent, []
         send_s, self._send_s = self._send_s, 0.0
         begin_s = time.thread_time()

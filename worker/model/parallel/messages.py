@@ -3,8 +3,8 @@
 What a rank needs of a step is which tokens of which sequences to compute, and where their keys and
 values go. It keeps each sequence's block table, so that a step's message has new blocks only: its
 size follows from the step's tokens, not from the lengths of prompts and outputs. It keeps a run of
-decodes too: of a step that continues one, the message has the blocks that were added, and what was
-sampled before where the device does not share it.
+decodes too: a step that continues one is sent as the blocks that were added, and as the tokens of
+the step before if the device does not share them.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class StepDecoder:
 
     def _continued(self, grown: Sequence[tuple[int, Sequence[int]]]) -> DecodeStep:
         last = self._last
-        assert last is not None, "the run has begun"
+        assert last is not None, "a run that continues was sent before"
         for place, new_blocks in grown:
             last.run.block_tables[place].extend(new_blocks)
         places = tuple(place for place, _ in grown)
