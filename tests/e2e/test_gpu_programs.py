@@ -109,6 +109,25 @@ def test_each_program_of_gpu_bench_is_among_them() -> None:
     assert names <= {*PROGRAMS, "nano_vllm"}
 
 
+def test_launches_are_timed_without_a_gpu() -> None:
+    """In a process whose kernels are compiled, not interpreted."""
+    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.launch_time", "--calls", "1"],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    *_, line = done.stdout.splitlines()
+    name, count, *times = line.rsplit(maxsplit=3)
+    assert (name, count) == ("attention of decodes", "2")
+    assert all(float(each) > 0 for each in times)
+
+
 class Parsed(Exception):
     """The words of a program are known."""
 

@@ -126,12 +126,13 @@ def run_step(
     wanted: list[int] | None = None,
     *,
     device: torch.device = CPU,
+    first_block: int = 0,
 ) -> torch.Tensor:
     """[wanted, hidden], by itself of all sequences, which have blocks of their own in an order of
-    no order."""
+    no order, among the NUM_BLOCKS from the first."""
     lengths = [before + count for before, count in step]
     width = -(-max(lengths) // ATTENTION_BLOCK)
-    blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1))
+    blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1)) + first_block
     table = blocks[: len(step) * width].to(torch.int32).view(len(step), width)
     positions = torch.cat([torch.arange(b, b + n, dtype=torch.int32) for b, n in step])
     counts = torch.tensor([count for _, count in step])

@@ -115,8 +115,9 @@ def main(connection: Connection, store_fd: int, peer_fd: int, memory_fd: int) ->
             shares_tokens=part.lookahead > 0,
             num_kv_groups=len(part.kv_cache.windows),
         )
-        while (step := connection.recv_bytes()) != NO_MORE:
-            forward.run(decoder.decode(decode_step(step)))
+        while (body := connection.recv_bytes()) != NO_MORE:
+            step = decode_step(body)
+            forward.run(decoder.decode(step), step.sampled)
 
 
 if __name__ == "__main__":

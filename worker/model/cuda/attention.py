@@ -65,10 +65,10 @@ class TritonAttention:
             )
         ]
         self._num_processors = _num_processors(pool.storage.device)
-        # AMD's compiler spills registers in wide tiles.
-        self._is_narrow = torch.version.hip is not None or (
-            pool.storage.dtype is FP8 and _lacks_wgmma(pool.storage.device)
-        )
+        # AMD's compiler spills registers in wide tiles, and NVIDIA's for 12 in those of chunks.
+        device, is_fp8 = pool.storage.device, pool.storage.dtype is FP8
+        self._is_narrow = torch.version.hip is not None or (is_fp8 and _lacks_wgmma(device))
+        self._has_narrow_chunks = self._is_narrow or _capability(device) == 12
         self._is_invariant = is_invariant
         self._metadata: AttentionMetadata | None = None
         self._plans: dict[object, _Plan] = {}  # of this step, as the next
@@ -100,7 +100,7 @@ class TritonAttention:
             tiles = decode_tiles(*shape, is_narrow=self._is_narrow)
             self._attend(this, tiles, _Rows(0, decodes, 0), q, out, sinks)
         if chunks:
-            tiles = chunk_tiles(*shape, is_narrow=self._is_narrow)
+            tiles = chunk_tiles(*shape, is_narrow=self._has_narrow_chunks)
             key = this.kv_heads, shape[0], this.window, this.chunk, tiles
             if key not in self._even:
                 self._even[key] = self._is_even(this, metadata, tiles, shape[0])
@@ -380,7 +380,7 @@ def decode_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool 
     is_wide = width * dtype.itemsize > 256
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
     if dtype.itemsize == 4:  # the matrix units have no float32: products are in registers
-        return Tiles(rows, keys // 2, 4, 3)
+        return Tiles(rows, max(_MIN_ROWS, keys // 2), 4, 3)
     return Tiles(rows, keys, 2 if rows == _MIN_ROWS else 4, 3)
 
 
@@ -390,7 +390,8 @@ def chunk_tiles(group: int, width: int, dtype: torch.dtype, *, is_narrow: bool =
     rows = max(64 if is_wide else 128, triton.next_power_of_2(group))
     keys = (32 if is_wide else 64) // (2 if is_narrow else 1)
     if dtype.itemsize == 4:
-        rows, keys = max(32, triton.next_power_of_2(group)), keys // 2
+        rows = max(32, triton.next_power_of_2(group))
+        keys = max(_MIN_ROWS, keys // 2)
     return Tiles(rows, keys, 8, 2)
 
 
@@ -410,7 +411,12 @@ def _lacks_wgmma(device: torch.device) -> bool:
     """Returns whether operands of `tl.dot` are in registers, of which FP8 needs twice as many: as
     it is and widened."""
     # 9 is Hopper, 10 the data centre's Blackwell; the others, of 12, have none.
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in (9, 10)
+    return _capability(device) not in (0, 9, 10)
+
+
+def _capability(device: torch.device) -> int:
+    """Returns the major number of a CUDA device's compute capability, 0 for another device."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
 
 
 def _num_processors(device: torch.device) -> int:

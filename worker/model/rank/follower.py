@@ -112,7 +112,7 @@ def _serve(start: StartRank, link: RankSocket) -> int:
     while True:
         step = decode_step(link.receive())
         try:
-            forward.run(decoder.decode(step))
+            forward.run(decoder.decode(step), step.sampled)
         except Exception as error:
             sentence = f"a step failed at rank {start.rank}: {type(error).__name__}: {error}"
             link.send(RankFailed(sentence, by_settings=False))

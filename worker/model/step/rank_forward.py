@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from worker.engine.batch import ScheduledBatch
+import torch
+from torch import Tensor
+
+from worker.engine.batch import DecodeStep, ScheduledBatch
 from worker.model.base import DecoderStack
 from worker.model.kv_offload import HostBlocks
 from worker.model.sampling.base import PreviousSample
@@ -36,17 +39,17 @@ class RankForward:
         self._shares_tokens = shares_tokens
         self._host_blocks = host_blocks
         self._device = model.placement.device
-        self._nothing_sampled = PreviousSample(
-            torch.empty(0, dtype=torch.int64, device=self._device), {}
-        )
+        self._unknown = torch.zeros(max_num_seqs, dtype=torch.int64, device=self._device)
+        self._last: DecodeStep | None = None  # of the step before
         self._kept = KeptBatch(
             max_num_seqs, block_size, model.config.vocab_size, self._device, num_kv_groups
         )
 
     @torch.inference_mode()
-    def run(self, batch: ScheduledBatch) -> None:
-        """Computes one step of known tokens; without sequences it computes nothing. After an
-        exception no other step can be computed."""
+    def run(self, batch: ScheduledBatch, sampled: Sequence[int] = ()) -> None:
+        """Computes one step; without sequences it computes nothing. After an exception no other
+        step can be computed. `sampled` are the tokens of a run of decodes that continues, where
+        they do not come from rank 0's device."""
         if self._host_blocks is not None:
             self._host_blocks.run(batch.transfers)
         self._kept.forget(batch.finished_seq_ids)
@@ -58,9 +61,10 @@ class RankForward:
             block_size=self._block_size,
             vocab_size=model.config.vocab_size,
             device=self._device,
-            previous=self._nothing_sampled,
+            previous=PreviousSample(self._token_ids(sampled), {}, self._last),
             kept=self._kept,
         )
+        self._last = batch.decodes
         if self._shares_tokens:
             model.placement.group.broadcast(forward.input_ids)
         rows = forward.logits_rows
@@ -73,3 +77,9 @@ class RankForward:
         if forward.sampled is not None:
             hidden = hidden.index_select(0, forward.sampled)
         model.logits(hidden)
+
+    def _token_ids(self, sampled: Sequence[int]) -> Tensor:
+        """Returns at least as many as the run has sequences, int64."""
+        if self._shares_tokens or not sampled:
+            return self._unknown
+        return torch.tensor(sampled, dtype=torch.int64, device=self._device)

@@ -5,7 +5,8 @@ Needs no GPU: Triton brings the assembler along.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,18 @@ from tests.support.triton_compile import Compiled, Variant, compile_variants
 
 pytest.importorskip("triton")
 
+from worker.model.base import FP8, KVLayer
 from worker.model.cuda import attention
-from worker.model.cuda.attention import Tiles, chunk_tiles, decode_tiles, invariant_tiles
+from worker.model.cuda.attention import (
+    Tiles,
+    TritonAttention,
+    chunk_tiles,
+    decode_tiles,
+    invariant_tiles,
+)
 from worker.model.cuda.fp8 import block_tiles
 from worker.model.cuda.invariant import COLUMNS, ROWS, inner_size
+from worker.model.kv_cache import KVCachePool
 from worker.model.layers.fp8 import BLOCK, LARGEST, LEAST_PEAK
 
 pytestmark = [
@@ -27,6 +36,8 @@ pytestmark = [
 ]
 
 KERNELS = "worker.model.cuda.kernels"
+# The shared memory that a program may have, in KiB: others are launched by none.
+SHARED = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 OF_ROWS = {"row_stride": "i32:16", "ints": "*i64", "step_ints": "*i64", "floats": "*fp32"}
 SCAN = {
     **OF_ROWS,
@@ -59,6 +70,14 @@ CHOOSE = {
     "num_blocks": "i32",
     "num_groups": "i32",
 }
+
+
+def compiled_of(variants: list[Variant]) -> Iterator[tuple[Variant, Compiled]]:
+    """Yields what was compiled, which spills no register and fits in shared memory."""
+    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
+        assert compiled.spills == 0, variant
+        assert compiled.shared <= SHARED.get(variant.arch, 64) << 10, variant
+        yield variant, compiled
 
 
 def logits_scan(logits: str, arch: str, has_edits: bool) -> Variant:
@@ -96,8 +115,7 @@ def test_sampling_kernels_spill_no_register() -> None:
         sample_finalize("*bf16", "sm_90", False),
         sample_finalize("*fp32", "sm_80", True),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
+    for variant, compiled in compiled_of(variants):
         threads = variant.num_warps * (64 if variant.arch.startswith("gfx") else 32)
         assert compiled.registers * threads <= 1 << 16, variant
 
@@ -187,8 +205,8 @@ def chunks(arch: str, dim: int, group: int, *, is_narrow: bool = False, **change
     return attend(tiles, arch, dim, group, HAS_UNMASKED=has_unmasked, **changes)
 
 
-def whole_prompts(arch: str, dim: int, group: int) -> Variant:
-    tiles = chunk_tiles(group, dim, torch.bfloat16)
+def whole_prompts(arch: str, dim: int, group: int, *, is_narrow: bool = False) -> Variant:
+    tiles = chunk_tiles(group, dim, torch.bfloat16, is_narrow=is_narrow)
     constants = {**PLAIN, **heads(dim, group), "BLOCK_M": tiles.rows, "BLOCK_N": tiles.keys}
     signature = {
         **LAYER,
@@ -277,10 +295,13 @@ def test_attention_spills_no_register_and_uses_the_matrix_units() -> None:
         chunks("sm_90", 128, 4),
         chunks("sm_80", 128, 4),
         chunks("sm_90", 256, 4, HAS_WINDOW=True, HAS_SOFTCAP=True),
+        *(kernel("sm_86", 128, 4) for kernel in (decode, chunks, whole_prompts)),
+        decode("sm_120", 128, 4),
+        *(chunks("sm_120", 128, group, is_narrow=True) for group in (4, 8)),
+        whole_prompts("sm_120", 128, 4, is_narrow=True),
         chunks("gfx942", 128, 4, is_narrow=True),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
+    for variant, compiled in compiled_of(variants):
         check_attention(variant, compiled)
 
 
@@ -314,14 +335,17 @@ def in_float32(variant: Variant, tiles: Tiles) -> Variant:
 
 def test_wide_heads_and_float32_spill_no_register() -> None:
     variants = [
-        *(chunks(arch, 256, 4) for arch in ("sm_80", "sm_90", "sm_120")),
+        *(chunks(arch, 256, 4) for arch in ("sm_80", "sm_86", "sm_90")),
+        chunks("sm_120", 256, 4, is_narrow=True),
+        in_float32(chunks("sm_120", 128, 4), chunk_tiles(4, 128, torch.float32, is_narrow=True)),
+        *(decode(arch, 256, 4) for arch in ("sm_86", "sm_120")),
         in_float32(chunks("sm_90", 128, 4), chunk_tiles(4, 128, torch.float32)),
         in_float32(chunks("sm_90", 256, 4), chunk_tiles(4, 256, torch.float32)),
         in_float32(decode("sm_90", 128, 4), decode_tiles(4, 128, torch.float32)),
         in_float32(decode("sm_80", 64, 4), decode_tiles(4, 64, torch.float32)),
+        in_float32(chunks("sm_86", 128, 4), chunk_tiles(4, 128, torch.float32)),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
+    for variant, compiled in compiled_of(variants):
         if variant.arch == "sm_90" and "tf32" in variant.constexprs.values():
             assert "wgmma.mma_async" in compiled.ptx, variant
 
@@ -352,8 +376,7 @@ def test_products_of_few_rows_wait_for_nothing_while_they_read() -> None:
         gemv("sm_80", 4, 12288, 4096, 2, 0),
         gemv("gfx942", 2, 4096, 12288, 2, 1),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
+    for variant, compiled in compiled_of(variants):
         if variant.arch.startswith("gfx"):
             continue
         assert "ld.global.v4" in compiled.ptx, variant
@@ -372,9 +395,7 @@ def test_invariant_products_spill_no_register_and_use_the_matrix_units() -> None
     }
     name = f"{KERNELS}.invariant_product:invariant_product_kernel"
     variants = [Variant(name, signature, constants, arch, 4, 3) for arch in ("sm_90", "sm_80")]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
-        assert compiled.shared <= 99 << 10, variant
+    for variant, compiled in compiled_of(variants):
         if variant.arch == "sm_90":
             assert "wgmma.mma_async" in compiled.ptx, variant
 
@@ -470,19 +491,35 @@ def test_a_cache_in_fp8_spills_no_register() -> None:
         rotate_and_store("sm_90"),
         rotate_and_store("sm_89"),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
+    for variant, compiled in compiled_of(variants):
         check_attention(variant, compiled)
         if "rotate" in variant.kernel:
             assert "e4m3x2" in compiled.ptx, variant
 
 
-@pytest.mark.parametrize(("major", "is_narrow"), [(8, True), (9, False), (10, False), (12, True)])
-def test_tiles_in_fp8_are_narrow_where_operands_are_in_registers(
-    major: int, is_narrow: bool, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class OneLayer:
+    kv_layers = (KVLayer(2, 128, 128),)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrow", "narrow_chunks"),
+    [(torch.bfloat16, set(), {12}), (FP8, {8, 12}, {8, 12})],
+    ids=str,
+)
+def test_tiles_are_narrow_where_wide_ones_would_spill(
+    dtype: torch.dtype,
+    narrow: set[int],
+    narrow_chunks: set[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
-    assert attention._lacks_wgmma(torch.device("cuda", 0)) is is_narrow
+    """Those in FP8 where operands are in registers: these are capabilities without wgmma."""
+    pool = KVCachePool(OneLayer(), 1, 16, device=torch.device("cpu"), dtype=dtype)
+    for major in (8, 9, 10, 12):
+        monkeypatch.setattr(attention, "_capability", lambda device, major=major: major)
+        backend = TritonAttention(pool)
+        assert backend._is_narrow is (major in narrow)
+        assert backend._has_narrow_chunks is (major in narrow_chunks)
 
 
 def test_norms_and_gates_that_round_spill_no_register() -> None:
@@ -496,8 +533,7 @@ def test_norms_and_gates_that_round_spill_no_register() -> None:
         gate_rounded("sm_89", 12288, BLOCK),
         gate_rounded("sm_90", 12288, BLOCK),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
+    for variant, compiled in compiled_of(variants):
         assert "e4m3x2" in compiled.ptx, variant
 
 
@@ -512,9 +548,7 @@ def test_fp8_kernels_spill_no_register_and_use_the_matrix_units() -> None:
         block_product("sm_90", 512, has_bias=True),
         *(block_product("sm_89", rows) for rows in (1, 64, 512)),
     ]
-    for variant, compiled in zip(variants, compile_variants(variants), strict=True):
-        assert compiled.spills == 0, variant
-        assert compiled.shared <= (227 if variant.arch == "sm_90" else 99) << 10, variant
+    for variant, compiled in compiled_of(variants):
         if "product" in variant.kernel:
             unit = "wgmma.mma_async" if variant.arch == "sm_90" else "mma.sync"
             products = [line for line in compiled.ptx.splitlines() if unit in line]

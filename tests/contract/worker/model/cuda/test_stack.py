@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.native_models import FAMILIES, new_model, new_pool, run_step
+from tests.support.native_models import FAMILIES, NUM_BLOCKS, new_model, new_pool, run_step
 from tests.support.torch_device import torch_device
-from tests.support.triton_device import NO_TRITON, has_triton
+from tests.support.triton_device import NO_TRITON, has_triton, multiply_in_order
 
 if not has_triton():
     pytest.skip(NO_TRITON, allow_module_level=True)
 
 from worker.model.attention.sdpa import SdpaAttention
 from worker.model.base import FP8, Activation
-from worker.model.cuda.layers import add_norm, gate
+from worker.model.cpu.library import ATTENTION_BLOCK
+from worker.model.cuda.layers import add_norm, gate, store_keys_and_values
 from worker.model.cuda.stack import CudaOps, CudaStack
+from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import LayerByLayer
 from worker.model.layers.linear_method import activated
 from worker.model.layers.ops import Norm, TorchOps
@@ -60,6 +62,34 @@ def test_the_stack_keeps_keys_and_values_in_fp8_as_torchs_operators_do() -> None
     assert (seen - expected).norm() < 0.01 * expected.norm()
     same = pools[0].storage.view(torch.uint8) == pools[1].storage.view(torch.uint8)
     assert same.float().mean() > 0.999
+
+
+def test_the_last_blocks_of_a_pool_beyond_2_to_the_31_numbers_are_as_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its memory is taken as it is written: on a CPU, that of the few blocks in use."""
+    multiply_in_order(monkeypatch)
+    device, dtype, block_size = torch_device(), torch.bfloat16, ATTENTION_BLOCK
+    model = new_model(FAMILIES["qwen3"], CudaOps(), device=device, dtype=dtype)
+    layer = model.config.kv_layers[0]
+    num_blocks = (1 << 31) // (block_size * layer.numbers * len(model.config.kv_layers)) + 60
+    pool = KVCachePool(model.config, num_blocks, block_size, device=device, dtype=dtype)
+    assert pool.storage.numel() > 1 << 31
+    parts = [slice(0, NUM_BLOCKS), slice(num_blocks - NUM_BLOCKS, num_blocks)]
+    seen = []
+    for part in parts:
+        generator = torch.Generator().manual_seed(3)
+        past = torch.randn(NUM_BLOCKS, pool.storage.shape[1], generator=generator)
+        pool.storage[part] = past.to(device, dtype)
+        stack = CudaStack(model, pool)
+        seen.append(run_step(stack, STEPS["mixed"], device=device, first_block=part.start))
+        k = torch.randn(3, layer.num_kv_heads, layer.key_dim, generator=generator)
+        slots = torch.arange(3, dtype=torch.int32) * (block_size + 1) + part.start * block_size
+        views = pool.keys[2], pool.values[2]
+        store_keys_and_values(k.to(device, dtype), k.to(device, dtype), *views, slots.to(device))
+        assert torch.equal(pool.keys[2][part][1, 1], k[1].to(device, dtype))
+    assert torch.equal(*seen)
+    assert torch.equal(*(pool.storage[part] for part in parts))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
