@@ -48,6 +48,7 @@ class ServedModel:
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
     is_paused: bool = False  # an operator has paused its queue: its jobs wait
     offer: Offer | None = None  # of workers that load it when jobs wait for it
+    load_failed: bool = False  # such a worker could not load it
     defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
 
     def __post_init__(self) -> None:
@@ -232,7 +233,8 @@ class ModelCatalog:
             card = _of_all_workers(ModelCard.from_json(blob), found)
             is_served = found.unserved_s == 0.0
             text = await self._text(card)
-            return ServedModel(card, text, is_served, found.is_paused, found.offer)
+            offer, load_failed = found.offer, found.load_failed
+            return ServedModel(card, text, is_served, found.is_paused, offer, load_failed)
         except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",

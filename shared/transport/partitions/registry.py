@@ -120,6 +120,7 @@ class PartitionedModelOffers:
         bound_ms: int,
         swap_ms: int,
         claimed: str = "",
+        failed: Sequence[str] = (),
     ) -> Sequence[WaitingModel]:
         found = await self._partitions.each(
             lambda one: one.transport.offers.offer(
@@ -129,6 +130,7 @@ class PartitionedModelOffers:
                 bound_ms=bound_ms,
                 swap_ms=swap_ms,
                 claimed=claimed,
+                failed=failed,
             )
         )
         return [
@@ -138,14 +140,17 @@ class PartitionedModelOffers:
                 max(queue.oldest_ms for queue in queues),
                 max(queue.num_workers for queue in queues),
                 any(queue.is_claimed for queue in queues),
+                any(queue.is_drained_for for queue in queues),
             )
             for model, queues in zip(models, zip(*found.values(), strict=True), strict=True)
         ]
 
-    async def claim(self, worker_id: str, model: str, life_ms: int, *, unserved: bool) -> bool:
+    async def claim(
+        self, worker_id: str, model: str, life_ms: int, *, unserved: bool, drains: bool
+    ) -> bool:
         home = self._partitions.all[HOME]
         return await home.call(
-            home.transport.offers.claim(worker_id, model, life_ms, unserved=unserved)
+            home.transport.offers.claim(worker_id, model, life_ms, unserved=unserved, drains=drains)
         )
 
 

@@ -152,6 +152,33 @@ async def test_a_running_stream_is_never_cut_off_for_a_model_that_waits(
     assert [name for name, *_ in swaps(worker)] == ["two", "one"]
 
 
+async def test_an_idle_worker_loads_the_model_that_a_busy_one_drains_for(
+    models: dict[str, Path],
+    transport: RedisTransport,
+    start_worker: StartWorker,
+    throttle: Throttle,
+) -> None:
+    busy = await start_worker(**of_list(models, MODEL_SWAP_WAIT_S=0)).ready()
+    fronts = frontends(transport)
+    throttle.apply(after_tokens=4)
+    running = await fronts["one"].submit(PROMPT, max_tokens=200)
+    await fronts["one"].num_tokens(running, 4)
+    waiting = await fronts["two"].submit(PROMPT, max_tokens=4)
+    await until(lambda: "draining: the worker takes no new jobs" in busy.log)
+    third_first = dict(reversed(models.items()))
+    idle = await start_worker(**of_list(third_first, MODEL_SWAP_WAIT_S=60)).ready()
+    assert (await fronts["two"].result(waiting)).token_ids == echo(PROMPT, 4)
+    assert [name for name, *_ in swaps(idle)] == ["two"]
+    late = await fronts["one"].submit(PROMPT, max_tokens=4)
+    assert (await fronts["one"].result(late)).token_ids == echo(PROMPT, 4)
+    record = await transport.store.get(late)
+    assert record is not None
+    assert record.owner == busy.worker_id, "it serves its model again, beside its running job"
+    throttle.release()
+    assert (await fronts["one"].result(running)).token_ids == echo(PROMPT, 200)
+    assert swaps(busy) == []
+
+
 async def test_a_worker_killed_in_mid_swap_loses_no_job(
     models: dict[str, Path], transport: RedisTransport, start_worker: StartWorker
 ) -> None:

@@ -89,6 +89,12 @@ def test_a_model_that_another_worker_has_claimed_is_left_to_it() -> None:
     assert following(of("a", 90_000, is_claimed=True), of("b", 40_000)) == "b"
 
 
+def test_an_idle_worker_takes_a_model_from_one_that_drains_for_it() -> None:
+    drained_for = of("a", 90_000, is_drained_for=True)
+    assert following(of("own", 0, 0), drained_for, is_idle=True) == "a"
+    assert following(of("own", 0, 0), drained_for) is None, "one busy worker is enough"
+
+
 def test_a_served_model_is_helped_by_an_idle_worker_alone() -> None:
     served = of("a", BOUND_MS, num_workers=1)
     assert following(of("own", 0, 0), served) is None
