@@ -30,7 +30,7 @@ from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, JobQueue, ModelFiles
 from shared.transport.ports.registry import Order
-from worker.checkpoint import Checkpoint, LoadedModel
+from worker.checkpoint import Checkpoint, LoadedModel, TextFiles
 from worker.heartbeat import Heartbeat, LoadReport, SwapCounts, WorkerProbes
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
@@ -283,15 +283,18 @@ class WorkerService:
         )
 
     async def _load(self) -> None:
+        reading = asyncio.create_task(  # beside the engine's load
+            asyncio.to_thread(TextFiles.read, self._checkpoint, self._settings)
+        )
         try:
             ready = await self._supervisor.start()
-            self._model = await asyncio.to_thread(
-                LoadedModel.load, self._checkpoint, ready, self._settings
-            )
+            self._model = await asyncio.to_thread(LoadedModel.of, await reading, ready)
         except OSError as error:  # no process, no memory, too many open files
             raise EngineNotLoaded(
                 f"The model cannot be loaded: {error}", by_settings=False
             ) from error
+        finally:
+            await cancel_and_wait(reading)
         self._jobs.max_num_seqs = ready.config.max_num_seqs  # an upstream may have fewer slots
         self._heartbeat.files = ModelFiles(
             self._model.card.prompt_digest, self._model.weights_digest
