@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shared.keys import HOME
-from shared.transport.partitions.partitions import Partition, Partitions
+from shared.transport.partitions.partitions import PATIENCE_S, Partition, Partitions
 from shared.transport.ports.deployment import (
     HISTORY_SLOT_S,
     NO_SAMPLE,
@@ -122,7 +122,8 @@ class PartitionedModelOffers:
         claimed: str = "",
         failed: Sequence[str] = (),
     ) -> Sequence[WaitingModel]:
-        found = await self._partitions.each(
+        # As no heartbeats are sent while a model loads, this notices a partition that is back.
+        found = await self._partitions.beat(
             lambda one: one.transport.offers.offer(
                 worker_id,
                 models,
@@ -131,7 +132,8 @@ class PartitionedModelOffers:
                 swap_ms=swap_ms,
                 claimed=claimed,
                 failed=failed,
-            )
+            ),
+            PATIENCE_S,
         )
         return [
             WaitingModel(
