@@ -197,12 +197,10 @@ class ModelCatalog:
             announced = await self._registry.models()
             known = {}
             for name, found in announced.items():
-                is_offered = found.offer is not None
-                if found.unserved_s > self._retention_s and not (is_offered or name in self._kept):
+                if found.unserved_s > self._retention_s and not (found.offer or name in self._kept):
                     self._remember(name)
                     continue
-                model = await self._served_model(name, found)
-                if model is not None:
+                if (model := await self._served_model(name, found)) is not None:
                     known[name] = model
         except TransportError:
             self._reachable = False
@@ -231,10 +229,9 @@ class ModelCatalog:
         self._load_again_s.pop(name, None)
         try:
             card = _of_all_workers(ModelCard.from_json(blob), found)
-            is_served = found.unserved_s == 0.0
             text = await self._text(card)
-            offer, load_failed = found.offer, found.load_failed
-            return ServedModel(card, text, is_served, found.is_paused, offer, load_failed)
+            facts = (found.unserved_s == 0.0, found.is_paused, found.offer, found.load_failed)
+            return ServedModel(card, text, *facts)
         except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",
