@@ -23,7 +23,7 @@ local trusts_leases = not leases_mean_nothing()
 -- Counts who serves each model, and drops the offers of dead workers.
 local function count_workers()
   for model, num in pairs(count_serving()) do redis.call('HSET', P .. 'serving', model, num) end
-  redis.call('HSET', P .. 'serving', '', 0)  -- counted, also where nobody serves
+  redis.call('HSET', P .. 'serving', '', 0)  -- counted, also where no worker serves
   redis.call('PEXPIRE', P .. 'serving', COUNTED_MS)
   local offers = redis.call('HGETALL', P .. 'offers')
   for k = 1, #offers, 2 do

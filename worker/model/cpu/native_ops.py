@@ -345,7 +345,7 @@ def _interleaved(weight: Tensor) -> Tensor:
 
 
 def _blocked(weight: Tensor) -> Tensor:
-    """Returns a view of [out, in] as [out / 32, words, 32] int32, as kernels.cpp reads it: a word
-    has two bfloat16 of a row, or four int8. It is copied faster than by these elements."""
-    words = weight.view(torch.int32)
-    return words.view(len(words) // _PANEL, _PANEL, -1).transpose(1, 2)
+    """Returns a view of [out, in] as [out / 32, groups, 32] int32, as kernels.cpp reads it: a group
+    is two bfloat16 of a row, or four int8. It is copied faster than by these elements."""
+    groups = weight.view(torch.int32)
+    return groups.view(len(groups) // _PANEL, _PANEL, -1).transpose(1, 2)
