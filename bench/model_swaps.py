@@ -7,17 +7,17 @@ does with both in PENSTOCK_MODELS, and sends one request at a time to each in tu
 request waits for a swap of an idle worker. In the pause before it the worker prepares the next
 engine process. Prints a JSON line: seconds of the swaps, from the last
 job of a model until the next one is served, and of the requests' waits in the queue, which include
-the time until the worker looks.
+the time until the worker looks; then the medians of a swap's parts, by the worker's log.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tempfile
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -34,6 +34,20 @@ from worker.model.parallel.group import Placement
 from worker.model.weights.loader import fill_with_noise
 
 NAMES = ("a", "b")
+# What ends a part of a swap, in the order of the log: a message, and its stage.
+PARTS = {
+    (
+        "the engine is loading the model",
+        "loading weights",
+        0,
+    ): "former process ends, files are checked",
+    ("the engine is loading the model", "loading weights", 100): "weights are read",
+    ("the engine is loading the model", "laying out weights", 100): "weights are laid out",
+    ("the engine is loading the model", "allocating KV cache", 100): "KV cache",
+    ("the engine is loading the model", "warming up", 100): "masks of the vocabulary, first step",
+    ("the model is loaded", None, None): "self-test, text files",
+    ("another model is served", None, None): "announcement",
+}
 
 
 def main() -> None:
@@ -52,6 +66,7 @@ def main() -> None:
             "DEVICE": "cpu",
             "NUM_KV_BLOCKS": "256",
             "MAX_MODEL_LEN": "1024",
+            "LOG_FORMAT": "json",
         }
         with Launched(directory, settings, is_forked=False) as penstock:
             waits_s = []
@@ -59,8 +74,8 @@ def main() -> None:
                 time.sleep(arguments.pause_s)
                 waits_s.append(ask(penstock.base_url, number))
             del waits_s[0]  # of the model that was loaded at the start
-            found = re.findall(r"another model is served .*?swap_s=(\S+)", penstock.output)
-    swaps_s = sorted(map(float, found))
+            swaps = read_swaps(penstock.output)
+    swaps_s = sorted(swap["swap_s"] for swap in swaps)
     figures = {
         "shape": arguments.shape,
         "swaps": len(swaps_s),
@@ -70,6 +85,31 @@ def main() -> None:
         "wait_s_max": round(max(waits_s), 2),
     }
     print(json.dumps(conditions() | figures))
+    for part in PARTS.values():
+        seconds = [swap[part] for swap in swaps if part in swap]
+        print(f"{part:50} {statistics.median(seconds):6.3f} s")
+
+
+def read_swaps(output: str) -> list[dict[str, float]]:
+    """Returns the seconds of each swap and of its parts."""
+    swaps: list[dict[str, float]] = []
+    at_s = 0.0
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue
+        entry = json.loads(line)
+        now_s = datetime.fromisoformat(entry["time"]).timestamp()
+        if entry["message"] == "loading another model next: its jobs wait":
+            swaps.append({})
+        elif part := PARTS.get((entry["message"], entry.get("stage"), entry.get("percent"))):
+            if not swaps:
+                continue
+            swaps[-1][part] = now_s - at_s
+            swaps[-1]["swap_s"] = entry.get("swap_s", 0.0)
+        else:
+            continue
+        at_s = now_s
+    return swaps
 
 
 def write_model(directory: Path, shape: str) -> Path:

@@ -54,6 +54,11 @@ OF_MODEL = {
     "name": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$"},
     "served": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": '^[^"\\\\]+$'},
 }
+# A name of PENSTOCK_MODELS has no sign of that list.
+ON_DEMAND = {
+    "served": {**OF_MODEL["served"], "pattern": r'^[^"\\,=/\s]+$'},
+    "model": {"type": "string", "pattern": r"^[^,\s]+$"},
+}
 
 
 def render() -> str:
@@ -67,9 +72,12 @@ def render() -> str:
     # A parent chart's values.
     properties["global"] = {"type": "object"}
     of_workers = {name: {"$ref": f"#/properties/workers/properties/{name}"} for name in worker}
+    on_demand = {"type": "array", "items": _object(ON_DEMAND, required=["served", "model"])}
     properties["models"] = {
         "type": "array",
-        "items": _object({**OF_MODEL, **of_workers}, required=["name", "served"]),
+        "items": _object(
+            {**OF_MODEL, "onDemand": on_demand, **of_workers}, required=["name", "served"]
+        ),
     }
     schema["definitions"] = {
         "frontendSettings": _settings(ApiSettings),

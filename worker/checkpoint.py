@@ -18,6 +18,7 @@ from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard, parse_override
 from shared.text.text_model import load_card_tokenizer
+from shared.text.tokenizer import FastTokenizer
 from worker.gguf.checkpoint import with_text_files
 from worker.gguf.package import PACKAGES, NotFetched, packaged_file
 from worker.gguf.source import (
@@ -50,6 +51,30 @@ class JobRefused(Exception):
         self.message = message
 
 
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """The text side of a checkpoint; the card has none of the engine's facts."""
+
+    card: ModelCard
+    blobs: Mapping[str, bytes]  # by digest
+    tokenizer: FastTokenizer
+    weights_digest: str
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, settings: WorkerSettings) -> TextFiles:
+        """Reads it, which does not need the engine. Raises TextInvalid, or OSError."""
+        card, blobs = _card(
+            checkpoint,
+            settings,
+            max_model_len=0,
+            kv_capacity_tokens=0,
+            dtype="",
+            num_parameters=0,
+            structured_output=False,
+        )
+        return cls(card, blobs, load_card_tokenizer(card, blobs), weights_digest(checkpoint))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """The model as the service needs it: card, tokenizer, and the bounds of its engine."""
@@ -64,39 +89,32 @@ class LoadedModel:
     weights_digest: str = ""
 
     @classmethod
-    def load(
-        cls, checkpoint: Checkpoint, ready: EngineReady, settings: WorkerSettings
-    ) -> LoadedModel:
-        """Reads the checkpoint's text files. Raises TextInvalid, or OSError."""
-        card, blobs = _card(
-            checkpoint,
-            settings,
+    def of(cls, text: TextFiles, ready: EngineReady) -> LoadedModel:
+        """Returns the model of an engine that has loaded it."""
+        card = replace(
+            text.card,
             max_model_len=ready.config.max_model_len,
             kv_capacity_tokens=0 if ready.embedding_size else ready.config.sequence_capacity_tokens,
             dtype=ready.dtype,
             num_parameters=ready.num_parameters,
             structured_output=ready.config.structured_output,
-        )
-        card = replace(
-            card,
             engine=ready.engine_name,
             engine_version=ready.engine_version,
             exact_resume=ready.exact_resume,
             embedding_size=ready.embedding_size,
         )
-        tokenizer = load_card_tokenizer(card, blobs)
         if not card.structured_output and not card.embedding_size:
-            grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
+            grammars = GrammarCompiler(text.tokenizer, card.vocab_size, card.eos_token_ids)
             card = replace(card, structured_output_reason=grammars.unsupported_reason() or "")
         return cls(
-            name=checkpoint.name,
+            name=card.name,
             card=card,
-            blobs=blobs,
-            tokenizer=tokenizer,
+            blobs=text.blobs,
+            tokenizer=text.tokenizer,
             max_model_len=ready.config.max_model_len,
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.config.eos_token_ids,
-            weights_digest=weights_digest(checkpoint),
+            weights_digest=text.weights_digest,
         )
 
     def shortcomings(self) -> list[str]:

@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.outages import STORE, RateLimitedOutageLog
@@ -179,6 +180,23 @@ class Heartbeat:
 
 
 RATE_WINDOW_S = 5.0
+MAX_LOAD_ERROR_CHARS = 400
+
+
+@dataclass(slots=True)
+class SwapCounts:
+    """The swaps of a worker with several models, since its start."""
+
+    num_swaps: int = 0
+    seconds: float = 0.0
+    num_failures: int = 0
+    load_errors: dict[str, str] = field(default_factory=dict)  # of models that failed since
+
+    @property
+    def load_error(self) -> str:
+        """Returns a line for operators; empty: no model has failed since it was last loaded."""
+        models = [f"{name}: {error}" for name, error in self.load_errors.items()]
+        return " ".join("; ".join(models).split())[:MAX_LOAD_ERROR_CHARS]
 
 
 class LoadReport:
@@ -193,7 +211,9 @@ class LoadReport:
         jobs: RunningJobs,
         supervisor: EngineSupervisor,
         publisher: Output,
+        swaps: SwapCounts,
     ) -> None:
+        self._swaps = swaps if settings.models else None
         self._jobs = jobs
         self._supervisor = supervisor
         self._publisher = publisher
@@ -228,6 +248,9 @@ class LoadReport:
             "unflushed_tokens": self._publisher.num_unsent_total,
             "tok_s": self._tokens_per_s(engine.get("generated_tokens", 0)),
         }
+        if self._swaps is not None:
+            stats["model_swaps"] = self._swaps.num_swaps
+            stats["model_load_error"] = self._swaps.load_error
         if ready is not None:
             stats["engine"] = ready.engine_name
             stats["engine_version"] = ready.engine_version

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 
@@ -24,7 +23,7 @@ from shared.metrics import CONTENT_TYPE, Exposition, MetricRow, MetricsNames, Me
 from shared.settings import SettingsError
 from worker.engine.measures import SIZES, STEP_SECONDS
 from worker.engine.request import RequestTimes
-from worker.heartbeat import Heartbeat, LoadReport
+from worker.heartbeat import Heartbeat, LoadReport, SwapCounts
 from worker.publisher import Output
 from worker.running_jobs import RunningJob
 from worker.runtime.supervisor import EngineSupervisor
@@ -326,15 +325,6 @@ class WorkerMetrics:
     @property
     def exposition(self) -> Exposition:
         return Exposition(METRICS, self._registry, self._names, self._labels)
-
-
-@dataclass(slots=True)
-class SwapCounts:
-    """The swaps of a worker with several models, since its start."""
-
-    num_swaps: int = 0
-    seconds: float = 0.0
-    num_failures: int = 0
 
 
 class WorkerStateCollector(Collector):

@@ -24,8 +24,8 @@ from shared.transport.ports.offers import ModelOffers, WaitingModel
 from shared.transport.ports.queue import JobQueue
 from shared.transport.ports.registry import Order
 from worker.checkpoint import Announcement, Checkpoint, LoadedModel
-from worker.heartbeat import WorkerProbes
-from worker.metrics import SwapCounts, WorkerMetrics
+from worker.heartbeat import SwapCounts, WorkerProbes
+from worker.metrics import WorkerMetrics
 from worker.running_jobs import RunningJobs
 from worker.runtime.link import EngineLink
 from worker.runtime.messages import Prepare
@@ -58,7 +58,8 @@ def next_model(
     waited for `bound_ms`, less a swap for each further model that waits, but at least for half of
     it: the last of them is then served within the bound and one swap, where they are few. An idle
     worker leaves at once, and helps with a model that others serve once that one's jobs have waited
-    for the bound. `not_now`: models that failed to load.
+    for the bound. It also takes a model from a worker that still drains for it. `not_now`: models
+    that failed to load.
     """
     own_waiting = sum(queue.num_waiting for queue in queues if queue.model == current)
     may_help = is_idle and not own_waiting
@@ -69,6 +70,7 @@ def next_model(
         and queue.model != current
         and queue.model not in not_now
         and not queue.is_claimed
+        and (may_help or not queue.is_drained_for)
     ]
     unserved = [queue for queue in waiting if not queue.num_workers]
     due_ms = 0 if may_help else max(bound_ms // 2, bound_ms - swap_ms * (len(unserved) - 1))
@@ -111,7 +113,9 @@ class SwappingWorker:
         self._announced: dict[str, Announcement] = {}
         self._queues: Sequence[WaitingModel] = ()
         self._failures: dict[str, tuple[int, float]] = {}  # how many, and when to try again
-        self._claimed = ""  # the model that this worker drains for, or loads instead of another
+        self._claimed: WaitingModel | None = None  # drained for, or loaded instead of another
+        self.is_lost = asyncio.Event()  # this claim: an idle worker loads the model
+        self._claiming = asyncio.Lock()  # no offer without the claim is sent during it
         self._loading = ""  # the model of `_service` until it is served
         self._is_idle = False
         self._claimed_s = self._left_s = 0.0  # when it was claimed, and the last job had ended
@@ -209,15 +213,17 @@ class SwappingWorker:
         """Returns the model to load after `name` could not be: of those that may be tried again
         soonest the one before it, else the first; empty: none."""
         self.counts.num_failures += 1
+        self.counts.load_errors[name] = str(error)
         num_failures = self._failures.get(name, (0, 0.0))[0] + 1
         retry_s = LOAD_RETRY_S * 2 ** (num_failures - 1)
         self._failures[name] = (num_failures, time.monotonic() + retry_s)
-        self._claimed = ""
+        self._claimed = None
         left = [other for other in self._offered() if other != name]
         left.sort(key=lambda other: (self._failing().get(other, 0.0), other != served))
         following = next(iter(left), "")
         log.error(
-            "a model of the list cannot be loaded; its jobs stay queued",
+            "a model of the list cannot be loaded; its jobs stay queued. Correct its files or the "
+            "worker's settings and restart the worker, or take it out of PENSTOCK_MODELS",
             extra={
                 "model": name,
                 "error": str(error),
@@ -296,15 +302,32 @@ class SwappingWorker:
                 swap_ms=self._swap_ms,
                 not_now=self._failing(),
             )
-            if found is not None and await self._claim(found):
+            if found is not None and await self._claim(found, drains=not self._is_idle):
                 return found.model
+
+    async def confirm(self) -> bool:
+        """Returns whether the model of `due` is still this worker's to load, now that no job runs.
+        Raises TransportError."""
+        found = self._claimed
+        assert found is not None, "confirm follows due"
+        if not self.is_lost.is_set():
+            is_claimed = await self._try_to_claim(found, drains=False)
+            if is_claimed:
+                return True
+        self._claimed = None
+        log.info(
+            "another worker loads the model; this one serves its own again",
+            extra={"model": self._service.model_name, "next_model": found.model},
+        )
+        return False
 
     def loaded(self, model: LoadedModel) -> None:
         """Takes the figures of a model that is served now."""
         now_s = time.monotonic()
         self._announced[model.name] = Announcement(model.card, model.blobs)
         self._failures.pop(model.name, None)
-        if self._claimed == model.name:
+        self.counts.load_errors.pop(model.name, None)
+        if self._claimed is not None and self._claimed.model == model.name:
             swap_s = now_s - self._left_s
             self.counts.num_swaps += 1
             self.counts.seconds += swap_s
@@ -317,7 +340,7 @@ class SwappingWorker:
                     "swap_s": round(swap_s, 3),
                 },
             )
-        self._claimed = self._loading = ""
+        self._claimed, self._loading = None, ""
 
     @property
     def _bound_ms(self) -> int:
@@ -332,19 +355,28 @@ class SwappingWorker:
         now_s = time.monotonic()
         return {name: due_s for name, (_, due_s) in self._failures.items() if now_s < due_s}
 
-    async def _claim(self, found: WaitingModel) -> bool:
-        try:
+    async def _try_to_claim(self, found: WaitingModel, *, drains: bool) -> bool:
+        async with self._claiming:
             is_claimed = await self._transport.offers.claim(
                 self.worker_id,
                 found.model,
                 self._settings.lease_ms,
                 unserved=not found.num_workers,
+                drains=drains,
             )
+            if is_claimed:
+                self._claimed = found
+            return is_claimed
+
+    async def _claim(self, found: WaitingModel, *, drains: bool) -> bool:
+        self.is_lost.clear()
+        try:
+            is_claimed = await self._try_to_claim(found, drains=drains)
         except TransportError as error:
             log.debug("failed to claim a model", extra={"error": str(error)})
             return False
         if is_claimed:
-            self._claimed, self._claimed_s = found.model, time.monotonic()
+            self._claimed_s = time.monotonic()
             log.info(
                 "loading another model next: its jobs wait",
                 extra={
@@ -366,14 +398,8 @@ class SwappingWorker:
         backoff = Backoff(LOOK_S, 5.0)
         while True:
             try:
-                self._queues = await self._transport.offers.offer(
-                    self.worker_id,
-                    self._offered(),
-                    life_ms=self._settings.lease_ms,
-                    bound_ms=0 if self._is_idle else self._bound_ms,
-                    swap_ms=self._swap_ms,
-                    claimed=self._claimed or self._loading,
-                )
+                async with self._claiming:
+                    await self._offer()
                 outage.succeeded()
                 backoff.reset()
                 await asyncio.sleep(LOOK_S)
@@ -381,6 +407,20 @@ class SwappingWorker:
                 self._queues = ()
                 outage.failed(error=str(error))
                 await backoff.wait()
+
+    async def _offer(self) -> None:
+        claimed = self._claimed.model if self._claimed else self._loading
+        self._queues = await self._transport.offers.offer(
+            self.worker_id,
+            self._offered(),
+            life_ms=self._settings.lease_ms,
+            bound_ms=0 if self._is_idle else self._bound_ms,
+            swap_ms=self._swap_ms,
+            claimed=claimed,
+            failed=tuple(self.counts.load_errors),
+        )
+        if any(queue.is_claimed for queue in self._queues if queue.model == claimed):
+            self.is_lost.set()
 
     async def _announce_often(self) -> None:
         """Keeps the cards of the models that are not served now; the service announces its own."""

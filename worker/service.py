@@ -30,12 +30,12 @@ from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.queue import CrashCause, JobQueue, ModelFiles
 from shared.transport.ports.registry import Order
-from worker.checkpoint import Checkpoint, LoadedModel
-from worker.heartbeat import Heartbeat, LoadReport, WorkerProbes
+from worker.checkpoint import Checkpoint, LoadedModel, TextFiles
+from worker.heartbeat import Heartbeat, LoadReport, SwapCounts, WorkerProbes
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import report_loading
-from worker.metrics import SwapCounts, WorkerMetrics, WorkerStateCollector
+from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.prefix_report import PrefixReport
 from worker.publisher import FlushPolicy, Publisher, Publishers
 from worker.returned_jobs import HAND_BACK_S, RECONCILE_INTERVAL_S, ReturnedJobs
@@ -73,9 +73,15 @@ class Swaps(Protocol):
 
     counts: SwapCounts
     order: Order  # of an operator, that the worker has followed so far
+    is_lost: asyncio.Event  # another worker serves the model that this one drains for
 
     async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
         """Returns the name of the model that is to be served instead, once one is."""
+        ...
+
+    async def confirm(self) -> bool:
+        """Returns whether that model is still to be served, once no job runs. Raises
+        TransportError."""
         ...
 
     def loaded(self, model: LoadedModel) -> None:
@@ -93,10 +99,14 @@ class SoleModel:
     def __init__(self) -> None:
         self.counts = SwapCounts()
         self.order = Order.SERVE
+        self.is_lost = asyncio.Event()
 
     async def due(self, jobs: RunningJobs, order: StandingOrder) -> str:
         await asyncio.Event().wait()
         return ""
+
+    async def confirm(self) -> bool:
+        return False
 
     def loaded(self, model: LoadedModel) -> None:
         """Does nothing."""
@@ -157,7 +167,8 @@ class WorkerService:
         self._prefixes = PrefixReport(
             queue, self.worker_id, settings.lease_ms, self._supervisor.prefixes
         )
-        load = LoadReport(settings, self._jobs, self._supervisor, self._publisher)
+        counts = self._swaps.counts
+        load = LoadReport(settings, self._jobs, self._supervisor, self._publisher, counts)
         self._heartbeat = Heartbeat(
             queue,
             self.worker_id,
@@ -272,15 +283,18 @@ class WorkerService:
         )
 
     async def _load(self) -> None:
+        reading = asyncio.create_task(  # beside the engine's load
+            asyncio.to_thread(TextFiles.read, self._checkpoint, self._settings)
+        )
         try:
             ready = await self._supervisor.start()
-            self._model = await asyncio.to_thread(
-                LoadedModel.load, self._checkpoint, ready, self._settings
-            )
+            self._model = await asyncio.to_thread(LoadedModel.of, await reading, ready)
         except OSError as error:  # no process, no memory, too many open files
             raise EngineNotLoaded(
                 f"The model cannot be loaded: {error}", by_settings=False
             ) from error
+        finally:
+            await cancel_and_wait(reading)
         self._jobs.max_num_seqs = ready.config.max_num_seqs  # an upstream may have fewer slots
         self._heartbeat.files = ModelFiles(
             self._model.card.prompt_digest, self._model.weights_digest
@@ -351,7 +365,6 @@ class WorkerService:
         await self._queue.announce(self._model.name, self._model.card.to_json(), self._model.blobs)
 
     async def _serve(self) -> int:
-        intake = asyncio.create_task(self._intake.run(), name="intake")
         others = [
             asyncio.create_task(job, name=name)
             for name, job in {
@@ -368,18 +381,18 @@ class WorkerService:
             }.items()
         ]
         ordered = asyncio.create_task(self._order.exit_ordered(), name="ordered exit")
-        due = asyncio.create_task(self._swaps.due(self._jobs, self._order), name="next model")
         status = EXIT_OK
         left: list[RunningJob] = []
         try:
-            await first_of(intake, *others, ordered, due, self._stop.wait())
-            _raise_the_first(intake, *others, due)
-            if due.done() and not ordered.done():
-                self.next_model = due.result()
-            await cancel_and_wait(intake)
-            left = await self._drain_beside(others)
-            if self._stop.is_set() or self._order.order is Order.EXIT:
+            while True:
+                await self._take_jobs(others, ordered)
+                left = await self._drain_beside(others)
+                if self._stop.is_set() or self._order.order is Order.EXIT:
+                    self.next_model = ""
+                if not self.next_model or await self._is_confirmed(others):
+                    break
                 self.next_model = ""
+                await self._report_stopping(False)
             # A supervisor that reads this does not start it again.
             if self._order.order is Order.EXIT and not self._stop.is_set():
                 report_refusal("an operator ordered it to exit")
@@ -387,7 +400,7 @@ class WorkerService:
             log.critical("giving up", extra={"error": str(error)})
             status, self.next_model = EXIT_GAVE_UP, ""
         finally:
-            await cancel_and_wait(intake, ordered, due, *others)
+            await cancel_and_wait(ordered, *others)
         self.left_s = time.monotonic()
         if self.next_model:
             leaving = asyncio.create_task(self._retrying("leaving the queue", self._leave_for_next))
@@ -400,6 +413,35 @@ class WorkerService:
             self.next_model = ""
         await self._returned.leave_for_good([*left, *self._jobs])
         return status
+
+    async def _take_jobs(
+        self, others: Sequence[asyncio.Task[None]], ordered: asyncio.Task[None]
+    ) -> None:
+        """Takes jobs until the worker is to drain: for the next model, to exit, or at a stop."""
+        intake = asyncio.create_task(self._intake.run(), name="intake")
+        due = asyncio.create_task(self._swaps.due(self._jobs, self._order), name="next model")
+        try:
+            await first_of(intake, *others, ordered, due, self._stop.wait())
+            _raise_the_first(intake, *others, due)
+            if due.done() and not ordered.done():
+                self.next_model = due.result()
+        finally:
+            await cancel_and_wait(intake, due)
+
+    async def _is_confirmed(self, others: Sequence[asyncio.Task[None]]) -> bool:
+        """Returns whether the next model is to be loaded: not if another worker does by now."""
+        confirming = asyncio.create_task(
+            self._retrying("claiming the next model", self._swaps.confirm), name="confirm"
+        )
+        try:
+            await first_of(confirming, *others, self._stop.wait())
+            _raise_the_first(*others)
+            if confirming.done():
+                return bool(confirming.result())
+            self.next_model = ""
+            return True
+        finally:
+            await cancel_and_wait(confirming)
 
     async def _drain_beside(self, others: Sequence[asyncio.Task[None]]) -> list[RunningJob]:
         """Drains, unless one of the tasks that it relies on fails."""
@@ -451,13 +493,11 @@ class WorkerService:
             "draining: the worker takes no new jobs",
             extra={"num_jobs": len(self._jobs), **following},
         )
-        self._heartbeat.is_stopping = True
-        with contextlib.suppress(TransportError, TimeoutError):
-            # Others learn it from this heartbeat; without it, from the next.
-            async with asyncio.timeout(HAND_BACK_S):
-                await self._heartbeat.send()
+        await self._report_stopping(True)
         if self.next_model:  # no waiting job cuts off a running one
-            await self._jobs_end(self._stop, MAX_DRAIN_S)
+            await first_of(self._jobs_end(self._stop, MAX_DRAIN_S), self._swaps.is_lost.wait())
+            if self._swaps.is_lost.is_set() and not self._stop.is_set():
+                return []
         await self._jobs_end(self._stop_now, self._settings.drain_timeout_s)
         if not len(self._jobs):
             return []
@@ -466,6 +506,13 @@ class WorkerService:
             async with asyncio.timeout(FLUSH_BEFORE_RELEASE_S):
                 await self._publisher.flushed()
         return self._runner.take_all()
+
+    async def _report_stopping(self, is_stopping: bool) -> None:
+        self._heartbeat.is_stopping = is_stopping
+        with contextlib.suppress(TransportError, TimeoutError):
+            # Others learn it from this heartbeat; without it, from the next.
+            async with asyncio.timeout(HAND_BACK_S):
+                await self._heartbeat.send()
 
     async def _jobs_end(self, stop: asyncio.Event, limit_s: float) -> None:
         """Returns when no job runs, with `stop`, or after `limit_s`."""

@@ -62,6 +62,8 @@ _WORKER_FIELDS = (
     "prefix_query_tokens",
     "prefix_hit_tokens",
     "preemptions",
+    "model_swaps",
+    "model_load_error",
     "beat_age_ms",
 )
 # For callers without an operator's key: a worker's other numbers show what its tenants do.
@@ -192,6 +194,8 @@ class DeploymentReader:
                 "is_served": num_workers > 0,
                 "is_paused": load is not None and load.paused_since is not None,
             }
+            if name in known:
+                row["load_failed"] = known[name].load_failed
             if num_workers == 0 and name in known:
                 row["status"] = status_of(known[name])
                 row["estimated_wait_s"] = estimated_wait_s(known[name])

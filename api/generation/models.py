@@ -50,6 +50,7 @@ class ServedModel:
     is_served: bool = True  # by a live worker; else its jobs wait until one comes
     is_paused: bool = False  # an operator has paused its queue: its jobs wait
     offer: Offer | None = None  # of workers that load it when jobs wait for it
+    load_failed: bool = False  # such a worker could not load it
     defaults: SamplingDefaults = field(init=False, compare=False)  # of the card, checked
 
     def __post_init__(self) -> None:
@@ -204,12 +205,10 @@ class ModelCatalog:
             announced = await self._registry.models()
             known = {}
             for name, found in announced.items():
-                is_offered = found.offer is not None
-                if found.unserved_s > self._retention_s and not (is_offered or name in self._kept):
+                if found.unserved_s > self._retention_s and not (found.offer or name in self._kept):
                     self._remember(name)
                     continue
-                model = await self._served_model(name, found)
-                if model is not None:
+                if (model := await self._served_model(name, found)) is not None:
                     known[name] = model
         except TransportError:
             self._reachable = False
@@ -238,9 +237,9 @@ class ModelCatalog:
         self._load_again_s.pop(name, None)
         try:
             card = _of_all_workers(ModelCard.from_json(blob), found)
-            is_served = found.unserved_s == 0.0
             text = await self._text(card)
-            return ServedModel(card, text, is_served, found.is_paused, found.offer)
+            facts = (found.unserved_s == 0.0, found.is_paused, found.offer, found.load_failed)
+            return ServedModel(card, text, *facts)
         except UnavailableError as error:  # temporary, and of this model only
             log.error(
                 "failed to load the tokenizer or the chat template of a model",

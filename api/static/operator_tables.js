@@ -34,6 +34,7 @@ export const deadLetterTable = (body, onRequeue) =>
 function modelState({ is_served: isServed, is_paused: isPaused, queued, status, ...model }) {
   if (isPaused) return ["paused", "warn"];
   if (isServed) return ["served", "good"];
+  if (model.load_failed && status !== "loading") return ["not loaded: an error", "bad"];
   const wait = `about ${duration(1000 * model.estimated_wait_s)}`;
   if (status === "loading") return [`loading, ${wait}`, "warn"];
   if (status === "on_demand") return [queued > 0 ? `on demand, ${wait}` : "on demand", "good"];

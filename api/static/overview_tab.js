@@ -94,7 +94,8 @@ function concernsOf({ redis }, models, workers) {
     if (isServed || !queued || ["loading", "on_demand"].includes(status)) continue;
     concerns.push([`${model}: ${plural(queued, "job")} waiting and no worker`, tabLink("models")]);
   }
-  for (const { id, status } of workers ?? []) {
+  for (const { id, status, model_load_error: error } of workers ?? []) {
+    if (error) concerns.push([`${id} cannot load a model: ${error}`, tabLink("workers")]);
     if (status === "stalled") concerns.push([`${id} makes no progress`, tabLink("workers")]);
   }
   return concerns.slice(0, 5);

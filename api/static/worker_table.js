@@ -4,7 +4,7 @@ import { newBadge, setBadge } from "./badge.js";
 import { newBlocks, setBlocks } from "./blocks.js";
 import { setText } from "./element.js";
 import { Table, actionButton, node, text } from "./table.js";
-import { count, duration, rate } from "./units.js";
+import { count, duration, plural, rate } from "./units.js";
 
 function stateOf({ status, running, percent, order }) {
   if (status === "loading") return [`loading, ${percent} %`, "warn"];
@@ -27,6 +27,15 @@ function setButton(button, { id, order, status }) {
   button.setAttribute("aria-label", `${verb} worker ${id}`);
 }
 
+/** The models, who computes them, and the swaps of a worker that loads them when wanted. */
+function modelsOf({ models, engine, engine_version: version, stage, model_swaps: swaps, model_load_error: error }) {
+  if (stage) return `${models.join(", ")}: ${stage}`;
+  const computedBy = { vllm: ` (vLLM ${version})`, http: ` (upstream: ${version})` };
+  const swapped = swaps > 0 ? `, ${plural(swaps, "swap")}` : "";
+  const failed = error ? `. Not loaded: ${error}` : "";
+  return models.join(", ") + (computedBy[engine] ?? "") + swapped + failed;
+}
+
 /** The part of the looked-up prompt tokens that were in its prefix cache. */
 function prefixHits({ prefix_query_tokens: lookedUp, prefix_hit_tokens: found }) {
   return lookedUp > 0 ? `${Math.round((100 * found) / lookedUp)} %` : "–";
@@ -39,11 +48,7 @@ export const workerTable = (body, onOrder) =>
     [
       text("Worker", (worker) => worker.id, "id"),
       node("State", newBadge, (badge, worker) => setBadge(badge, ...stateOf(worker))),
-      text("Models", ({ models, engine, engine_version: version, stage }) => {
-        if (stage) return `${models.join(", ")}: ${stage}`;
-        const computedBy = { vllm: ` (vLLM ${version})`, http: ` (upstream: ${version})` };
-        return models.join(", ") + (computedBy[engine] ?? "");
-      }),
+      text("Models", modelsOf),
       text("Step", (worker) => count(worker.step), "number"),
       text("Running", (worker) => count(worker.running), "number"),
       text("Waiting", (worker) => count(worker.waiting), "number"),

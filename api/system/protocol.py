@@ -86,6 +86,7 @@ class Model(ResponseModel):
     # it; unserved: no worker lists it
     status: ModelStatus
     estimated_wait_s: float | None  # until a worker serves it; null: one does, or not known
+    load_failed: bool  # a worker could not load it when it was wanted; the dashboard shows why
     engine: str  # of its workers; "mixed": they differ
     engine_version: str
     exact_resume: bool  # whether an output that was cut continues as it would have
@@ -114,6 +115,7 @@ class Model(ResponseModel):
             is_paused=model.is_paused,
             status=status_of(model),
             estimated_wait_s=estimated_wait_s(model),
+            load_failed=model.load_failed,
             engine=card.engine,
             engine_version=card.engine_version,
             exact_resume=card.exact_resume,

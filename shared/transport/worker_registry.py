@@ -142,7 +142,8 @@ class RedisWorkerRegistry:
             time, cards, seen, kept, pauses, offered = await pipe.execute()
         now_ms, seen_ms, kept_until_ms = _milliseconds(time), dict(seen), dict(kept)
 
-        paused, offers = set(pauses), offered_models(offered, now_ms)
+        paused = set(pauses)
+        offers, failed = offered_models(offered, now_ms)
 
         def is_stored(name: bytes) -> bool:
             """Returns whether the card's blobs exist: the card itself is dropped by the next
@@ -163,6 +164,7 @@ class RedisWorkerRegistry:
                 serving.get(name.decode(), ()),
                 offers.get(name.decode()),
                 is_paused=name in paused,
+                load_failed=name.decode() in failed,
             )
             for name, card in sorted(cards.items())
             if is_stored(name)
@@ -230,6 +232,7 @@ def _announced(
     offer: Offer | None,
     *,
     is_paused: bool,
+    load_failed: bool,
 ) -> AnnouncedModel:
     """Returns a model with the promises that all its workers keep.
 
@@ -246,6 +249,7 @@ def _announced(
         kv_capacity_tokens=_least(workers, "kv_capacity_tokens"),
         is_paused=is_paused,
         offer=offer,
+        load_failed=load_failed,
     )
 
 

@@ -98,6 +98,13 @@ EVERYTHING: dict[str, Any] = {
             },
             "upstreamKeySecret": "upstream",
         },
+        {
+            "name": "turns",
+            "served": "chat.v1",
+            "settings": {"PENSTOCK_MODEL": "/models/chat", "PENSTOCK_MODEL_SWAP_WAIT_S": 10},
+            "onDemand": [{"served": "code", "model": "org/code@main"}],
+            "autoscaling": {"enabled": True},
+        },
     ],
 }
 
@@ -235,7 +242,7 @@ def test_a_new_chart_alone_restarts_no_pod(everything: Installed) -> None:
 
 def test_every_pod_has_no_rights_and_a_read_only_root(everything: Installed) -> None:
     pods = everything.pods()
-    names = ("frontend", "demo", "big", "there", "redis")
+    names = ("frontend", "demo", "big", "there", "turns", "redis")
     assert set(pods) == {f"rel-penstock-{name}" for name in names}
     for name, template in pods.items():
         spec, container = template["spec"], everything.container(name)
@@ -300,6 +307,34 @@ def test_every_variable_is_a_setting_of_its_process(everything: Installed) -> No
     )
     assert values == ("1000000", "0.5", "false", "2")
     assert "PENSTOCK_NUM_THREADS" not in everything.env("rel-penstock-big")
+
+
+def test_a_worker_with_models_on_demand_gets_their_list(everything: Installed) -> None:
+    env = everything.env("rel-penstock-turns")
+    assert env["PENSTOCK_MODELS"] == "chat.v1=/models/chat,code=org/code@main"
+    assert {"PENSTOCK_MODEL", "PENSTOCK_SERVED_MODEL_NAME"} & env.keys() == set()
+    settings = WorkerSettings(redis_url="redis://nowhere", models=env["PENSTOCK_MODELS"])
+    assert settings.named_models == {"chat.v1": "/models/chat", "code": "org/code@main"}
+    triggers = everything.one("ScaledObject", "rel-penstock-turns")["spec"]["triggers"]
+    for trigger in triggers:
+        assert r'model_name=~"chat\\.v1|code"' in trigger["metadata"]["query"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"onDemand": [{"served": "b", "model": "/b"}]}, "need settings.PENSTOCK_MODEL"),
+        ({"settings": {"PENSTOCK_MODELS": "a=/a"}}, "give the list as onDemand"),
+        ({"onDemand": [{"served": "b=c", "model": "/b"}]}, "schema"),
+    ],
+)
+def test_a_list_of_models_that_no_worker_would_take_is_refused(
+    model: dict[str, Any], sentence: str
+) -> None:
+    refused = Installed(
+        {"allowWithoutKeys": True, "models": [{"name": "x", "served": "a", **model}]}
+    )
+    assert sentence in refused.error
 
 
 def test_keys_are_a_file_that_changes_with_its_secret(everything: Installed) -> None:
@@ -367,13 +402,15 @@ def test_a_queue_for_a_server_that_runs_has_its_key_and_reaches_it(everything: I
 
 
 def test_workers_come_from_zero_by_how_long_jobs_wait(everything: Installed) -> None:
-    (name,) = (name for kind, name in everything.objects if kind == "ScaledObject")
-    spec = everything.one("ScaledObject", name)["spec"]
+    scaled = {name for kind, name in everything.objects if kind == "ScaledObject"}
+    assert scaled == {"rel-penstock-big", "rel-penstock-turns"}
+    spec = everything.one("ScaledObject", "rel-penstock-big")["spec"]
     assert spec["scaleTargetRef"] == {"name": "rel-penstock-big"}
     assert "replicas" not in everything.one("Deployment", "rel-penstock-big")["spec"]
     assert spec["minReplicaCount"] == 0
     # Requests wait for a model that a worker has announced once, and that frontends keep.
-    assert everything.env("rel-penstock-frontend")["PENSTOCK_KEEP_MODELS"] == "Qwen3-8B"
+    kept = everything.env("rel-penstock-frontend")["PENSTOCK_KEEP_MODELS"]
+    assert kept == "Qwen3-8B,chat.v1,code"
     loading = float(everything.env("rel-penstock-big")["PENSTOCK_LOAD_TIMEOUT_S"])
     assert spec["initialCooldownPeriod"] >= loading
     wait, sequences = (trigger["metadata"] for trigger in spec["triggers"])
@@ -454,6 +491,7 @@ def test_only_who_must_reaches_whom(everything: Installed) -> None:
         "rel-penstock-demo": ["rel-penstock-worker"],
         "rel-penstock-big": ["rel-penstock-worker"],
         "rel-penstock-there": ["rel-penstock-worker"],
+        "rel-penstock-turns": ["rel-penstock-worker"],
         "rel-penstock-redis": ["rel-penstock-redis"],
     }
 

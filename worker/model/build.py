@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -95,21 +96,25 @@ def build_model(
         )
     if options.batch_invariant and device.type == "cuda":
         _check_invariant(options, source)
-    if options.tensor_parallel_size == 1:
-        part = load_part(options, source, device, ALONE, report)
-        return complete(options, source, part, text, None, report)
-    source.check_divisible(options.tensor_parallel_size)
-    # Not above: it starts processes, which a model in one process does not need.
-    from worker.model.parallel.ranks import start_ranks
+    with ThreadPoolExecutor(1, "masks of the vocabulary") as thread:  # while weights are read
+        masks = None
+        if options.structured_output:
+            masks = thread.submit(_grammar_masks, text, source.config, device)
+        if options.tensor_parallel_size == 1:
+            part = load_part(options, source, device, ALONE, report)
+            return complete(options, source, part, masks, None, report)
+        source.check_divisible(options.tensor_parallel_size)
+        # Not above: it starts processes, which a model in one process does not need.
+        from worker.model.parallel.ranks import start_ranks
 
-    ranks = start_ranks(options, device, processes, on_rank_end, report)
-    try:
-        part = load_part(options, source, device, ranks.group, ranks.report)
-        ranks.loaded()
-        return complete(options, source, part, text, ranks, report)
-    except Exception as error:
-        ranks.explain(error)
-        raise
+        ranks = start_ranks(options, device, processes, on_rank_end, report)
+        try:
+            part = load_part(options, source, device, ranks.group, ranks.report)
+            ranks.loaded()
+            return complete(options, source, part, masks, ranks, report)
+        except Exception as error:
+            ranks.explain(error)
+            raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +162,14 @@ def complete(
     options: EngineOptions,
     source: ModelSource,
     part: LoadedPart,
-    text: _Text | None,
+    masks: Future[GrammarMasks | None] | None,
     ranks: OtherRanks | None,
     report: Progress,
 ) -> BuiltModel:
     """Returns the model with its runner, after a first step. `ranks` have its other parts."""
     config, model, kv_cache = source.config, part.built.model, part.kv_cache
     device = model.placement.device
-    grammar_masks = _grammar_masks(text, config, device) if options.structured_output else None
+    grammar_masks = None if masks is None else masks.result()
     runner = TorchModelRunner(
         model,
         kv_cache.stack,

@@ -10,12 +10,15 @@ a process that has a part of the model has ended, or is out of step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -44,6 +47,13 @@ EXIT_UNEXPECTED = 70
 EXIT_ENGINE_FAILED = 71
 
 PROGRESS_STEP = 0.01
+
+_OF_EVERY_LOAD = (
+    "worker.engines.penstock",
+    "worker.model.build",
+    "shared.text.checkpoint_text",
+    "worker.model.sampling.grammar_masks",
+)
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +87,11 @@ def main() -> int:
     logs = start_logs(configure.log_level, configure.log_format, process="worker", part="engine")
     logs.identity.is_worker(configure.worker_id)
     try:
-        return _serve(configure.options, link, logs)
+        status = _serve(configure.options, link, logs)
+        if _leaves_nothing(configure.options):
+            logs.stop()
+            os._exit(status)
+        return status
     except LinkClosed:
         log.info("the worker process ended; exiting")
         return 0
@@ -86,6 +100,13 @@ def main() -> int:
         return EXIT_UNEXPECTED
     finally:
         logs.stop()
+
+
+def _leaves_nothing(options: EngineOptions) -> bool:
+    """Returns whether this process may end without the interpreter's clean-up, which takes a part
+    of a second for a model: it has no other processes, and no file to complete."""
+    is_alone = options.engine == "penstock" and options.tensor_parallel_size == 1
+    return is_alone and not options.kv_offloading_dir
 
 
 def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
@@ -110,7 +131,6 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
         log.error("the engine failed to start", exc_info=True)
         link.send(LoadFailed(f"{type(error).__name__}: {error}", by_settings=False))
         return EXIT_NOT_BUILT
-    collapse_heap()
     link.send(
         EngineReady(
             config=built.config,
@@ -126,6 +146,8 @@ def _serve(options: EngineOptions, link: EngineSocket, logs: Logs) -> int:
             stats=dataclasses.asdict(built.engine.stats()),
         )
     )
+    # Beside the first steps: no job waits for it.
+    threading.Thread(target=collapse_heap, name="collapse-heap", daemon=True).start()
     try:
         EngineLoop(built.engine, link).run()
     except EngineFailed as error:
@@ -148,7 +170,11 @@ def _set_threads(options: EngineOptions) -> None:
 def _import_engine(options: EngineOptions) -> None:
     """Imports torch and our own engine over it, most of the CPU time of a small model's load."""
     _set_threads(options)
-    from worker.model import build  # noqa: F401
+    for name in _OF_EVERY_LOAD:
+        with contextlib.suppress(ImportError):  # a load without it logs why
+            importlib.import_module(name)
+    if options.device == "cpu":
+        importlib.import_module("worker.model.cpu.native_ops")
 
 
 def _build(

@@ -1,7 +1,7 @@
 """Partitions: calls one of them by a job's id, or all that answer at once.
 
-One that does not answer is away: nothing but heartbeats goes to it until one is answered, so that
-its jobs wait and no others do.
+One that does not answer is away: nothing but heartbeats and offers goes to it until one is
+answered, so that its jobs wait and no others do.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Partition:
             raise TransportError(f"partition {self.number} did not answer in time") from None
 
     def came_back(self) -> None:
-        """Notes an answered heartbeat: calls go to it again."""
+        """Notes an answered heartbeat or offer: calls go to it again."""
         self.is_away = False
         self._outage.succeeded()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shared.keys import HOME
-from shared.transport.partitions.partitions import Partition, Partitions
+from shared.transport.partitions.partitions import PATIENCE_S, Partition, Partitions
 from shared.transport.ports.deployment import (
     HISTORY_SLOT_S,
     NO_SAMPLE,
@@ -120,8 +120,10 @@ class PartitionedModelOffers:
         bound_ms: int,
         swap_ms: int,
         claimed: str = "",
+        failed: Sequence[str] = (),
     ) -> Sequence[WaitingModel]:
-        found = await self._partitions.each(
+        # As no heartbeats are sent while a model loads, this notices a partition that is back.
+        found = await self._partitions.beat(
             lambda one: one.transport.offers.offer(
                 worker_id,
                 models,
@@ -129,7 +131,9 @@ class PartitionedModelOffers:
                 bound_ms=bound_ms,
                 swap_ms=swap_ms,
                 claimed=claimed,
-            )
+                failed=failed,
+            ),
+            PATIENCE_S,
         )
         return [
             WaitingModel(
@@ -138,14 +142,17 @@ class PartitionedModelOffers:
                 max(queue.oldest_ms for queue in queues),
                 max(queue.num_workers for queue in queues),
                 any(queue.is_claimed for queue in queues),
+                any(queue.is_drained_for for queue in queues),
             )
             for model, queues in zip(models, zip(*found.values(), strict=True), strict=True)
         ]
 
-    async def claim(self, worker_id: str, model: str, life_ms: int, *, unserved: bool) -> bool:
+    async def claim(
+        self, worker_id: str, model: str, life_ms: int, *, unserved: bool, drains: bool
+    ) -> bool:
         home = self._partitions.all[HOME]
         return await home.call(
-            home.transport.offers.claim(worker_id, model, life_ms, unserved=unserved)
+            home.transport.offers.claim(worker_id, model, life_ms, unserved=unserved, drains=drains)
         )
 
 

@@ -88,6 +88,7 @@ class AnnouncedModel:
     kv_capacity_tokens: int | None = None
     is_paused: bool = False  # an operator has paused its queue
     offer: Offer | None = None  # of workers that load it when its jobs wait; None: no worker does
+    load_failed: bool = False  # a worker that loads models when wanted could not load it
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,6 +253,18 @@ def test_a_worker_has_the_part_of_its_prompts_that_its_prefix_cache_held(
     expect(tab.page.locator("#workers td[data-label='Prefix hits']")).to_have_text(shown)
 
 
+def test_a_worker_has_its_swaps_and_the_model_that_it_cannot_load(tab: Tab) -> None:
+    worker = {"id": "w1", "status": "ok", "models": ["m"], "step": 1, "running": 0}
+    worker |= {"model_swaps": 3, "model_load_error": "b: no weights"}
+    told = snapshot_of(worker, "ok")
+    tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
+    tab.page.goto("/dashboard#tab=workers")
+    shown = tab.page.locator("#workers td[data-label='Models']")
+    expect(shown).to_have_text("m, 3 swaps. Not loaded: b: no weights", timeout=PATIENCE_MS)
+    tab.page.goto("/dashboard#tab=overview")
+    expect(tab.page.locator("body")).to_contain_text("w1 cannot load a model: b: no weights")
+
+
 @pytest.mark.parametrize(("used", "cached", "free"), [(1, 1, 998), (500, 250, 250), (1000, 0, 0)])
 def test_the_picture_of_the_blocks_has_their_shares(
     tab: Tab, used: int, cached: int, free: int

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import make_checkpoint
-from worker.checkpoint import Checkpoint, LoadedModel
+from worker.checkpoint import Checkpoint, LoadedModel, TextFiles
 from worker.engine.config import EngineConfig
 from worker.runtime.messages import EngineReady
 from worker.settings import WorkerSettings
@@ -28,7 +28,7 @@ def loaded(path: Path, num_blocks: int, max_model_len: int, **settings: object) 
         config=config, vocab_size=384, num_parameters=1, dtype="float32", load_s=0.0, stats={}
     )
     given = WorkerSettings(redis_url="redis://nowhere", model=str(path), **settings)
-    return LoadedModel.load(Checkpoint(path, "m"), ready, given)
+    return LoadedModel.of(TextFiles.read(Checkpoint(path, "m"), given), ready)
 
 
 def test_a_model_as_it_is_has_no_shortcoming(tmp_path: Path) -> None:

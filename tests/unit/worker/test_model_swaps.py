@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,8 +15,9 @@ from shared.transport.ports.offers import WaitingModel
 from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue
 from worker import model_swaps
-from worker.checkpoint import find_checkpoint
+from worker.checkpoint import LoadedModel, find_checkpoint
 from worker.model_swaps import SwappingWorker, next_model
+from worker.runtime.interpreter import EngineNotLoaded
 from worker.runtime.link import EngineLink
 from worker.settings import DEMO_MODEL_NAME, WorkerSettings, listed_models
 
@@ -73,6 +76,25 @@ def test_with_several_that_wait_the_first_goes_a_swap_earlier_for_each_further_o
     assert following(of("b", BOUND_MS - 1)) is None
 
 
+def test_of_three_models_that_always_have_jobs_none_waits_longer_than_the_bound_and_a_swap() -> (
+    None
+):
+    look_ms = round(1000 * model_swaps.LOOK_S)
+    arrived_ms = dict.fromkeys(("own", "a", "b"), 0)  # of the oldest job that waits
+    serving, longest_ms, num_swaps, now_ms = "own", 0, 0, 0
+    while now_ms < 20 * BOUND_MS:
+        now_ms += look_ms
+        longest_ms = max(longest_ms, now_ms - arrived_ms[serving])
+        arrived_ms[serving] = now_ms
+        queues = [of(name, now_ms - at_ms) for name, at_ms in arrived_ms.items()]
+        found = next_model(serving, queues, is_idle=False, bound_ms=BOUND_MS, swap_ms=SWAP_MS)
+        if found is not None:
+            serving, num_swaps, now_ms = found.model, num_swaps + 1, now_ms + SWAP_MS
+    assert longest_ms <= BOUND_MS + SWAP_MS + 2 * look_ms
+    assert longest_ms > BOUND_MS / 2
+    assert num_swaps <= 20 * 4, "each is served for a good part of the bound"
+
+
 def test_a_model_is_served_for_a_while_however_many_others_wait() -> None:
     early = [of(name, BOUND_MS // 2 - 1) for name in map(str, range(20))]
     assert following(of("own", 0), *early) is None
@@ -87,6 +109,12 @@ def test_a_model_that_waits_becomes_due_however_busy_the_own_one_is() -> None:
 
 def test_a_model_that_another_worker_has_claimed_is_left_to_it() -> None:
     assert following(of("a", 90_000, is_claimed=True), of("b", 40_000)) == "b"
+
+
+def test_an_idle_worker_takes_a_model_from_one_that_drains_for_it() -> None:
+    drained_for = of("a", 90_000, is_drained_for=True)
+    assert following(of("own", 0, 0), drained_for, is_idle=True) == "a"
+    assert following(of("own", 0, 0), drained_for) is None, "one busy worker is enough"
 
 
 def test_a_served_model_is_helped_by_an_idle_worker_alone() -> None:
@@ -152,6 +180,7 @@ class Alone:
         self.queue = FakeQueue()
         self.offers = self.deployment = self
         self.num_checks = 0
+        self.offered: dict[str, Any] = {}
         self.fault: Exception | None = None
 
     def new_queue(self) -> FakeQueue:
@@ -167,6 +196,7 @@ class Alone:
     async def offer(self, *arguments: Any, **more: Any) -> Sequence[WaitingModel]:
         if self.fault is not None:
             raise self.fault
+        self.offered = more
         return []
 
 
@@ -181,6 +211,46 @@ async def test_the_server_is_checked_once_for_all_models() -> None:
     for _ in range(2):
         await worker._check()
     assert transport.num_checks == 1
+
+
+def model_b() -> LoadedModel:
+    """Returns it as far as a swap reads it."""
+    return cast(LoadedModel, SimpleNamespace(name="b", card=None, blobs={}))
+
+
+async def test_the_next_estimate_has_the_time_of_the_last_load() -> None:
+    transport = Alone()
+    worker = swapping(transport)
+    await worker._offer()
+    assert transport.offered["swap_ms"] == 1000 * model_swaps.UNKNOWN_SWAP_S
+    worker._claimed, worker._left_s = of("b", 1), time.monotonic() - 60
+    worker.loaded(model_b())
+    await worker._offer()
+    assert transport.offered["swap_ms"] == round(1000 * worker.counts.seconds) >= 60_000
+
+
+async def test_a_model_that_cannot_be_loaded_is_reported_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport = Alone()
+    worker = swapping(transport)
+    assert worker._after_failure("b", "a", EngineNotLoaded("no weights", by_settings=True)) == "a"
+    await worker._offer()
+    assert transport.offered["failed"] == ("b",)
+    assert worker.counts.load_error == "b: no weights"
+    assert "Correct its files or the worker's settings" in caplog.text
+    worker.loaded(model_b())
+    await worker._offer()
+    assert transport.offered["failed"] == ()
+    assert (worker.counts.load_error, worker.counts.num_failures) == ("", 1)
+
+
+async def test_a_claim_that_an_idle_worker_took_is_not_confirmed() -> None:
+    worker = swapping(Alone())
+    worker._claimed = of("b", 1)
+    worker.is_lost.set()
+    assert not await worker.confirm()
+    assert worker._claimed is None
 
 
 async def test_a_worker_without_room_for_an_engine_process_waits_and_tries_its_models_again(

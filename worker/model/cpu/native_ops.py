@@ -277,13 +277,13 @@ class NativeOps(Ops):
         if self._is_int8:
             scale = balance(weight, self._input_sizes)
             quantized = quantize_weight(weight, scale)
-            there.packed = lend(self._memory.copy(_blocked(quantized.values, 4)))
+            there.packed = lend(self._memory.copy(_blocked(quantized.values)))
             there.scales = lend(quantized.scales)
             there.offset = lend(128 * quantized.values.sum(dim=1, dtype=torch.int32))
             inverse = None if scale is None else 1 / scale
             there.factors = lend(spreading_factors(weight.shape[1], inverse))
         else:
-            there.packed = lend(self._memory.copy(_blocked(weight, 2)))
+            there.packed = lend(self._memory.copy(_blocked(weight)))
         if bias is not None:
             there.bias = lend(_padded(bias.float(), len(weight)))
         results = self._workspace(num_columns, is_gated)
@@ -344,7 +344,8 @@ def _interleaved(weight: Tensor) -> Tensor:
     return torch.cat(parts, dim=1).reshape(2 * size, weight.shape[1])
 
 
-def _blocked(weight: Tensor, group: int) -> Tensor:
-    """Returns a view of [out, in] as [out / 32, in / group, 32, group], as kernels.cpp reads it."""
-    size_out, size_in = weight.shape
-    return weight.view(size_out // _PANEL, _PANEL, size_in // group, group).transpose(1, 2)
+def _blocked(weight: Tensor) -> Tensor:
+    """Returns a view of [out, in] as [out / 32, groups, 32] int32, as kernels.cpp reads it: a group
+    is two bfloat16 of a row, or four int8. It is copied faster than by these elements."""
+    groups = weight.view(torch.int32)
+    return groups.view(len(groups) // _PANEL, _PANEL, -1).transpose(1, 2)

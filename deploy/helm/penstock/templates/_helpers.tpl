@@ -130,7 +130,23 @@ affinity: {{ toJson . }}
 {{- define "penstock.models" -}}
 {{- $models := list -}}
 {{- range .Values.models -}}
-{{- $models = append $models (mergeOverwrite (deepCopy $.Values.workers) .) -}}
+{{- $model := mergeOverwrite (deepCopy $.Values.workers) . -}}
+{{- $all := list $model.served -}}
+{{- if $model.onDemand -}}
+{{- if or (not $model.settings.PENSTOCK_MODEL) (regexMatch "[/,=]" $model.served) (eq $model.engine "http") -}}
+{{- fail (printf "models, %s: workers with onDemand need settings.PENSTOCK_MODEL, a served name without '/', ',' and '=', and another engine than http." $model.name) -}}
+{{- end -}}
+{{- $listed := list (printf "%s=%s" $model.served $model.settings.PENSTOCK_MODEL) -}}
+{{- range $model.onDemand -}}
+{{- $all = append $all .served -}}
+{{- $listed = append $listed (printf "%s=%s" .served .model) -}}
+{{- end -}}
+{{- $_ := set $model "settings" (omit $model.settings "PENSTOCK_MODEL") -}}
+{{- $_ := set $model.settings "PENSTOCK_MODELS" (join "," $listed) -}}
+{{- else if $model.settings.PENSTOCK_MODELS -}}
+{{- fail (printf "models, %s: give the list as onDemand, not as PENSTOCK_MODELS: the chart needs the names." $model.name) -}}
+{{- end -}}
+{{- $models = append $models (set $model "allServed" $all) -}}
 {{- end -}}
 {{ toJson $models }}
 {{- end }}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -462,6 +462,28 @@ async def test_a_partition_that_is_away_keeps_its_jobs_and_no_others(apart: Apar
     streams[1] = Stream(next(d for d in taken if d.job.job_id == streams[1].job_id))
     assert await say(both, [streams[1]], 5) == [AppendStatus.OK]
     assert [delivery.job for delivery in await both.queue.pull("w1", 8, 0)] == [waiting]
+
+
+async def test_offers_reach_a_partition_that_is_back_without_a_heartbeat(apart: Apart) -> None:
+    """A worker that loads a model sends none."""
+    both = apart.transport
+    away = both.partitions.all[1]
+    apart.server.stop()
+
+    async def offer() -> bool:
+        await both.offers.offer("w2", [MODEL], life_ms=5000, bound_ms=0, swap_ms=0)
+        return not away.is_away
+
+    await until(lambda: _negated(offer()))
+    apart.server.start()
+    await until(offer)
+    await offer()
+    stored = await away.transport.connections.commands.hkeys(away.transport.keys.offers)
+    assert stored == [b"w2"]
+
+
+async def _negated(answer: Awaitable[bool]) -> bool:
+    return not await answer
 
 
 async def test_without_any_partition_every_call_fails_until_one_is_back(apart: Apart) -> None:
