@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from shared.keys import HOME
+
 CARD_LIFE_MS = 24 * 3_600_000  # of cards, blobs and idle queues after the last announcement
 # Fields of a worker's hash that are not its statistics, and so no names for one.
 RESERVED_STATS = frozenset(
@@ -116,6 +118,15 @@ class QueueStats:
     cpu_us_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
     refused_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
     paused: Mapping[str, Pause] = field(default_factory=dict)  # by model
+    store_commands: int = field(default=0, compare=False)  # since Redis' start; 0 if it hides them
+    # Of several partitions by their numbers, those of one that is away as they were last; empty for
+    # a single one. The partitions of a cluster's shard share its memory and commands.
+    partitions: Mapping[int, QueueStats] = field(default_factory=dict, compare=False)
+    away: frozenset[int] = frozenset()  # partitions that do not answer now
+
+    @property
+    def by_partition(self) -> Mapping[int, QueueStats]:
+        return self.partitions or {HOME: self}
 
 
 class WorkerRegistry(Protocol):

@@ -75,6 +75,7 @@ def test_the_dashboard_shows_who_serves_whom(tab: Tab, service: Launched) -> Non
     frontend = page.locator("#frontends tr")
     expect(frontend).to_have_count(1, timeout=PATIENCE_MS)
     expect(frontend).to_contain_text(f":{service.port}")
+    expect(page.locator("#partitions-part")).to_be_hidden()
     blocks = page.locator("#workers svg")
     expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
     page.get_by_role("link", name="Tenants").click()

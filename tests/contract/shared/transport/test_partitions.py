@@ -464,6 +464,24 @@ async def test_a_partition_that_is_away_keeps_its_jobs_and_no_others(apart: Apar
     assert [delivery.job for delivery in await both.queue.pull("w1", 8, 0)] == [waiting]
 
 
+async def test_the_figures_of_a_partition_that_is_away_are_its_last(apart: Apart) -> None:
+    both = apart.transport
+    for number in (0, 1, 1):
+        await accepted(both.store, make_job(new_job_id(number)))
+    await both.store.reap()  # samples the servers
+    before = await both.registry.queue_stats()
+    assert {n: one.queued for n, one in before.by_partition.items()} == {0: 1, 1: 2}
+    assert all(one.store_commands > 0 for one in before.by_partition.values())
+    assert (before.queued, before.away) == (3, frozenset())
+    apart.server.stop()
+    await accepted(both.store, make_job(new_job_id(0)))
+    await both.registry.queue_stats()
+    after = await both.registry.queue_stats()
+    assert {n: one.queued for n, one in after.by_partition.items()} == {0: 2, 1: 2}
+    assert (after.queued, after.away) == (4, {1})
+    assert all(after.totals[state] >= total for state, total in before.totals.items())
+
+
 async def test_without_any_partition_every_call_fails_until_one_is_back(apart: Apart) -> None:
     both = apart.transport
     for one in both.partitions.all:
