@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -135,6 +136,29 @@ async def test_one_place_goes_round_among_the_partitions(three: PartitionedTrans
     assert partitions_of(taken) == {0: 2, 1: 2, 2: 2}
 
 
+async def test_a_job_waits_for_at_most_two_of_the_others_for_each_before_it_in_its_partition(
+    three: PartitionedTransport,
+) -> None:
+    """The bound of the error that lanes, tenants and ages have with several partitions."""
+    rng = random.Random(4)
+    jobs = []
+    for _ in range(60):
+        jobs.append(
+            make_job(
+                new_job_id(rng.choice((0, 0, 0, 1, 2))),
+                lane=rng.choice((0, 3, 6)),
+                tenant=rng.choice("ab"),
+            )
+        )
+        await accepted(three.store, jobs[-1])
+    claimed: list[int] = []
+    while len(claimed) < len(jobs):
+        (delivery,) = await three.queue.pull("w1", 1, 0)
+        await say(three, [Stream(delivery)], 5, FINISHED)
+        claimed.append(partition_of(delivery.job.job_id))
+        assert len(claimed) <= 3 * claimed.count(claimed[-1])
+
+
 async def test_jobs_that_come_at_once_never_get_more_places_than_are_free(
     three: PartitionedTransport,
 ) -> None:
@@ -262,6 +286,40 @@ async def test_each_partition_has_its_part_of_a_limit(three: PartitionedTranspor
     with pytest.raises(QueueFull) as refused:
         await three.store.submit(make_job(new_job_id(1)), limits, "")
     assert refused.value.scope == "total"
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("max_queued_jobs", "total"),
+        ("max_queued_jobs_per_tenant", "tenant"),
+        ("max_jobs_per_tenant", "tenant"),
+        ("requests_per_minute", "tenant"),
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 4, 6])
+async def test_all_partitions_exceed_a_limit_by_less_than_a_job_each(
+    three: PartitionedTransport, name: str, scope: str, limit: int
+) -> None:
+    limits = AdmissionLimits(**{name: limit})
+    num_accepted = {"in turn": 0, "by key": 0}
+
+    async def submit_to(number: int, tenant: str) -> bool:
+        try:
+            await three.store.submit(make_job(new_job_id(number), tenant=tenant), limits, "")
+        except QueueFull:
+            return False
+        num_accepted[tenant] += 1
+        return True
+
+    taken = [await submit_to(n % 3, "in turn") for n in range(20)]
+    assert taken.index(False) >= limit, "no job that goes round is refused too early"
+    assert limit <= num_accepted["in turn"] <= limit + 2
+    if scope == "tenant":
+        rng = random.Random(limit)
+        for _ in range(40):
+            await submit_to(rng.randrange(3), "by key")
+        assert limit <= num_accepted["by key"] <= limit + 2
 
 
 async def test_lists_are_merged_and_continue_where_a_page_ends(three: PartitionedTransport) -> None:
