@@ -62,6 +62,7 @@ _WORKER_FIELDS = (
     "prefix_query_tokens",
     "prefix_hit_tokens",
     "preemptions",
+    "lane_preemptions",
     "beat_age_ms",
 )
 # For callers without an operator's key: a worker's other numbers show what its tenants do.
