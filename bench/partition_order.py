@@ -2,9 +2,9 @@
 
     python -m bench.partition_order
 
-Jobs of eight tenants in three lanes arrive at one Redis while a worker claims one at a time and ends
-it at once: as many claims as arrivals, over a backlog of `--waiting` jobs. The same arrivals go to
-one partition, to two, and to four, in turn (`spread`) or by chance, as those with a key of
+Jobs of eight tenants in three lanes arrive at one Redis while a worker claims one at a time, which
+ends at once: as many claims as arrivals, over a backlog of `--waiting` jobs. The same arrivals go
+to one partition, to two, and to four, in turn (`spread`) or by chance, as those with a key of
 idempotency do (`keys`). Prints a JSON line for each, by the order in which they were claimed: how
 many places a job is from its place with one partition, on average and in the worst case; the mean
 and the longest wait of each lane, in claims; the part of claims that passed over a job of a higher

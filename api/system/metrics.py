@@ -21,6 +21,7 @@ from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import RelayCounts
 from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
 from api.system.health import HealthMonitor
+from shared.keys import HOME
 from shared.metrics import CONTENT_TYPE, Exposition
 
 router = APIRouter(tags=["Service"])
@@ -95,7 +96,7 @@ class DeploymentCollector(Collector):
         yield values("penstock:queue_paused", paused)
         yield value("penstock:queued_prompt_tokens", queue.queued_tokens)
         yield value("penstock:jobs_running", queue.running)
-        parts = queue.by_partition.items()
+        parts = (queue.partitions or {HOME: queue}).items()
         jobs = DEPLOYMENT_METRICS.family("penstock:partition_jobs")
         for number, part in parts:
             jobs.add_metric([str(number), "queued"], part.queued)

@@ -5,7 +5,8 @@ at collect. Sequences with a grammar are sampled by `sample_structured` alone, w
 lookahead, which has to come when all their tokens are known. Its model draws the next token from
 everything before it, so that one wrong, stale or foreign KV entry is seen at once. Each KV group
 has entries of its own; with a window it reads the last ones only, each of which still knows its
-whole prefix. Copies of blocks in host memory know it too. What it finds wrong is a DeviceViolation, which no engine catches.
+whole prefix. Copies of blocks in host memory know it too. What it finds wrong is a DeviceViolation,
+which no engine catches.
 """
 
 from __future__ import annotations

@@ -322,6 +322,25 @@ async def test_all_partitions_exceed_a_limit_by_less_than_a_job_each(
         assert limit <= num_accepted["by key"] <= limit + 2
 
 
+@pytest.mark.parametrize("name", ["max_queued_tokens", "max_queued_tokens_per_tenant"])
+async def test_a_partition_holds_its_part_of_the_queued_tokens_or_one_longer_prompt(
+    three: PartitionedTransport, name: str
+) -> None:
+    limits = AdmissionLimits(**{name: 20})  # seven in each
+
+    async def is_accepted(number: int, num_tokens: int) -> bool:
+        try:
+            job = make_job(new_job_id(number), prompt=range(num_tokens), tenant="t")
+            await three.store.submit(job, limits, "")
+        except QueueFull:
+            return False
+        return True
+
+    assert [await is_accepted(0, n) for n in (3, 4, 1)] == [True, True, False]
+    assert [await is_accepted(1, n) for n in (21, 20, 1)] == [False, True, False]
+    assert [await is_accepted(2, n) for n in (1, 20, 6)] == [True, False, True]
+
+
 async def test_lists_are_merged_and_continue_where_a_page_ends(three: PartitionedTransport) -> None:
     jobs = await submit(three, 9)
     for delivery in await three.queue.pull("w1", 4, 0):
@@ -528,14 +547,14 @@ async def test_the_figures_of_a_partition_that_is_away_are_its_last(apart: Apart
         await accepted(both.store, make_job(new_job_id(number)))
     await both.store.reap()  # samples the servers
     before = await both.registry.queue_stats()
-    assert {n: one.queued for n, one in before.by_partition.items()} == {0: 1, 1: 2}
-    assert all(one.store_commands > 0 for one in before.by_partition.values())
+    assert {n: one.queued for n, one in before.partitions.items()} == {0: 1, 1: 2}
+    assert all(one.store_commands > 0 for one in before.partitions.values())
     assert (before.queued, before.away) == (3, frozenset())
     apart.server.stop()
     await accepted(both.store, make_job(new_job_id(0)))
     await both.registry.queue_stats()
     after = await both.registry.queue_stats()
-    assert {n: one.queued for n, one in after.by_partition.items()} == {0: 2, 1: 2}
+    assert {n: one.queued for n, one in after.partitions.items()} == {0: 2, 1: 2}
     assert (after.queued, after.away) == (4, {1})
     assert all(after.totals[state] >= total for state, total in before.totals.items())
 
