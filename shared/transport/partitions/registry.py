@@ -58,8 +58,8 @@ class PartitionedWorkerRegistry:
         return [latest[name] for name in sorted(latest)]
 
     async def queue_stats(self) -> QueueStats:
-        """As of now; a partition that is away counts as it was last: its jobs wait there, and a
-        total that fell would look like a restart."""
+        """Returns the totals; a partition that is away counts as it was last: its jobs wait there,
+        and a total that fell would look like a restart."""
         self._stats |= await self._partitions.each(lambda one: one.transport.registry.queue_stats())
         away = frozenset(one.number for one in self._partitions.all if one.is_away)
         known = {one.number: self._stats.get(one.number, UNKNOWN) for one in self._partitions.all}
