@@ -137,6 +137,13 @@ METRICS = MetricTable(
         ),
         MetricRow("penstock:redis_latency_seconds", "gauge", (), "Last round trip to Redis."),
         MetricRow("penstock:redis_up", "gauge", (), "1 if the last read from Redis succeeded."),
+        MetricRow(
+            "penstock:partition_up",
+            "gauge",
+            ("partition",),
+            "1 if the partition of Redis answers this frontend, else 0: its jobs wait. 0 is the "
+            "only one unless PENSTOCK_PARTITIONS is set.",
+        ),
     )
 )
 DEPLOYMENT_METRICS = MetricTable(
@@ -164,6 +171,20 @@ DEPLOYMENT_METRICS = MetricTable(
             "penstock:queued_prompt_tokens", "gauge", (), "Prompt tokens of the jobs in the queue."
         ),
         MetricRow("penstock:jobs_running", "gauge", (), "Jobs running on a worker."),
+        MetricRow(
+            "penstock:partition_jobs",
+            "gauge",
+            ("partition", "state"),
+            "Jobs of each partition of Redis: queued or running. As they were last while it does "
+            "not answer.",
+        ),
+        MetricRow(
+            "penstock:partition_commands_total",
+            "counter",
+            ("partition",),
+            "Commands that the partition's server has processed since its start; partitions of "
+            "one server have the same.",
+        ),
         MetricRow("penstock:jobs_ended_total", "counter", ("state",), "Jobs, by terminal state."),
         MetricRow(
             "penstock:dead_letters",

@@ -126,7 +126,9 @@ class Services:
         self.generation = GenerationService(
             self.catalog, self.pool, settings.max_answer_bytes, job_defaults(settings)
         )
-        self.health = HealthMonitor(store, transport.registry, transport.deployment)
+        self.health = HealthMonitor(
+            store, transport.registry, transport.deployment, settings.partition_count.total
+        )
         self.stream_tokens = StreamTokens(store)
         self.files = FileService(
             transport.files,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from generated_page import write_or_check
@@ -30,6 +31,7 @@ EXAMPLES = {
     "19,000 tokens/s with 256 streams": Load(1, 1000, 300, 19_000, 256),
 }
 
+SHARDS = (1, 3, 8, 32)
 PICTURE = PAGE.with_name("scaling.svg")
 MOST_WORKERS = WORKERS[-1]
 LEAST_SHARE, MOST_SHARE = 1e-3, 1e3  # of a limit; both axes are logarithmic
@@ -78,6 +80,20 @@ def bottlenecks() -> str:
                 f"| {need.running:,.0f} | {used} "
                 f"| {LIMITS[first]}, {workers / shares[first]:,.0f} workers |"
             )
+    return "\n".join(lines) + "\n"
+
+
+def shards() -> str:
+    """Returns a table of the first limit by the number of a cluster's shards."""
+    heads = (f"{number} shard{'s' if number > 1 else ''}" for number in SHARDS)
+    lines = [f"| a worker | {' | '.join(heads)} |", "| --- |" + " --- |" * len(SHARDS)]
+    for name, load in EXAMPLES.items():
+        cells = []
+        for number in SHARDS:
+            used = with_workers(replace(load, shards=number), MOST_WORKERS).shares(SERVER)
+            first = bottleneck(used)
+            cells.append(f"{LIMITS[first]}, {MOST_WORKERS / used[first]:,.0f} workers")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +175,7 @@ def _link(source: str) -> str:
 
 def render() -> str:
     """Returns the page with its tables."""
-    tables = {"costs": costs, "bottlenecks": bottlenecks}
+    tables = {"costs": costs, "bottlenecks": bottlenecks, "shards": shards}
     return PLACE.sub(lambda found: found[1] + tables[found[2]]() + found[3], PAGE.read_text())
 
 

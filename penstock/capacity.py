@@ -91,7 +91,8 @@ class Load:
 
     `worker_tokens_per_s`: output tokens a second of one worker with `streams` requests of these
     lengths at once. `busy`: the share of it that is planned with. `kept_s`: how long ended jobs are
-    kept. `request_bytes`: of a stored request of the Responses API, 0 for other dialects.
+    kept. `request_bytes`: of a stored request of the Responses API, 0 for other dialects. `shards`:
+    of a Redis Cluster, each with a partition.
     """
 
     requests_per_s: float
@@ -102,11 +103,13 @@ class Load:
     kept_s: float = 3600
     request_bytes: int = 0
     busy: float = 0.7
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Redis: memory in bytes, and its network in bytes a second, in one direction."""
+    """Redis, or each shard: memory in bytes, and its network in bytes a second, in one
+    direction."""
 
     memory_bytes: float
     network_bytes_per_s: float
@@ -117,7 +120,8 @@ class Need:
     """What a load needs. Rates are per second, memory and rates of data in bytes, CPU in cores.
 
     `memory_least`: with ended jobs that are evicted as early as Redis may, `memory`: all that are
-    to be kept.
+    to be kept. Figures of Redis are those of all `shards`, but for each one's cores and
+    connections.
     """
 
     requests_per_s: float
@@ -128,8 +132,9 @@ class Need:
     frontends: int
     frontend_cores: float
     service_cores: float  # of each worker
-    redis_cores: float
-    redis_connections: int
+    shards: int
+    redis_cores: float  # of each shard
+    redis_connections: int  # likewise
     memory: float
     memory_least: float
     aof_per_s: float
@@ -139,10 +144,10 @@ class Need:
 
     def shares(self, server: Server) -> dict[str, float]:
         """Returns by limit the share of it that is used: 1 is all of it."""
-        network = max(self.to_redis_per_s, self.from_redis_per_s)
+        network = max(self.to_redis_per_s, self.from_redis_per_s) / self.shards
         return {
             "redis_cpu": self.redis_cores,
-            "redis_memory": self.memory_least / server.memory_bytes,
+            "redis_memory": self.memory_least / self.shards / server.memory_bytes,
             "redis_network": network / server.network_bytes_per_s,
             "redis_connections": self.redis_connections / MAX_CLIENTS,
         }
@@ -156,10 +161,11 @@ def need(load: Load, workers: int | None = None) -> Need:
     # A step takes as long with few streams as with `streams`: decoding reads the same weights.
     running = load.requests_per_s * load.output_tokens * load.streams / load.worker_tokens_per_s
     streams = running / workers
-    token = {name: cost.at(streams) for name, cost in TOKEN_COSTS.items()}
+    # A worker's step is a call to each shard, with the streams that it has there.
+    token = {name: cost.at(streams / load.shards) for name, cost in TOKEN_COSTS.items()}
     cost = {name: cost.value for name, cost in COSTS.items()}
     prompt_tokens_per_s = load.requests_per_s * load.prompt_tokens
-    frontend_cores = tokens_per_s * token["frontend"] / 1e6
+    frontend_cores = tokens_per_s * TOKEN_COSTS["frontend"].at(streams) / 1e6
     frontends = max(
         MIN_FRONTENDS,
         math.ceil(frontend_cores / load.busy),
@@ -185,7 +191,8 @@ def need(load: Load, workers: int | None = None) -> Need:
         frontends=frontends,
         frontend_cores=frontend_cores,
         service_cores=tokens_per_s / workers * token["worker's service"] / 1e6,
-        redis_cores=tokens_per_s * token["Redis"] / 1e6
+        shards=load.shards,
+        redis_cores=tokens_per_s / load.shards * token["Redis"] / 1e6
         + workers * cost["idle worker"]
         + frontends * cost["idle frontend"],
         redis_connections=math.ceil(
@@ -196,7 +203,7 @@ def need(load: Load, workers: int | None = None) -> Need:
         aof_per_s=tokens_per_s * token["append-only file"] + prompts,
         to_redis_per_s=tokens_per_s * token["to Redis"] + prompts,
         from_redis_per_s=tokens_per_s * token["from Redis"] + prompts,
-        to_clients_per_s=tokens_per_s * token["to clients"],
+        to_clients_per_s=tokens_per_s * TOKEN_COSTS["to clients"].at(streams),
     )
 
 

@@ -67,18 +67,19 @@ class MetricTable:
 
     def value(self, name: str, value: float, labels: Sequence[str] = ()) -> Metric:
         """Returns a gauge or counter with one value, and the values of its row's labels."""
-        family = self._family(name)
+        family = self.family(name)
         family.add_metric(labels, value)
         return family
 
     def values(self, name: str, values: Mapping[str, float]) -> Metric:
         """Returns a gauge or counter that has one label, with its values by that label."""
-        family = self._family(name)
+        family = self.family(name)
         for label, value in values.items():
             family.add_metric([label], value)
         return family
 
-    def _family(self, name: str) -> GaugeMetricFamily | CounterMetricFamily:
+    def family(self, name: str) -> GaugeMetricFamily | CounterMetricFamily:
+        """Returns a gauge or counter without values, to which `add_metric` adds them."""
         row = self._by_name[name]
         assert row.kind != "histogram"
         make = GaugeMetricFamily if row.kind == "gauge" else CounterMetricFamily

@@ -246,6 +246,10 @@ class LoadReport:
             "engine_restarts": self._supervisor.num_restarts,
             "device_failures": self._supervisor.num_device_failures,
             "unflushed_tokens": self._publisher.num_unsent_total,
+            # As text: by lane, and none where none was preempted for a higher one.
+            "lane_preemptions": " ".join(
+                f"{lane}:{num}" for lane, num in sorted(self._jobs.num_preempted.items())
+            ),
             "tok_s": self._tokens_per_s(engine.get("generated_tokens", 0)),
         }
         if self._swaps is not None:

@@ -186,6 +186,7 @@ class JobRunner:
         """Notes that the engine has preempted a choice for a job of a higher lane."""
         choice.gave_way_s = time.monotonic()
         choice.num_lane_preemptions += 1
+        self._jobs.num_preempted[running.job.lane] += 1
         self._metrics.gave_way(running.job.lane)
         log.info(
             "a job gave its slot to one of a higher lane, and waits",

@@ -16,6 +16,7 @@ import os
 import secrets
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -113,6 +114,7 @@ class LLM:
             num_parameters=built.num_parameters,
         )
         self._engine = Engine(built.engine_config, built.runner, disk=built.disk)
+        self._ends = weakref.finalize(self, built.close)
         self._tokenizer: Tokenizer = load_card_tokenizer(card, blobs)
 
     @classmethod
@@ -121,7 +123,20 @@ class LLM:
         llm = cls.__new__(cls)
         llm._engine = engine
         llm._tokenizer = tokenizer
+        llm._ends = weakref.finalize(llm, _nothing)
         return llm
+
+    def close(self) -> None:
+        """Ends other ranks and the writes of KV blocks, and frees the memory of the model, its KV
+        cache and their copies. Idempotent; the end of the LLM or of the process does it too."""
+        vars(self).pop("_engine", None)
+        self._ends()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def generate(
         self,
@@ -137,8 +152,10 @@ class LLM:
         choices of a job, with seeds mixed from the prompt's (see choice_seed) and the prompt
         computed once. Before anything runs, raises RequestRefused for a prompt that could never
         run, InvalidParameter for `n`, and TypeError or ValueError for arguments that do not fit
-        each other. Later errors are in the results.
+        each other, and RuntimeError after `close`. Later errors are in the results.
         """
+        if not self._ends.alive:
+            raise RuntimeError("this LLM is closed: make another one")
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidParameter("n", f"must be between 1 and {MAX_CHOICES}, got {n}")
         requests = self._requests(prompts, _params_for(prompts, sampling_params), n)
@@ -218,6 +235,10 @@ class LLM:
             self._engine.cancel(request.request_id)
         while self._engine.has_unfinished():
             self._engine.step()
+
+
+def _nothing() -> None:
+    """Closes parts that their maker closes."""
 
 
 @dataclass(eq=False)
@@ -341,9 +362,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         sampling = SamplingParams(**params, stop=tuple(arguments.stop or ()))
         options = _chosen(arguments, "dtype", "device", "load_format")
-        llm = LLM(arguments.model, **options)
-        progress = not arguments.no_progress
-        results = llm.generate(prompts, sampling, progress=progress, n=arguments.n)
+        with LLM(arguments.model, **options) as llm:
+            progress = not arguments.no_progress
+            results = llm.generate(prompts, sampling, progress=progress, n=arguments.n)
     except _EXPECTED as error:
         parser.error(str(error))
     for i, result in enumerate(results):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -116,6 +117,7 @@ class RunningJobs:
         self._by_request_id: dict[str, tuple[RunningJob, RunningChoice]] = {}
         self.max_num_seqs = max_num_seqs
         self.num_in_engine = 0  # choices, including waiting ones
+        self.num_preempted = Counter[int]()  # choices, for higher lanes, by their lane
         self.changed = asyncio.Event()  # a job left or started; the waiter clears it
 
     def __len__(self) -> int:

@@ -64,6 +64,7 @@ _WORKER_FIELDS = (
     "preemptions",
     "model_swaps",
     "model_load_error",
+    "lane_preemptions",
     "beat_age_ms",
 )
 # For callers without an operator's key: a worker's other numbers show what its tenants do.
@@ -158,6 +159,8 @@ class DeploymentReader:
             "tenants": (scope, lambda: self._tenant_rows(scope)),
         }
         if key.is_operator:
+            if self._health.queue is not None and self._health.queue.partitions:
+                lists["partitions"] = _partition_rows(self._health.queue)
             slow["frontends"] = (None, self._frontend_rows)
             slow["pots"] = (None, self._pot_rows)
             if key.history != "none":
@@ -315,6 +318,24 @@ def _states(queue: QueueStats | None) -> dict[str, int]:
     if queue is None:
         return {}
     return {"queued": queue.queued, "running": queue.running, **queue.totals}
+
+
+def _partition_rows(queue: QueueStats) -> Rows:
+    """Returns the partitions of Redis, those that are away as they were last."""
+    return [
+        (
+            str(number),
+            {
+                "partition": number,
+                "is_away": number in queue.away,
+                "queued": part.queued,
+                "running": part.running,
+                "store_used": part.store_used,
+                "store_limit": part.store_limit,
+            },
+        )
+        for number, part in queue.partitions.items()
+    ]
 
 
 def _accounts(queue: QueueStats) -> Iterator[PotReport]:

@@ -41,6 +41,10 @@ function prefixHits({ prefix_query_tokens: lookedUp, prefix_hit_tokens: found })
   return lookedUp > 0 ? `${Math.round((100 * found) / lookedUp)} %` : "–";
 }
 
+/** How often sequences gave way to higher lanes, by their own: "6:3 7:1". */
+const preempted = ({ lane_preemptions: byLane }) =>
+  byLane ? `lane ${byLane.replaceAll(" ", ", lane ").replaceAll(":", ": ")}` : "–";
+
 /** `onOrder(worker, button)` is called when a button is pressed. */
 export const workerTable = (body, onOrder) =>
   new Table(
@@ -54,6 +58,7 @@ export const workerTable = (body, onOrder) =>
       text("Waiting", (worker) => count(worker.waiting), "number"),
       node("KV blocks in use", newBlocks, setBlocks),
       text("Prefix hits", prefixHits, "number"),
+      text("Preempted", preempted),
       text("Tokens/s", (worker) => rate(worker.tok_s), "number"),
       text("Last heartbeat", (worker) => duration(worker.beat_age_ms), "number"),
       actionButton("Drain", onOrder, setButton),

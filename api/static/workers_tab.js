@@ -1,5 +1,6 @@
 /** The tabs of the workers and of the models, with an operator's orders to them. */
 
+import { rowsOf } from "./feed.js";
 import { modelTable, frontendTable } from "./operator_tables.js";
 import { give } from "./orders.js";
 import { drainWorker, orderQueue, resumeWorker } from "./service.js";
@@ -17,10 +18,35 @@ export function workersTab(root) {
       await resumeWorker(id);
       return `${id} takes jobs again.`;
     });
-  return listTab({
+  const tab = listTab({
     workers: ["workers", (body) => workerTable(body, onOrder)],
     frontends: ["frontends", frontendTable],
   })(root);
+  const showPartitions = partitionsPart(root);
+  return {
+    ...tab,
+    show: (state) => {
+      tab.show(state);
+      void showPartitions(rowsOf(state, "partitions"));
+    },
+  };
+}
+
+/** Most deployments have a single one, which is not sent: the table is loaded when there are more. */
+function partitionsPart(root) {
+  const part = root.querySelector("#partitions-part");
+  let rows = null;
+  let table = null;
+  return async (sent) => {
+    rows = sent;
+    if (rows === null) return;
+    if (table === null) {
+      const { partitionTable } = await import("./partition_table.js");
+      table ??= partitionTable(part.querySelector("#partitions"));
+    }
+    part.hidden = false;
+    table.show(rows);
+  };
 }
 
 export function modelsTab(root) {

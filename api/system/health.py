@@ -64,8 +64,13 @@ class HealthMonitor:
     """Keeps the last state of workers, queue and store. Empty until `refresh` has succeeded."""
 
     def __init__(
-        self, store: SubmittingStore, registry: WorkerRegistry, deployment: Deployment
+        self,
+        store: SubmittingStore,
+        registry: WorkerRegistry,
+        deployment: Deployment,
+        num_partitions: int = 1,
     ) -> None:
+        self._num_partitions = num_partitions
         self._store = store
         self._registry = registry
         self._deployment = deployment
@@ -152,6 +157,15 @@ class HealthMonitor:
     def is_fresh(self) -> bool:
         """Whether the last refresh succeeded, at most MAX_AGE_S ago."""
         return self.reachable and (self.age_s or 0.0) <= MAX_AGE_S
+
+    @property
+    def partitions_up(self) -> dict[str, int]:
+        """Returns by the number of each partition of Redis 1 if it answers, else 0."""
+        away = frozenset() if self.queue is None else self.queue.away
+        return {
+            str(number): int(self.reachable and number not in away)
+            for number in range(self._num_partitions)
+        }
 
     def models(self) -> dict[str, ModelLoad]:
         """Returns the load of each announced model, by its name."""

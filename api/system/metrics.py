@@ -21,6 +21,7 @@ from api.jobs.disconnects import DisconnectTracker
 from api.jobs.event_stream import RelayCounts
 from api.metrics import DEPLOYMENT_METRICS, METRICS, MetricsDep
 from api.system.health import HealthMonitor
+from shared.keys import HOME
 from shared.metrics import CONTENT_TYPE, Exposition
 
 router = APIRouter(tags=["Service"])
@@ -72,6 +73,7 @@ class FrontendCollector(Collector):
         yield values("penstock:pot_refused_total", {pot.name: pot.num_refused for pot in pots})
         yield value("penstock:redis_latency_seconds", self.health.redis_latency_s or 0.0)
         yield value("penstock:redis_up", int(self.health.reachable))
+        yield values("penstock:partition_up", self.health.partitions_up)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +96,14 @@ class DeploymentCollector(Collector):
         yield values("penstock:queue_paused", paused)
         yield value("penstock:queued_prompt_tokens", queue.queued_tokens)
         yield value("penstock:jobs_running", queue.running)
+        parts = (queue.partitions or {HOME: queue}).items()
+        jobs = DEPLOYMENT_METRICS.family("penstock:partition_jobs")
+        for number, part in parts:
+            jobs.add_metric([str(number), "queued"], part.queued)
+            jobs.add_metric([str(number), "running"], part.running)
+        yield jobs
+        commands = {str(number): part.store_commands for number, part in parts}
+        yield values("penstock:partition_commands_total", commands)
         yield values("penstock:jobs_ended_total", queue.totals)
         yield value("penstock:dead_letters", queue.dead_letters)
         yield value("penstock:store_bytes", queue.store_used)

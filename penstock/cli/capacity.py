@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import print_facts, print_json, print_table
+from shared.keys import MAX_PARTITIONS
 
 GB = 1e9
 
@@ -39,16 +40,29 @@ def capacity(
             min=0.01, max=1, help="Part of each worker's speed and frontend's core to plan with."
         ),
     ] = 0.7,
-    redis_memory_gb: Annotated[float, typer.Option(min=0.01, help="`maxmemory` of Redis.")] = 16,
-    network_gbit: Annotated[float, typer.Option(min=0.01, help="Network of Redis' machine.")] = 10,
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_PARTITIONS,
+            help="Shards of a Redis Cluster, each with one of PENSTOCK_PARTITIONS.",
+        ),
+    ] = 1,
+    redis_memory_gb: Annotated[
+        float, typer.Option(min=0.01, help="`maxmemory` of Redis, or of each shard.")
+    ] = 16,
+    network_gbit: Annotated[
+        float, typer.Option(min=0.01, help="Network of Redis' machine, or of each shard's.")
+    ] = 10,
     json: Json = False,
 ) -> None:
     """Computes what a load needs of workers, frontends and Redis, and the first bottleneck at 10,
     100 and 1,000 such workers. It asks no service.
 
     It multiplies the load by the measured costs of docs/SCALING.md. Between the measurements, and
-    above two cores, it is an estimate. The last table has the parts that are used of Redis' core,
-    memory (with ended jobs evicted as early as Redis may), network and connections.
+    above two cores, it is an estimate. The last table has the parts that are used of the core,
+    memory (with ended jobs evicted as early as Redis may), network and connections of Redis, or of
+    each shard.
     """
     # Imported here: no other command needs the model.
     from penstock.capacity import LIMITS, WORKERS, Load, Server, bottleneck, need, with_workers
@@ -62,6 +76,7 @@ def capacity(
         kept_s=kept_s,
         request_bytes=request_bytes,
         busy=busy,
+        shards=shards,
     )
     server = Server(redis_memory_gb * GB, network_gbit * GB / 8)
     asked, others = need(load), [with_workers(load, workers) for workers in WORKERS]
@@ -70,6 +85,7 @@ def capacity(
             shares = one.shares(server)
             print_json({**asdict(one), "shares": shares, "bottleneck": bottleneck(shares)})
         return
+    each = "" if shards == 1 else f" of each of {shards} shards"
     print_facts(
         [
             ("workers", f"{asked.workers}, {asked.streams_of_a_worker:.0f} streams each"),
@@ -77,13 +93,13 @@ def capacity(
             ("output", f"{asked.tokens_per_s:,.0f} tokens/s"),
             ("frontends", f"{asked.frontends}, {asked.frontend_cores:.2f} cores together"),
             ("service of each worker", f"{asked.service_cores:.2f} cores"),
-            ("Redis CPU", f"{asked.redis_cores:.2f} of its one core"),
+            ("Redis CPU", f"{asked.redis_cores:.2f} of the one core{each or ' that it has'}"),
             (
                 "Redis memory",
                 f"{asked.memory / GB:.2f} GB; with less it evicts ended jobs, the least is "
                 f"{asked.memory_least / GB:.2f} GB",
             ),
-            ("Redis connections", asked.redis_connections),
+            ("Redis connections", f"{asked.redis_connections}{each}"),
             ("append-only file", f"{asked.aof_per_s / 1e6:.1f} MB/s"),
             ("network to Redis", f"{asked.to_redis_per_s / 1e6:.1f} MB/s"),
             ("network from Redis", f"{asked.from_redis_per_s / 1e6:.1f} MB/s"),

@@ -64,10 +64,12 @@ def _findings() -> Iterator[Finding]:
     )
     from penstock.doctor.server import check_redis
     from shared.cuda_devices import device_type
+    from shared.partitions import PartitionCount
 
     if launcher is not None:
         if launcher.redis_url:
-            yield from asyncio.run(check_redis(launcher.redis_url, launcher.namespace))
+            count = PartitionCount.parse(launcher.partitions).total
+            yield from asyncio.run(check_redis(launcher.redis_url, launcher.namespace, count))
         else:
             yield from check_private_server(Path(launcher.data_dir))
         yield from check_ports(launcher.host, launcher.port, launcher.frontends)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import redis.exceptions
 from redis.asyncio import Redis
 
-from penstock.doctor.finding import Finding, fine, warning, wrong
+from penstock.doctor.finding import Finding, Level, fine, warning, wrong
 from penstock.launcher.processes import reason_of
 from shared.keys import Keys
 from shared.redis.check import UnsafeServer, check_server, is_forbidden
@@ -26,10 +28,29 @@ PINGS = 5
 NEARLY_FULL = 0.9
 
 
-async def check_redis(url: str, namespace: str) -> list[Finding]:
-    """Returns findings about the server at a URL."""
+async def check_redis(url: str, namespace: str, num_partitions: int = 1) -> list[Finding]:
+    """Returns findings about the server at a URL, or about those of all partitions in a cluster;
+    of what not all have it names the partitions."""
+    numbers = range(num_partitions)
+    found = await asyncio.gather(*(_check_partition(url, Keys(namespace, n)) for n in numbers))
+    seen: dict[Finding, list[int]] = {}
+    for number, findings in zip(numbers, found, strict=True):
+        for finding in findings:
+            seen.setdefault(finding, []).append(number)
+    return [_of_partitions(finding, ns, num_partitions) for finding, ns in seen.items()]
+
+
+def _of_partitions(finding: Finding, numbers: Sequence[int], num_partitions: int) -> Finding:
+    if len(numbers) == num_partitions:
+        return finding
+    named = f"Partition{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    waits = " Its jobs wait, and no others do." if finding.level is Level.ERROR else ""
+    return replace(finding, sentence=f"{named}: {finding.sentence}{waits}")
+
+
+async def _check_partition(url: str, keys: Keys) -> list[Finding]:
     try:
-        connections = Connections(url, Keys(namespace).live)
+        connections = Connections(url, keys.live)
     except UnsupportedUrl as error:
         return [wrong("redis", str(error))]
     if connections.is_fake:
@@ -43,7 +64,6 @@ async def check_redis(url: str, namespace: str) -> list[Finding]:
         if connections.primary is not None:
             await connections.primary.locate()
         found = await _findings(connections, redacted(url))
-        keys = Keys(namespace)
         return [*found, *await _prefixes(RedisKeptPrompts(keys, connections.commands))]
     except (UnsafeServer, WrongTopology) as error:
         return [wrong("redis", str(error))]

@@ -305,6 +305,7 @@ def queue_stats(
         dead_letters=dead_letters,
         store_used=int(fields.get(b"store_used", 0)),
         store_limit=int(fields.get(b"store_limit", 0)),
+        store_commands=int(fields.get(b"store_commands", 0)),
         disk={
             name.removeprefix(b"disk_").decode(): int(value)
             for name, value in fields.items()

@@ -1,10 +1,11 @@
 """A long round: streams under load while everything is broken at random.
 
     python -m tests.chaos.long --streams 10000 --seed 1
+    python -m tests.chaos.long --streams 400 --partitions 3
     python -m tests.chaos.long --streams 400 --engines vllm,penstock
 
 With `--engines` a tiny model answers in place of the echo, in float32, on two workers of each
-engine, which take from one queue.
+engine, which take from one queue. With `--partitions` the jobs are spread over several.
 
 A hostile tenant fills one pot after the other meanwhile, of which nobody else may notice a refusal.
 Every stream is checked as in the scenarios, and beside the streams whole answers, background
@@ -169,7 +170,11 @@ class Round:
 
 
 async def long_round(
-    directory: Path, num_streams: int, seed: int, engines: Sequence[str] = ()
+    directory: Path,
+    num_streams: int,
+    seed: int,
+    engines: Sequence[str] = (),
+    num_partitions: int = 1,
 ) -> int:
     """Runs a round on the echo runner, or on a model and workers of these engines."""
     checkpoint = make_checkpoint(directory / "tiny")
@@ -183,8 +188,11 @@ async def long_round(
         deployment.change_usual(
             **(_workers_of(engines, directory) if engines else ECHO_WORKERS),
             **{HISTORY: str(directory / "history")},
+            PARTITIONS=num_partitions,
         )
-        return await _round(directory, deployment, clock, answers, num_streams, seed)
+        return await _round(
+            directory, deployment, clock, answers, num_streams, seed, num_partitions
+        )
 
 
 def _workers_of(engines: Sequence[str], directory: Path) -> dict[str, Any]:
@@ -209,6 +217,7 @@ async def _round(
     answers: Answers,
     num_streams: int,
     seed: int,
+    num_partitions: int,
 ) -> int:
     _end_orderly_on_sigterm()
     try:
@@ -217,6 +226,7 @@ async def _round(
             FILES_DIR=str(directory / "files"),
             API_KEYS=";".join(lines),
             MONITORING_WITHOUT_KEYS="true",
+            PARTITIONS=num_partitions,
             **SMALL_POTS,
         )
         (directory / "history").mkdir()
@@ -238,7 +248,7 @@ async def _round(
             await apis.aclose()
             _check_refusals(load, apis, hostile)
             history.close()
-            num_jobs = await _check_store(deployment, load, took_s)
+            num_jobs = await _check_store(deployment, load, took_s, num_partitions)
             _check_histories(directory / "history", load)
             _summarize(load, faults, num_streams, seed, took_s, num_jobs)
             return 1 if load.failures else 0
@@ -288,17 +298,21 @@ def _check_refusals(load: Round, apis: ApiClients, hostile: HostileTenant) -> No
             load.failures.append(f"{count} requests were refused: {name}")
 
 
-async def _check_store(deployment: Deployment, load: Round, took_s: float) -> int:
+async def _check_store(
+    deployment: Deployment, load: Round, took_s: float, num_partitions: int
+) -> int:
     await deployment.heal()
-    async with deployment.transport() as transport:
-        oracle = StoreOracle(transport, deployment.model)
-        try:
-            return await oracle.settled(
-                deployment.worker_ids(), timeout_s=60, all_kept=took_s < JOBS_KEPT_S
-            )
-        except AssertionError as error:
-            load.failures.append(f"the store: {error}")
-            return 0
+    num_jobs, is_short = 0, took_s < JOBS_KEPT_S
+    for number in range(num_partitions):
+        async with deployment.transport(number) as transport:
+            oracle = StoreOracle(transport, deployment.model)
+            try:
+                num_jobs += await oracle.settled(
+                    deployment.worker_ids(), timeout_s=60, all_kept=is_short
+                )
+            except AssertionError as error:
+                load.failures.append(f"partition {number} of the store: {error}")
+    return num_jobs
 
 
 def _check_histories(directory: Path, load: Round) -> None:
@@ -344,18 +358,19 @@ def main() -> int:
         metavar="vllm,penstock",
         help="workers with a model, two of each of these engines",
     )
+    parser.add_argument("--partitions", type=int, default=1, help="of one Redis")
     parser.add_argument("--keep", type=Path, help="directory for logs and data, kept afterwards")
     arguments = parser.parse_args()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     if unknown := set(arguments.engines) - {"vllm", "penstock"}:
         parser.error(f"--engines: there is no engine {', '.join(sorted(unknown))}")
     print(f"seed {seed}", flush=True)
+    options = (arguments.streams, seed, arguments.engines, arguments.partitions)
     if arguments.keep is not None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
-        directory = arguments.keep.resolve()
-        return asyncio.run(long_round(directory, arguments.streams, seed, arguments.engines))
+        return asyncio.run(long_round(arguments.keep.resolve(), *options))
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as name:
-        return asyncio.run(long_round(Path(name), arguments.streams, seed, arguments.engines))
+        return asyncio.run(long_round(Path(name), *options))
 
 
 if __name__ == "__main__":

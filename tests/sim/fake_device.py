@@ -5,7 +5,8 @@ at collect. Sequences with a grammar are sampled by `sample_structured` alone, w
 lookahead, which has to come when all their tokens are known. Its model draws the next token from
 everything before it, so that one wrong, stale or foreign KV entry is seen at once. Each KV group
 has entries of its own; with a window it reads the last ones only, each of which still knows its
-whole prefix. What it finds wrong is a DeviceViolation, which no engine catches.
+whole prefix. Copies of blocks in host memory know it too. What it finds wrong is a DeviceViolation,
+which no engine catches.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from shared.messages import ErrorCode, PromptLogprob, SamplingParams, TokenLogpr
 from worker.engine.batch import ScheduledBatch, ScheduledSequence
 from worker.engine.config import EngineConfig
 from worker.engine.errors import DeviceLost, OutOfMemory
+from worker.engine.offload import Store, Transfers
 from worker.engine.ports import StepResult
 
 EOS = 0
+Block = list[tuple[int, int] | None]  # token, and a hash of its whole prefix
 
 
 class DeviceViolation(BaseException):
@@ -83,6 +86,7 @@ class Handle:
     tables: list[tuple[ScheduledSequence, list[int]]]
     before: Memory
     waiting: dict[int, ScheduledSequence]  # not sampled yet
+    transfers: Transfers
     is_void: bool = False  # it was launched behind a step that failed
 
     def sample_structured(self, seq_ids: Collection[int]) -> Mapping[int, Future[None]]:
@@ -133,6 +137,7 @@ class Handle:
                 handle.before.restore(self.device)
                 for item, _ in handle.tables:
                     self.device.spoil(item)
+                self.device.spoil_copies(handle.transfers)
         if self.fault.startswith("lost"):
             raise DeviceLost(self.fault)
         raise OutOfMemory(self.fault) if self.fault.startswith("memory") else InjectedFault()
@@ -195,7 +200,8 @@ class FakeDevice:
 
     def __post_init__(self) -> None:
         blocks, size = self.config.num_blocks, self.config.block_size
-        self.kv: list[list[tuple[int, int] | None]] = [[None] * size for _ in range(blocks)]
+        self.kv: list[Block] = [[None] * size for _ in range(blocks)]
+        self.slots: list[Block] = [[None] * size for _ in range(self.config.num_offload_blocks)]
         self.last: dict[int, int] = {}  # newest sampled token by sequence
         self.truth: dict[int, list[int]] = {}
         self.reached: dict[int, int] = {}  # the end of a sequence's last step
@@ -224,11 +230,13 @@ class FakeDevice:
         before = Memory.of(self, batch)
         waiting = {s.seq_id: s for s in batch.sequences if s.samples and s.params.grammar}
         fault = self._draw_fault(batch, bool(waiting))
+        self._copy(batch.transfers)
         for item in batch.sequences:
             self._write(item)
         if fault.endswith("(launch)"):
             for item in batch.sequences:
                 self.spoil(item)
+            self.spoil_copies(batch.transfers)
             if fault.startswith("lost"):
                 raise DeviceLost(fault)
             raise OutOfMemory(fault) if fault.startswith("memory") else InjectedFault(fault)
@@ -247,6 +255,7 @@ class FakeDevice:
             [(item, list(item.block_table)) for item in batch.sequences],
             before,
             waiting,
+            batch.transfers,
         )
         self.next_launch += 1
         self.outstanding.append(handle)
@@ -261,13 +270,14 @@ class FakeDevice:
     def _check_shape(self, batch: ScheduledBatch) -> None:
         config = self.config
         items = batch.sequences
-        require(bool(items), "empty batch")
+        require(bool(items or batch.transfers), "empty batch")
         require(batch.num_tokens <= config.max_num_batched_tokens, "over the token budget")
         require(len(items) <= config.max_num_seqs, "over the seats")
         require(len({item.seq_id for item in items}) == len(items), "a sequence twice in a batch")
         decodes = [item.num_scheduled_tokens == 1 and item.samples for item in items]
-        require(decodes == sorted(decodes, reverse=True), "a chunk before a decode")
-        require(batch.num_decodes == sum(decodes), "num_decodes")
+        if not batch.transfers:  # else a chunk may be the one token that was not loaded
+            require(decodes == sorted(decodes, reverse=True), "a chunk before a decode")
+            require(batch.num_decodes == sum(decodes), "num_decodes")
         for item in items:
             require(item.seq_id not in self.gone, "launched after it was announced as gone")
             require(item.seq_id not in self.ended, "launched after it had ended", item)
@@ -314,6 +324,20 @@ class FakeDevice:
             for position in range(item.start, item.end):
                 block, place = self._place(item, position, group)
                 block[place] = None
+
+    def _copy(self, transfers: Transfers) -> None:
+        for item in transfers:
+            if isinstance(item, Store):
+                self.slots[item.slot] = self.kv[item.block_id].copy()
+            else:
+                assert isinstance(item.source, int), "there is no disk"
+                self.kv[item.block_id] = self.slots[item.source].copy()
+
+    def spoil_copies(self, transfers: Transfers) -> None:
+        """Nor may what it copied."""
+        for item in transfers:
+            block = self.slots[item.slot] if isinstance(item, Store) else self.kv[item.block_id]
+            block[:] = [None] * self.config.block_size
 
     def _place(self, item: ScheduledSequence, position: int, group: int) -> tuple[list, int]:
         row, place = divmod(position, self.config.block_size)

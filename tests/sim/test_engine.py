@@ -15,6 +15,8 @@ from tests.sim.workload import Workload
 NUM_SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "300"))
 FIRST_SEED = int(os.environ.get("PENSTOCK_SIM_FIRST_SEED", "0"))
 EVERYTHING = {
+    "blocks copied to host memory",
+    "blocks loaded from host memory",
     "cancelled",
     "ended: engine_error",
     "ended: kv_capacity_exceeded",

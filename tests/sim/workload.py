@@ -122,6 +122,12 @@ class Workload:
             structured_output=True,
             windows=self._windows(),
         )
+        if self.config.prefix_caching and len(self.config.windows) == 1:
+            num_copies = rng.choice([0, rng.randint(1, 40)])
+            stores = rng.choice([1, 3, 256])
+            self.config = replace(
+                self.config, num_offload_blocks=num_copies, offload_stores_per_step=stores
+            )
         rate = rng.choice([0.0, 0.0, 0.02])
         self.rates = FaultRates(rate, rate, rate, rate / 4, rate / 4, 2 * rate, unready=0.2)
         self.device = FakeDevice(self.config, self.vocab, rng, self.rates)
@@ -174,10 +180,7 @@ class Workload:
         self.seen[f"engines ended: {type(error).__name__}"] += 1
         self.num_faults += self.device.num_faults
         self._count_device()
-        stats = self.engine.stats()
-        self.seen["preemptions"] += stats.preemptions
-        self.seen["prefix hits"] += stats.prefix_hit_tokens
-        self.seen["mixed steps"] += stats.mixed_steps
+        self._count_engine()
         prompts = self.device.prompts
         self.device = FakeDevice(self.config, self.vocab, self.rng, self.rates)
         self.device.prompts = prompts
@@ -198,6 +201,14 @@ class Workload:
             client.scored = []
             client.state = "new"
         return again
+
+    def _count_engine(self) -> None:
+        stats = self.engine.stats()
+        self.seen["preemptions"] += stats.preemptions
+        self.seen["prefix hits"] += stats.prefix_hit_tokens
+        self.seen["mixed steps"] += stats.mixed_steps
+        self.seen["blocks copied to host memory"] += stats.offload_stored_blocks
+        self.seen["blocks loaded from host memory"] += stats.offload_loaded_blocks
 
     def _count_device(self) -> None:
         self.seen["faults while sampling by grammars"] += self.device.num_sampling_faults
@@ -308,8 +319,6 @@ class Workload:
             assert client.state in ("ended", "cancelled", "failed"), client.state
         if not self.num_faults + self.device.num_faults:
             assert not any(client.state == "failed" for client in self.clients)
-        self.seen["preemptions"] += stats.preemptions
-        self.seen["prefix hits"] += stats.prefix_hit_tokens
-        self.seen["mixed steps"] += stats.mixed_steps
+        self._count_engine()
         self.seen["faults"] += self.num_faults + self.device.num_faults
         self._count_device()

@@ -71,6 +71,21 @@ class Pinned(Tensor):
     """Host memory that a device copies from and to by itself; what it is a view of is one too."""
 
 
+class Registered:
+    """Of torch.cuda.cudart: memory of the host that is pinned as it lies there."""
+
+    sizes: ClassVar[dict[int, int]] = {}  # bytes, by address
+
+    @classmethod
+    def cudaHostRegister(cls, address: int, size: int, flags: int) -> int:
+        cls.sizes[address] = size
+        return 0
+
+    @classmethod
+    def cudaHostUnregister(cls, address: int) -> int:
+        return 0 if cls.sizes.pop(address, None) else 1
+
+
 class Event:
     """Of torch.cuda. During a launch only those of RING launches ago may be waited for."""
 
@@ -214,7 +229,8 @@ def _moved(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _check_copy(host: Tensor, kwargs: dict[str, Any]) -> None:
     if not Event.is_launching:  # what is made beforehand may be waited for
         return
-    if not isinstance(host, Pinned):
+    is_pinned = host.untyped_storage().data_ptr() in Registered.sizes
+    if not (is_pinned or isinstance(host, Pinned)):
         raise Waits("a copy from or to memory that is not pinned")
     if not kwargs.get("non_blocking"):
         raise Waits("a copy that is waited for")
@@ -276,7 +292,8 @@ def set_up(
             draws(name, args)
 
     def synchronize(*_: object) -> None:
-        raise Waits("the device is waited for")
+        if Event.is_launching:
+            raise Waits("the device is waited for")
 
     stream = types.SimpleNamespace(synchronize=synchronize, cuda_stream=0)
     card = types.SimpleNamespace(multi_processor_count=132, name="a double")
@@ -284,6 +301,7 @@ def set_up(
     monkeypatch.setattr(toolchain, "unavailable_reason", lambda device: None)  # it would be read
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Registered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: card)
     return kernels

@@ -120,15 +120,17 @@ def record_worker_calls(directory: Path) -> None:
     """
     from shared.transport.job_queue import RedisJobQueue
     from shared.transport.ports.queue import Append, AppendResult, Delivery
+    from shared.transport.pulls import Pulls
 
     writer = HistoryWriter(directory, f"worker-{os.getpid()}")
 
-    def recorded_claims(name: str) -> Any:
-        take = getattr(RedisJobQueue, name)
+    def recorded_claims(owner: Any, name: str) -> Any:
+        take = getattr(owner, name)
 
-        async def claims(self: RedisJobQueue, *arguments: Any, **more: Any) -> Sequence[Delivery]:
+        async def claims(self: object, *arguments: Any, **more: Any) -> Any:
             invoked_s = time.monotonic()
-            deliveries: Sequence[Delivery] = await take(self, *arguments, **more)
+            taken = await take(self, *arguments, **more)
+            deliveries: Sequence[Delivery] = taken[0] if isinstance(taken, tuple) else taken
             for delivery in deliveries:
                 writer.record(
                     delivery.job.job_id,
@@ -137,7 +139,7 @@ def record_worker_calls(directory: Path) -> None:
                     attempt=delivery.attempt,
                     num_tokens=delivery.end.num_tokens,
                 )
-            return deliveries
+            return taken
 
         return claims
 
@@ -171,6 +173,8 @@ def record_worker_calls(directory: Path) -> None:
         return was_ours
 
     for name in ("pull", "oversubscribe", "overtake", "reconcile", "recover"):
-        setattr(RedisJobQueue, name, recorded_claims(name))
+        setattr(RedisJobQueue, name, recorded_claims(RedisJobQueue, name))
+    for name in ("take", "take_ahead"):  # by which a queue of several partitions claims
+        setattr(Pulls, name, recorded_claims(Pulls, name))
     RedisJobQueue.append = recorded_append  # type: ignore[method-assign]
     RedisJobQueue.release = recorded_release  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ to the host has not arrived: its memory holds garbage. A wait that is missing sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +39,7 @@ class LateStream(TorchFunctionMode):
         # By address. They are kept: no other memory gets their addresses.
         self._there: dict[int, torch.UntypedStorage] = {}
         self._pinned: dict[int, torch.UntypedStorage] = {}
+        self._registered: dict[int, int] = {}  # bytes, by address
         self._operators = _Operators(self)
 
     def __enter__(self) -> LateStream:
@@ -69,7 +70,14 @@ class LateStream(TorchFunctionMode):
         return _is_in(self._there, tensor)
 
     def is_pinned(self, tensor: object) -> bool:
-        return _is_in(self._pinned, tensor)
+        return _is_in(self._pinned, tensor) or _is_in(self._registered, tensor)
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self._registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        return 0 if self._registered.pop(address, None) else 1
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns the tensor, whose memory is the device's from now on."""
@@ -211,10 +219,12 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> LateStream:
     monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: CARD)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: stream.run())
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: stream)
     return stream
 
 
-def _is_in(storages: dict[int, torch.UntypedStorage], tensor: object) -> bool:
+def _is_in(storages: Container[int], tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in storages
 
 

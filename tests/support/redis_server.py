@@ -18,7 +18,7 @@ import pytest
 import redis.asyncio
 
 from penstock.launcher.redis_server import PrivateServer
-from shared.keys import Keys
+from shared.keys import HOME, MAX_PARTITIONS, Keys
 
 # Keys that live as long as the deployment; each has a bound (docs/WIRE.md).
 KEYS_WITHOUT_TTL = frozenset({"stat", "workers"})
@@ -78,8 +78,9 @@ async def remove_namespace(client: redis.asyncio.Redis, namespace: str) -> None:
 
 async def assert_every_key_expires(client: redis.asyncio.Redis, namespace: str) -> None:
     """Every key has a TTL, except the documented few that live as long as the deployment."""
-    keys = Keys(namespace)
-    allowed = {keys.prefix + name for name in KEYS_WITHOUT_TTL} | {keys.meta}
+    partitions = [Keys(namespace, number) for number in range(MAX_PARTITIONS)]
+    allowed = {keys.prefix + name for name in KEYS_WITHOUT_TTL for keys in partitions}
+    allowed.add(partitions[HOME].meta)
     immortal = [
         key
         for key in await keys_of(client, namespace)

@@ -211,12 +211,12 @@ class FrontendProcess(Process):
             await until(is_up_to_date, f"a frontend to see {worker_ids}")
         return await self.ready() if worker_ids else self
 
-    async def ready(self) -> FrontendProcess:
+    async def ready(self, timeout_s: float = PATIENCE_S) -> FrontendProcess:
         async def is_ready() -> bool:
             assert self.alive, self.log
             return await self.status("/ready") == 200
 
-        await until(is_ready, "a frontend")
+        await until(is_ready, "a frontend", timeout_s)
         return self
 
     def _client(self) -> httpx.AsyncClient:

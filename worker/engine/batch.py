@@ -150,7 +150,7 @@ class ScheduledBatch:
     launch they may name a sequence again, or one that the runner never saw.
 
     `transfers` are copies to make before anything is computed, see worker.engine.offload. A batch
-    may have them and no sequence.
+    may have them and no sequence; a chunk may be the last token of a prompt that is loaded.
 
     `sequences` are all of them. A runner that keeps state for a run reads `decodes` and `others`
     instead: if `decodes` is None, all are among the others.

@@ -124,9 +124,11 @@ class TenantLRU(Generic[V]):
         self._moved(tenant, len(of_tenant) + 1, len(of_tenant))
         return tenant, value
 
-    def next_victim(self) -> tuple[BlockHash, str]:
-        """Returns the key to give up, and its tenant. There must be one."""
-        tenant = next(iter(self._by_count[self._most]))
+    def next_victim(self, adding: str) -> tuple[BlockHash, str]:
+        """Returns the key to give up, and its tenant, before a key of the tenant `adding` is added:
+        its own where no tenant has more. There must be one."""
+        most = self._by_count[self._most]
+        tenant = adding if adding in most else next(iter(most))
         return next(iter(self._values[tenant])), tenant
 
     def _moved(self, tenant: str, before: int, after: int) -> None:
@@ -195,7 +197,7 @@ class OffloadTier:
             return True
         if len(self._stores) == self._most_stores:  # the oldest is worth the least
             self._drop(next(iter(self._stores)))
-        slot = self._take_slot()
+        slot = self._take_slot(tenant)
         if slot is None:
             return self.disk is not None and self.disk.holds(key, tenant)
         self._slots.add(key, tenant, slot)
@@ -269,10 +271,10 @@ class OffloadTier:
         if not self._unsettled.keys() <= set(self._slots.values()):
             raise IntegrityError("a slot of the offload tier awaits a copy that cannot be found")
 
-    def _take_slot(self) -> int | None:
-        """Returns a slot; None where all are being written."""
+    def _take_slot(self, tenant: str) -> int | None:
+        """Returns a slot for a copy of the tenant's; None where all are being written."""
         if not self._free and len(self._slots):
-            self._drop(self._slots.next_victim()[0])
+            self._drop(self._slots.next_victim(tenant)[0])
         return self._free.pop() if self._free else None
 
     def _add(self, item: Store | Load) -> int:

@@ -193,6 +193,7 @@ class StepTimer:
         return sum(float(begun.elapsed_time(done)) for begun, done in self._parts) / 1000
 
 
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context of this process
 _PIECE_BYTES = 64 << 20
 _ALIGNMENT = 64  # of every tensor: a cache line
 
@@ -228,3 +229,21 @@ def huge_page_memory(size: int) -> Tensor:
     with contextlib.suppress(OSError, AttributeError):  # a system without them: ordinary pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def pin(memory: Tensor) -> None:
+    """Has CUDA copy from and to this host memory without the host's help, until `unpin`.
+
+    Unlike torch's pinned memory, whose size is a power of two. Raises RuntimeError.
+    """
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if code := int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)):
+        raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with error {code}")
+
+
+def unpin(memory: Tensor) -> None:
+    """Ends `pin`, once the copies from and to the memory have been made. Raises RuntimeError."""
+    torch.cuda.synchronize()
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if code := int(cudart.cudaHostUnregister(memory.data_ptr())):
+        raise RuntimeError(f"cudaHostUnregister failed with error {code}")

@@ -148,7 +148,7 @@ class DiskBlocks:
                     self._ended.append(key)
 
     def _write(self, key: BlockHash, hashed: str, content: _Content) -> None:
-        self._make_room(self._max_files - 1)
+        self._make_room(self._max_files - 1, hashed)
         path = self._path_of(key, hashed)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         partial = path.with_suffix(".part")
@@ -163,10 +163,11 @@ class DiskBlocks:
         with self._mutex:
             self._files.add(key, hashed, True)
 
-    def _make_room(self, most: int) -> None:
+    def _make_room(self, most: int, hashed: str = "") -> None:
+        """Leaves `most` files, before one of the tenant with that hash is added."""
         while len(self._files) > most:
             with self._mutex:
-                key = self._files.next_victim()[0]
+                key = self._files.next_victim(hashed)[0]
             self._forget(key)
 
     def _forget(self, key: BlockHash) -> None:

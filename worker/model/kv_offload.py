@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from worker.engine.offload import Store, Transfers
-from worker.model.device import available_host_bytes, huge_page_memory
+from worker.model.device import available_host_bytes, huge_page_memory, pin, unpin
 from worker.model.errors import KVCacheTooSmall
 from worker.model.kv_cache import KVCachePool
 
@@ -39,10 +40,11 @@ class HostBlocks:
                 f"{free / 2**30:.2f} GiB are free: lower it"
             )
         try:
+            self.slots = huge_page_memory(size).view(shape)
             if self._is_cuda:
-                self.slots = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-            else:
-                self.slots = huge_page_memory(size).view(shape)
+                pin(self.slots)
+                # Memory that is unmapped while it is pinned could not be pinned again.
+                weakref.finalize(self, unpin, self.slots).atexit = False
         except (RuntimeError, MemoryError, OSError) as error:
             raise KVCacheTooSmall(
                 f"PENSTOCK_KV_OFFLOADING_GB: {size / 2**30:.2f} GiB of host memory cannot be "

@@ -85,14 +85,16 @@ if redis.call('EXISTS', P .. 'live') == 0 then
   end
 end
 
--- The memory that Redis uses now; admission adds later bytes. And whether its last writes to the disk
--- succeeded: 1 or 0.
+-- The memory that Redis uses now; admission adds later bytes. Its commands since it started. And whether
+-- its last writes to the disk succeeded: 1 or 0.
 local function sample_store()
   local info = redis.pcall('INFO', 'memory')
   if type(info) ~= 'string' then return end  -- the access list forbids it: only maxmemory itself holds
   local function number(name) return tonumber(string.match(info, name .. ':(%d+)') or '0') end
   redis.call('HSET', P .. 'stat', 'store_limit', whole(number('maxmemory')), 'store_grown', 0,
     'store_used', whole(math.max(0, number('used_memory') - number('mem_not_counted_for_evict'))))
+  info = redis.call('INFO', 'stats')
+  redis.call('HSET', P .. 'stat', 'store_commands', whole(number('total_commands_processed')))
   info = redis.call('INFO', 'persistence')
   local function is_ok(name) return string.find(info, name .. ':ok', 1, true) and 1 or 0 end
   redis.call('HSET', P .. 'stat', 'disk_aof', number('aof_enabled'), 'disk_aof_bytes',

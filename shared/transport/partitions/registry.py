@@ -37,6 +37,7 @@ BLOB_PATIENCE_S = 10.0  # a tokenizer has megabytes
 Value = TypeVar("Value")
 
 SUMMED = ("accepted", "ended", "failed", "expired", "tokens_in", "tokens_out")
+UNKNOWN = QueueStats(0, 0, 0, {})  # of a partition that has not answered yet
 LARGEST = ("unavailable", "errors", "queue_age_s", "kv_permille", "store_used", "store_limit")
 
 
@@ -45,6 +46,7 @@ class PartitionedWorkerRegistry:
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
+        self._stats: dict[int, QueueStats] = {}  # of each partition as last read
 
     async def workers(self) -> Sequence[WorkerStatus]:
         found = await self._partitions.each(lambda one: one.transport.registry.workers())
@@ -56,8 +58,12 @@ class PartitionedWorkerRegistry:
         return [latest[name] for name in sorted(latest)]
 
     async def queue_stats(self) -> QueueStats:
-        found = await self._partitions.each(lambda one: one.transport.registry.queue_stats())
-        return merged_stats(list(found.values()))
+        """Returns the totals; a partition that is away counts as it was last: its jobs wait there,
+        and a total that fell would look like a restart."""
+        self._stats |= await self._partitions.each(lambda one: one.transport.registry.queue_stats())
+        away = frozenset(one.number for one in self._partitions.all if one.is_away)
+        known = {one.number: self._stats.get(one.number, UNKNOWN) for one in self._partitions.all}
+        return replace(merged_stats(list(known.values())), partitions=known, away=away)
 
     async def models(self) -> Mapping[str, AnnouncedModel]:
         """Returns what the partition with the lowest number knows of each model."""

@@ -100,8 +100,7 @@ class QueueStats:
     queued_tokens: int
     totals: Mapping[str, int]  # state -> jobs that ended so
     queued_by_model: Mapping[str, int] = field(default_factory=dict)  # of announced models
-    # By model: seconds since the submit of the queued job that is due next, which is the oldest
-    # where all have the same timeout. Measured, so not compared.
+    # By model: seconds since the submit of the queued job that is due next. Measured: not compared.
     queue_age_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     dead_letters: int = 0
     # Bytes that Redis uses, and may use (maxmemory); both 0 if it has no limit or hides it.
@@ -110,13 +109,14 @@ class QueueStats:
     # Redis' files: `aof` 1 if it has an append-only file, `aof_bytes` its size; `ok_aof_write`,
     # `ok_aof_rewrite`, `ok_rdb_save` 1 if the last one succeeded, or none was due. Empty: hidden.
     disk: Mapping[str, int] = field(default_factory=dict, compare=False)
-    # Estimated bytes of the tenants that hold most of them, the largest first.
-    held_by_tenant: Mapping[str, int] = field(default_factory=dict)
-    # The accounts of all tenants, those with the most first: processor microseconds, and requests
-    # that were refused.
+    held_by_tenant: Mapping[str, int] = field(default_factory=dict)  # estimated bytes, most first
+    # Accounts of all tenants, the largest first: processor microseconds, and refused requests.
     cpu_us_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
     refused_by_tenant: Mapping[str, int] = field(default_factory=dict, compare=False)
     paused: Mapping[str, Pause] = field(default_factory=dict)  # by model
+    store_commands: int = field(default=0, compare=False)  # since Redis' start; 0: hidden
+    partitions: Mapping[int, QueueStats] = field(default_factory=dict, compare=False)  # of several
+    away: frozenset[int] = frozenset()  # partitions that do not answer, which count as they were
 
 
 class WorkerRegistry(Protocol):

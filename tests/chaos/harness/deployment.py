@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from shared.transport.connect import RedisTransport, open_transport
+from shared.keys import HOME, Keys
+from shared.transport.connect import RedisTransport, StorePolicy
 from tests.chaos.harness.server import Server
 from tests.support.launched import free_port
 from tests.support.service_processes import FrontendProcess, Process, WorkerProcess
@@ -171,8 +172,8 @@ class Deployment:
         return {worker.worker_id for worker in self.workers if worker.alive}
 
     @asynccontextmanager
-    async def transport(self) -> AsyncIterator[RedisTransport]:
-        opened = await open_transport(self.server.url, namespace=NAMESPACE)
+    async def transport(self, partition: int = HOME) -> AsyncIterator[RedisTransport]:
+        opened = RedisTransport(self.server.url, Keys(NAMESPACE, partition), StorePolicy())
         try:
             yield opened
         finally:

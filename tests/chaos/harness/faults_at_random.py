@@ -23,6 +23,7 @@ ProcessT = TypeVar("ProcessT", bound=Process)
 AT_A_TIME = 3
 MIN_REST_S, MAX_REST_S = 0.2, 1.5
 FREEZE_S = (0.5, 4.0)  # leases are 2 s: some freezes outlast them, some do not
+READY_S = 300.0  # a frontend that starts amid other faults, on a busy machine
 OUTAGE_S = (0.0, 3.0)
 CLOCK_S = 25.0
 
@@ -188,7 +189,10 @@ class RandomFaults:
 
     async def _left_alone_until_ready(self, process: WorkerProcess | FrontendProcess) -> None:
         self._victims.add(process)
-        await process.ready()
+        if isinstance(process, FrontendProcess):
+            await process.ready(READY_S)
+        else:
+            await process.ready()
         self._victims.discard(process)
 
     async def _freeze(self, processes: Sequence[ProcessT]) -> None:

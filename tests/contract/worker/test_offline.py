@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,41 @@ def test_a_prompt_is_scored_for_all_its_results(llm: LLM) -> None:
     assert len(scores) == results[0].num_prompt_tokens - 1
     assert all(len(entry.top) == 2 and entry.logprob < 0 for entry in scores)
     assert [result.prompt_logprobs for result in results] == [scores] * 3
+
+
+@pytest.mark.parametrize("way", ["closed", "left"])
+def test_an_llm_that_ends_frees_its_kv_blocks_and_their_folder(
+    checkpoint: Path, tmp_path: Path, way: str
+) -> None:
+    options = {
+        "dtype": "float32",
+        "device": "cpu",
+        "num_kv_blocks": 16,
+        "block_size": 4,
+        "kv_offloading_gb": 0.01,
+        "kv_offloading_dir": str(tmp_path),
+    }
+    greedy = SamplingParams(max_tokens=4, temperature=0.0)
+    results = []
+    for _ in range(2):
+        llm = LLM(str(checkpoint), **options)
+        results.append(llm.generate(PROMPTS, greedy, progress=False))
+        engine, disk = weakref.ref(llm._engine), llm._engine._scheduler.blocks.offload.disk
+        slots = weakref.ref(disk._slots)
+        if way == "closed":
+            with llm:
+                pass
+            llm.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                llm.generate(PROMPTS, greedy, progress=False)
+        else:
+            del llm
+        del disk
+        gc.collect()
+        assert engine() is None
+        assert slots() is None
+    assert results[0] == [replace(one, num_cached_tokens=0) for one in results[1]]
+    assert [folder.name for folder in tmp_path.iterdir()] == ["penstock-kv-0"], "free for the next"
 
 
 def test_the_text_is_cut_before_a_stop_string(llm: LLM) -> None:

@@ -75,6 +75,7 @@ def test_the_dashboard_shows_who_serves_whom(tab: Tab, service: Launched) -> Non
     frontend = page.locator("#frontends tr")
     expect(frontend).to_have_count(1, timeout=PATIENCE_MS)
     expect(frontend).to_contain_text(f":{service.port}")
+    expect(page.locator("#partitions-part")).to_be_hidden()
     blocks = page.locator("#workers svg")
     expect(blocks).to_have_attribute("aria-label", re.compile(r"^KV blocks: \d+ in use, .* free$"))
     page.get_by_role("link", name="Tenants").click()
@@ -241,16 +242,22 @@ def test_a_batch_is_shown_with_its_rows(tab: Tab, service: Launched) -> None:
 
 @pytest.mark.parametrize(
     ("counts", "shown"),
-    [({"prefix_query_tokens": 400, "prefix_hit_tokens": 300}, "75 %"), ({}, "–")],
+    [
+        ({"prefix_query_tokens": 400, "prefix_hit_tokens": 300}, {"Prefix hits": "75 %"}),
+        ({"lane_preemptions": "5:3 7:1"}, {"Preempted": "lane 5: 3, lane 7: 1"}),
+        ({"lane_preemptions": ""}, {"Preempted": "–", "Prefix hits": "–"}),
+        ({}, {"Preempted": "–", "Prefix hits": "–"}),
+    ],
 )
-def test_a_worker_has_the_part_of_its_prompts_that_its_prefix_cache_held(
-    tab: Tab, counts: dict[str, int], shown: str
+def test_a_worker_has_its_prefix_hits_and_its_preemptions_by_lane(
+    tab: Tab, counts: dict[str, object], shown: dict[str, str]
 ) -> None:
     worker = {"id": "w1", "status": "ok", "models": ["m"], "step": 1, "running": 0, **counts}
     told = snapshot_of(worker, "ok")
     tab.page.route(STREAM, lambda route: route.fulfill(body=told, content_type="text/event-stream"))
     tab.page.goto("/dashboard#tab=workers")
-    expect(tab.page.locator("#workers td[data-label='Prefix hits']")).to_have_text(shown)
+    for label, text in shown.items():
+        expect(tab.page.locator(f"#workers td[data-label='{label}']")).to_have_text(text)
 
 
 def test_a_worker_has_its_swaps_and_the_model_that_it_cannot_load(tab: Tab) -> None:

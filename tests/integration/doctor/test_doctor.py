@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.crc import key_slot
 
 import penstock.doctor.machine as machine
 from penstock.cli.application import main
@@ -34,11 +35,12 @@ from penstock.doctor.machine import (
 from penstock.doctor.model import check_model, weights_bytes
 from penstock.doctor.server import check_redis
 from penstock.launcher.redis_server import PrivateServer
+from shared.keys import HASH_TAGS
 from shared.text.checkpoint_text import load_tokenizer_and_eos
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.launched import free_port
-from tests.support.redis_topologies import Server
+from tests.support.redis_topologies import NUM_SLOTS, Primaries, Server
 from tests.support.scripted_upstream import ScriptedUpstream
 from tests.support.tiny_hub import tiny_hub
 from worker.settings import DEMO_CHECKPOINT
@@ -91,6 +93,28 @@ def test_a_safe_server_is_fine(server: PrivateServer, client: redis.Redis) -> No
 
 def test_a_server_that_is_not_there() -> None:
     the(Level.ERROR, seen(f"redis://127.0.0.1:{free_port()}/0"), "the connection is refused")
+
+
+def test_a_shard_that_is_down() -> None:
+    with Primaries(2) as cluster:
+        owners = [_owner(cluster, number) for number in range(3)]
+        down = cluster.nodes[owners[1]]
+        gone = [number for number in range(3) if owners[number] == owners[1]]
+        assert 0 < len(gone) < 3
+        down.kill()
+        found = asyncio.run(check_redis(cluster.url, "penstock", 3))
+    errors = [one.sentence for one in found if one.level is Level.ERROR]
+    named = f"Partition{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}: "
+    assert [sentence.startswith(named) for sentence in errors] == [True], found
+    assert "Its jobs wait, and no others do." in errors[0]
+    (other,) = {0, 1} - {owners[1]}
+    others = ", ".join(str(number) for number in range(3) if owners[number] == other)
+    assert any(others in one.sentence for one in found if one.level is not Level.ERROR)
+
+
+def _owner(cluster: Primaries, partition: int) -> int:
+    """The number of the node that has the partition's slot."""
+    return key_slot(HASH_TAGS[partition].encode()) * 2 // NUM_SLOTS
 
 
 def test_an_address_that_is_none() -> None:

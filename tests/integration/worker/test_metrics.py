@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from api.metrics import DEPLOYMENT_METRICS
 from api.metrics import METRICS as FRONTEND_METRICS
+from shared.keys import NUM_LANES
 from tests.support.launched import free_port
 from tests.support.metrics import Scrape, names_of
 from tests.support.redis_server import new_namespace
@@ -164,6 +166,47 @@ def test_sums_over_processes_are_what_happened(deployment: Deployment) -> None:
         *(deployment.of_worker(p).label_values("worker") for p in deployment.workers)
     )
     assert len(workers) == 2
+
+
+@pytest.mark.parametrize("settings", [{"MAX_NUM_SEQS": "1"}])
+def test_preemptions_show_by_lane_and_prefix_hits_by_worker(
+    deployment: Deployment, settings: dict[str, str]
+) -> None:
+    preempted, hits = "penstock:lane_preemptions_total", "penstock:prefix_cache_hits_total"
+    for port in deployment.workers:
+        scrape = deployment.of_worker(port)
+        lanes = {labels["lane"]: n for name, labels, n in scrape.samples if name == preempted}
+        assert lanes == {str(lane): 0.0 for lane in range(1, NUM_LANES)}, "from the start"
+    prompt = "the keeper of the weir writes the level of the water into a book " * 2
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 100, "ignore_eos": True}
+    url = f"{deployment.frontends[0].base_url}/v1/completions"
+    with ThreadPoolExecutor(8) as pool:
+        low = body | {"priority": 5}
+        waiting = [pool.submit(httpx.post, url, json=low, timeout=60) for _ in range(8)]
+        wait_until(
+            lambda: deployment.of_deployment(0).total("penstock:jobs_running") == 2,
+            "both slots to be taken",
+        )
+        assert deployment.generate(1, prompt).status_code == 200
+        assert [job.result().status_code for job in waiting] == [200] * 8
+    scrapes = {port: deployment.of_worker(port) for port in deployment.workers}
+    by_lane = {
+        lane: sum(scrape.total(preempted, lane=lane) for scrape in scrapes.values())
+        for lane in map(str, range(1, NUM_LANES))
+    }
+    assert by_lane.pop("5") > 0
+    assert not any(by_lane.values())
+    workers = {next(iter(scrape.label_values("worker"))) for scrape in scrapes.values()}
+    by_worker = {w: sum(s.total(hits, worker=w) for s in scrapes.values()) for w in workers}
+    assert len(by_worker) == 2
+    assert any(by_worker.values())
+
+    def shown() -> bool:
+        health = httpx.get(f"{deployment.frontends[0].base_url}/health", timeout=10).json()
+        texts = [worker["lane_preemptions"] for worker in health["workers"]]
+        return any(text.startswith("5:") for text in texts)
+
+    wait_until(shown, "the workers' heartbeats")
 
 
 def test_a_killed_workers_job_is_counted_as_a_migration(deployment: Deployment) -> None:

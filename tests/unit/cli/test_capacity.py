@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -89,6 +90,41 @@ def test_a_cost_between_two_measurements_lies_between_them() -> None:
                 assert ends[0] == ends[1] or ends[0] < found < ends[1]
         fewest, most = min(measured), max(measured)
         assert (cost.at(fewest / 10), cost.at(10 * most)) == (measured[fewest], measured[most])
+
+
+def test_the_cost_of_a_token_on_a_shard_is_near_the_measured_one() -> None:
+    rows = rows_of("BENCHMARKS.md", "| jobs a worker | shards, partitions |")
+    measured = {
+        int(row[0]): [float(number) for number in re.findall(r"\d+\.\d+", row[4])]
+        for row in rows
+        if row[1] == "3, 3"
+    }
+    shares = {}
+    for streams, costs in measured.items():
+        load = replace(LOAD, streams=streams, worker_tokens_per_s=1e5, busy=1.0, shards=3)
+        of_model = with_workers(load, 2)
+        idle = of_model.workers * COSTS["idle worker"].value
+        idle += of_model.frontends * COSTS["idle frontend"].value
+        us = 1e6 * (of_model.redis_cores - idle) / of_model.tokens_per_s
+        shares[streams] = [us / max(costs), us / min(costs)]
+    page = (DOCS / "SCALING.md").read_text()
+    assert (
+        "0.80 times the measured cost with 256 jobs a worker, and 1.1 to 1.5 times with 64" in page
+    )
+    assert statistics.mean(shares[256]) == pytest.approx(0.80, abs=0.01)
+    assert shares[64] == pytest.approx([1.1, 1.5], abs=0.05)
+
+
+def test_shards_divide_memory_network_and_tokens_but_no_connections() -> None:
+    one, three = (with_workers(replace(LOAD, shards=shards), 10) for shards in (1, 3))
+    server = Server(memory_bytes=1e9, network_bytes_per_s=1e8)
+    before, after = one.shares(server), three.shares(server)
+    assert after["redis_memory"] == pytest.approx(before["redis_memory"] / 3)
+    assert after["redis_connections"] == before["redis_connections"]
+    assert before["redis_network"] / 3 < after["redis_network"] < before["redis_network"]
+    assert before["redis_cpu"] / 3 < after["redis_cpu"] < before["redis_cpu"]
+    assert (one.frontends, one.workers) == (three.frontends, three.workers)
+    assert one.to_clients_per_s == three.to_clients_per_s
 
 
 @dataclass
@@ -198,6 +234,9 @@ def test_the_command_has_the_load_and_three_numbers_of_workers(
     shown = ran([], capsys)
     assert re.search(r"workers +9, 43 streams each", shown)
     assert re.search(r"1000 .* CPU, full at 16 workers", shown)
+    sharded = ran(["--shards", "3"], capsys)
+    assert re.search(r"Redis CPU +\d\.\d\d of the one core of each of 3 shards", sharded)
+    assert re.search(r"1000 .* CPU, full at 26 workers", sharded)
     assert main(["capacity", "--rate", "0", "--worker-tokens-per-s", "1"]) == 2
 
 

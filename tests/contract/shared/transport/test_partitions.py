@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
@@ -135,6 +136,29 @@ async def test_one_place_goes_round_among_the_partitions(three: PartitionedTrans
     assert partitions_of(taken) == {0: 2, 1: 2, 2: 2}
 
 
+async def test_a_job_waits_for_at_most_two_of_the_others_for_each_before_it_in_its_partition(
+    three: PartitionedTransport,
+) -> None:
+    """The bound of the error that lanes, tenants and ages have with several partitions."""
+    rng = random.Random(4)
+    jobs = []
+    for _ in range(60):
+        jobs.append(
+            make_job(
+                new_job_id(rng.choice((0, 0, 0, 1, 2))),
+                lane=rng.choice((0, 3, 6)),
+                tenant=rng.choice("ab"),
+            )
+        )
+        await accepted(three.store, jobs[-1])
+    claimed: list[int] = []
+    while len(claimed) < len(jobs):
+        (delivery,) = await three.queue.pull("w1", 1, 0)
+        await say(three, [Stream(delivery)], 5, FINISHED)
+        claimed.append(partition_of(delivery.job.job_id))
+        assert len(claimed) <= 3 * claimed.count(claimed[-1])
+
+
 async def test_jobs_that_come_at_once_never_get_more_places_than_are_free(
     three: PartitionedTransport,
 ) -> None:
@@ -262,6 +286,59 @@ async def test_each_partition_has_its_part_of_a_limit(three: PartitionedTranspor
     with pytest.raises(QueueFull) as refused:
         await three.store.submit(make_job(new_job_id(1)), limits, "")
     assert refused.value.scope == "total"
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("max_queued_jobs", "total"),
+        ("max_queued_jobs_per_tenant", "tenant"),
+        ("max_jobs_per_tenant", "tenant"),
+        ("requests_per_minute", "tenant"),
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 4, 6])
+async def test_all_partitions_exceed_a_limit_by_less_than_a_job_each(
+    three: PartitionedTransport, name: str, scope: str, limit: int
+) -> None:
+    limits = AdmissionLimits(**{name: limit})
+    num_accepted = {"in turn": 0, "by key": 0}
+
+    async def submit_to(number: int, tenant: str) -> bool:
+        try:
+            await three.store.submit(make_job(new_job_id(number), tenant=tenant), limits, "")
+        except QueueFull:
+            return False
+        num_accepted[tenant] += 1
+        return True
+
+    taken = [await submit_to(n % 3, "in turn") for n in range(20)]
+    assert taken.index(False) >= limit, "no job that goes round is refused too early"
+    assert limit <= num_accepted["in turn"] <= limit + 2
+    if scope == "tenant":
+        rng = random.Random(limit)
+        for _ in range(40):
+            await submit_to(rng.randrange(3), "by key")
+        assert limit <= num_accepted["by key"] <= limit + 2
+
+
+@pytest.mark.parametrize("name", ["max_queued_tokens", "max_queued_tokens_per_tenant"])
+async def test_a_partition_holds_its_part_of_the_queued_tokens_or_one_longer_prompt(
+    three: PartitionedTransport, name: str
+) -> None:
+    limits = AdmissionLimits(**{name: 20})  # seven in each
+
+    async def is_accepted(number: int, num_tokens: int) -> bool:
+        try:
+            job = make_job(new_job_id(number), prompt=range(num_tokens), tenant="t")
+            await three.store.submit(job, limits, "")
+        except QueueFull:
+            return False
+        return True
+
+    assert [await is_accepted(0, n) for n in (3, 4, 1)] == [True, True, False]
+    assert [await is_accepted(1, n) for n in (21, 20, 1)] == [False, True, False]
+    assert [await is_accepted(2, n) for n in (1, 20, 6)] == [True, False, True]
 
 
 async def test_lists_are_merged_and_continue_where_a_page_ends(three: PartitionedTransport) -> None:
@@ -484,6 +561,24 @@ async def test_offers_reach_a_partition_that_is_back_without_a_heartbeat(apart: 
 
 async def _negated(answer: Awaitable[bool]) -> bool:
     return not await answer
+
+
+async def test_the_figures_of_a_partition_that_is_away_are_its_last(apart: Apart) -> None:
+    both = apart.transport
+    for number in (0, 1, 1):
+        await accepted(both.store, make_job(new_job_id(number)))
+    await both.store.reap()  # samples the servers
+    before = await both.registry.queue_stats()
+    assert {n: one.queued for n, one in before.partitions.items()} == {0: 1, 1: 2}
+    assert all(one.store_commands > 0 for one in before.partitions.values())
+    assert (before.queued, before.away) == (3, frozenset())
+    apart.server.stop()
+    await accepted(both.store, make_job(new_job_id(0)))
+    await both.registry.queue_stats()
+    after = await both.registry.queue_stats()
+    assert {n: one.queued for n, one in after.partitions.items()} == {0: 2, 1: 2}
+    assert (after.queued, after.away) == (4, {1})
+    assert all(after.totals[state] >= total for state, total in before.totals.items())
 
 
 async def test_without_any_partition_every_call_fails_until_one_is_back(apart: Apart) -> None:

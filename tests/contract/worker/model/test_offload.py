@@ -265,9 +265,9 @@ def disk_of(path: Path, most_files: int = 100) -> Iterator[DiskBlocks]:
         disk.close()
 
 
-def write(disk: DiskBlocks, *keys: BlockHash, slot: int = 0) -> None:
+def write(disk: DiskBlocks, *keys: BlockHash, slot: int = 0, tenant: str = "tenant") -> None:
     for key in keys:
-        disk.write(key, "tenant", slot)
+        disk.write(key, tenant, slot)
     ended: list[BlockHash] = []
     deadline = time.monotonic() + 60
     while len(ended) < len(keys) and time.monotonic() < deadline:
@@ -304,6 +304,19 @@ def test_the_thread_that_writes_outlives_any_error(
         content = disk.read(KEYS[0], "tenant")
         assert content is not None
         assert content.tolist() == list(range(64, 128))
+
+
+def test_a_tenant_finds_its_own_files_and_keeps_an_equal_share_of_them(tmp_path: Path) -> None:
+    with disk_of(tmp_path, most_files=4) as disk:
+        write(disk, *KEYS[:2], tenant="small")
+        write(disk, *KEYS[2:], tenant="large")
+        assert [disk.holds(key, "small") for key in KEYS[:2]] == [True, True]
+        assert [disk.holds(key, "large") for key in KEYS] == [*[False] * 6, True, True]
+        assert disk.read(KEYS[0], "large") is None
+        assert disk.read(KEYS[0], "small") is not None
+    with disk_of(tmp_path) as disk:  # of a later worker
+        assert disk.read(KEYS[0], "large") is None
+        assert disk.read(KEYS[0], "small") is not None
 
 
 def test_a_file_that_was_read_stays_longest_in_a_later_worker_too(tmp_path: Path) -> None:

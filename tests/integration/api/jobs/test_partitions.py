@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 from openai import OpenAI
 
 from shared.keys import partition_of
+from tests.support.metrics import Scrape
 from tests.support.running_service import MODEL, RunningService, wait_until
 from tests.support.service_fixtures import module_service
 
@@ -84,3 +86,38 @@ def test_the_rows_of_a_batch_are_spread(openai_client: OpenAI, service: RunningS
     assert counts is not None
     assert (counts.completed, counts.failed) == (12, 0)
     assert len(partitions_of([delivery.job.job_id for delivery in service.worker.seen])) == 3
+
+
+def test_each_partition_has_its_figures_and_the_one_that_is_away_shows(
+    client: httpx.Client, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        assert ask(client, number).status_code == 200
+    up, jobs = "penstock:partition_up", "penstock:partition_jobs"
+    commands, numbers = "penstock:partition_commands_total", ("0", "1", "2")
+
+    def of_frontend() -> Scrape:
+        return Scrape.of(f"{service.base_url}/metrics")
+
+    def all_sampled() -> bool:
+        seen = Scrape.of(f"{service.base_url}/metrics/deployment")
+        states = {
+            (labels["partition"], labels["state"]) for n, labels, _ in seen.samples if n == jobs
+        }
+        assert states == {(n, state) for n in numbers for state in ("queued", "running")}
+        return all(seen.total(commands, partition=n) > 0 for n in numbers)
+
+    assert [of_frontend().total(up, partition=n) for n in numbers] == [1, 1, 1]
+    wait_until(all_sampled, "a sample of each server")
+    lost = service.app.state.services.health._registry._partitions.all[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(lost, "came_back", lambda: None)
+        lost.left("a test")
+        wait_until(lambda: of_frontend().total(up, partition="1") == 0, "it to be away")
+        assert of_frontend().total(up) == 2
+        assert ask(client, 1).status_code == 200
+        with httpx.stream("GET", f"{service.base_url}/v1/deployment/stream") as stream:
+            data = next(line for line in stream.iter_lines() if line.startswith("data: "))
+        rows = json.loads(data.removeprefix("data: "))["lists"]["partitions"]["rows"]
+        assert {n: row["is_away"] for n, row in rows.items()} == {"0": False, "1": True, "2": False}
+    wait_until(lambda: of_frontend().total(up) == 3, "it to be back")

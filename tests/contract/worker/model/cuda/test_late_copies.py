@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from shared.messages import SamplingParams
 from tests.support.engine_run import Generated, generate
@@ -20,10 +23,14 @@ if not (has_triton() and IS_INTERPRETED):
 from tests.support import late_stream
 from tests.support.late_stream import CUDA, Event, LateStream
 from tests.support.step_graphs import new_graphs
+from worker.engine.block_hash import BlockHash
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
+from worker.engine.offload import OffloadTier, Transfers
 from worker.model.cuda.stack import CudaOps, CudaStack
 from worker.model.device import StepTimer
+from worker.model.kv_disk import DiskBlocks, _hash_of
+from worker.model.kv_offload import HostBlocks
 from worker.model.sampling.sampler import Sampler
 from worker.model.step import runner as runner_module
 from worker.model.step.rows import Staging
@@ -51,8 +58,11 @@ PARAMS = [
     replace(DRAWN, frequency_penalty=0.5, prompt_logprobs=1, max_tokens=4),
     replace(GREEDY, max_tokens=4),
 ]
+BRIEF = replace(GREEDY, max_tokens=3)
+TURNS = 2 * [range(3, 55), range(60, 112)]  # three full blocks each
 PROMPTS = [range(3, 33), range(40, 70), range(9, 20), range(3, 27)]
 T = TypeVar("T")
+NewDisk = Callable[[Tensor], DiskBlocks]
 
 
 class Uncaptured:
@@ -65,8 +75,11 @@ class Uncaptured:
         return len(replays) - 1
 
 
-def new_engine(device: torch.device, lookahead: int) -> Engine:
-    """An engine over graphs, which has to preempt."""
+def new_engine(
+    device: torch.device, lookahead: int, num_slots: int = 0, new_disk: NewDisk | None = None
+) -> Engine:
+    """An engine over graphs, which has to preempt; perhaps with slots for copies of evicted blocks,
+    and a disk behind them."""
     model = new_model(SHAPE, CudaOps(), device=device, dtype=torch.float32)
     pool = new_pool(model.config, device=device, dtype=torch.float32)
     stack = new_graphs(
@@ -78,7 +91,10 @@ def new_engine(device: torch.device, lookahead: int) -> Engine:
         device=device,
     )
     stack.capture_by(Uncaptured(), lambda share: None)
-    runner = TorchModelRunner(model, stack, block_size=BLOCK_SIZE, max_num_seqs=SEATS)
+    host = HostBlocks(pool, num_slots) if num_slots else None
+    runner = TorchModelRunner(
+        model, stack, block_size=BLOCK_SIZE, max_num_seqs=SEATS, host_blocks=host
+    )
     runner._sampler = Sampler(
         model.config.vocab_size,
         max_num_seqs=SEATS,
@@ -94,8 +110,16 @@ def new_engine(device: torch.device, lookahead: int) -> Engine:
         max_model_len=64,
         lookahead=lookahead,
         eos_token_ids=frozenset({2}),
+        num_offload_blocks=num_slots,
     )
-    return Engine(config, runner)
+    has_disk = host is not None and new_disk is not None
+    return Engine(config, runner, disk=new_disk(host.slots) if has_disk else None)
+
+
+def of_turns(engine: Engine) -> list[list[int]]:
+    """Returns the tokens after long prompts, one after the other, each of which needs the pool."""
+    turns = [generate(engine, [[*prompt]], BRIEF, f"{at}-") for at, prompt in enumerate(TURNS)]
+    return [turn[0].token_ids for turn in turns]
 
 
 def results_of(engine: Engine) -> list[Generated]:
@@ -124,6 +148,11 @@ def expected() -> list[Generated]:
     return results
 
 
+@pytest.fixture(scope="module")
+def expected_turns() -> list[list[int]]:
+    return of_turns(new_engine(torch.device("cpu"), lookahead=0))
+
+
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStream]:
     def raised(self: Engine, planned: object, error: Exception) -> Any:
@@ -133,6 +162,20 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStream]:
     monkeypatch.setattr(runner_module, "step_failure", lambda error, device: None)
     with late_stream.set_up(monkeypatch) as stream:
         yield stream
+    gc.collect()  # memory that is pinned is given back while there are doubles
+
+
+@pytest.fixture
+def new_disk(tmp_path: Path) -> Iterator[NewDisk]:
+    disks: list[DiskBlocks] = []
+
+    def new(slots: Tensor) -> DiskBlocks:
+        disks.append(DiskBlocks(tmp_path, "a" * 32, slots, 1 << 20))
+        return disks[-1]
+
+    yield new
+    for disk in disks:
+        disk.close()
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -148,6 +191,43 @@ def test_a_ring_of_one_is_waited_for(
 ) -> None:
     monkeypatch.setattr(Staging, "_RING", 1)
     assert_equal(results_of(new_engine(CUDA, 1)), expected)
+
+
+@pytest.mark.parametrize(("num_slots", "has_disk"), [(8, False), (2, True)])
+def test_late_copies_of_evicted_blocks_change_no_token(
+    expected_turns: list[list[int]],
+    stream: LateStream,
+    new_disk: NewDisk,
+    num_slots: int,
+    has_disk: bool,
+) -> None:
+    engine = new_engine(CUDA, 1, num_slots, new_disk if has_disk else None)
+    assert of_turns(engine) == expected_turns
+    stats = engine.stats()
+    assert stats.offload_loaded_blocks > 3
+    assert (stats.offload_disk_blocks > 2) is has_disk
+
+
+def test_a_block_that_is_written_before_its_copy_has_come_changes_tokens(
+    expected_turns: list[list[int]],
+    stream: LateStream,
+    monkeypatch: pytest.MonkeyPatch,
+    new_disk: NewDisk,
+) -> None:
+    take = OffloadTier.take_transfers
+
+    def trust_at_once(tier: OffloadTier) -> Transfers:
+        transfers = take(tier)
+        tier.commit(transfers)
+        return transfers
+
+    def write_at_once(disk: DiskBlocks, key: BlockHash, tenant: str, slot: int) -> None:
+        disk._write(key, _hash_of(tenant), disk._slots[slot].numpy())
+        disk._ended.append(key)
+
+    monkeypatch.setattr(OffloadTier, "take_transfers", trust_at_once)
+    monkeypatch.setattr(DiskBlocks, "write", write_at_once)
+    assert of_turns(new_engine(CUDA, 1, 2, new_disk)) != expected_turns
 
 
 def forget_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:

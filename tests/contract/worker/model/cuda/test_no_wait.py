@@ -23,7 +23,7 @@ if not (has_triton() and IS_INTERPRETED):
     pytest.skip(NOT_INTERPRETED, allow_module_level=True)
 
 from tests.support import fake_cuda
-from tests.support.fake_cuda import CUDA, FakeCuda, Launched, Waits, launching
+from tests.support.fake_cuda import CUDA, FakeCuda, Launched, Registered, Waits, launching
 from tests.support.step_graphs import new_graphs
 from worker.engine.block_hash import BlockHash
 from worker.engine.config import EngineConfig
@@ -370,3 +370,16 @@ def test_blocks_go_to_host_memory_and_come_back(kernels: list[str], checkpoint: 
     copied = pool.storage.as_subclass(torch.Tensor).view(torch.uint8)
     assert torch.equal(copied[3], content)
     assert not copied[1:3].any()
+
+
+def test_memory_of_the_host_is_pinned_as_large_as_it_is_and_given_back(
+    kernels: list[str], checkpoint: Path
+) -> None:
+    config = ModelConfig.from_directory(checkpoint)
+    with FakeCuda():
+        pool = KVCachePool(config, 4, BLOCK_SIZE, device=CUDA, dtype=torch.bfloat16)
+        host = HostBlocks(pool, 5)
+    own = {host.slots.data_ptr(): 5 * pool.storage.shape[1] * pool.storage.element_size()}
+    assert Registered.sizes == own, "not rounded up"
+    del host
+    assert not Registered.sizes
