@@ -42,12 +42,14 @@ class Faults:
     """What goes wrong; a test sets it at any time."""
 
     status: int = 200  # of requests
-    num_failing: int = 0  # requests that fail first, with status 500
     cut_after: int | None = None  # tokens, then the connection closes
     abort_after: int | None = (
         None  # tokens, then the server ends the output as vLLM does at its stop
     )
     is_stuck: bool = False  # no token comes while this is so
+    is_healthy: bool = True  # to /health
+    poison: int | None = None  # a prompt with this token ends the engine, and all that runs in it
+    token_s: float = 0.0  # between tokens
     num_cut: int = 0  # so far
 
 
@@ -59,9 +61,13 @@ class ScriptedUpstream:
     ) -> None:
         self.faults = Faults()
         self.bodies: list[dict[str, Any]] = []  # of the requests, in order
+        self.num_beside: list[int] = []  # requests that ran at each end of the engine
+        self._num_running = self._life = 0
+        self.num_cached = 0  # tokens of each prompt, as it reports
         self._tokenizer, self._model, self._key = tokenizer, model, key
         routes = [
             Route("/v1/models", self._models),
+            Route("/health", self._health),
             Route("/version", lambda _: JSONResponse({"version": "0.0-scripted"})),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
@@ -89,6 +95,9 @@ class ScriptedUpstream:
             return JSONResponse({"error": "Unauthorized"}, status_code=401)
         return None
 
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=200 if self.faults.is_healthy else 503)
+
     async def _models(self, request: Request) -> Response:
         entry = {"id": self._model, "max_model_len": 512}
         return self._refusal(request) or JSONResponse({"data": [entry]})
@@ -103,18 +112,30 @@ class ScriptedUpstream:
             return refusal
         body = await request.json()
         self.bodies.append(body)
-        if self.faults.num_failing:
-            self.faults.num_failing -= 1
+        if self.faults.poison in body["prompt"]:
+            await asyncio.sleep(3 * self.faults.token_s)
+            self.num_beside.append(self._num_running)
+            self._life += 1
             return JSONResponse({"error": {"message": "as told"}}, status_code=500)
         if self.faults.status != 200:
             return JSONResponse({"error": {"message": "as told"}}, status_code=self.faults.status)
         return StreamingResponse(self._events(body), media_type="text/event-stream")
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        self._num_running += 1
+        try:
+            async for event in self._tokens(body, self._life):
+                yield event
+        finally:
+            self._num_running -= 1
+
+    async def _tokens(self, body: dict[str, Any], life: int) -> AsyncIterator[str]:
         known = list(body["prompt"])
         for number in range(1, body["max_tokens"] + 1):
             while self.faults.is_stuck:
                 await asyncio.sleep(0.01)
+            if life != self._life:
+                raise ConnectionResetError("as told")
             if self.faults.cut_after is not None and number > self.faults.cut_after:
                 self.faults.num_cut += 1
                 raise ConnectionResetError("as told")
@@ -124,7 +145,9 @@ class ScriptedUpstream:
                 self.faults.abort_after, reason = None, "abort"
             choice = {"token_ids": [known[-1]], "logprobs": None, "finish_reason": reason}
             yield f"data: {json.dumps({'choices': [choice]})}\n\n"
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.faults.token_s)
             if reason is not None:
                 break
+        details = {"cached_tokens": self.num_cached}
+        yield f"data: {json.dumps({'choices': [], 'usage': {'prompt_tokens_details': details}})}\n\n"
         yield "data: [DONE]\n\n"

@@ -9,7 +9,9 @@ import pytest
 from shared.messages import ErrorCode, SamplingParams, TokenLogprob
 from worker.engine.errors import RequestRefused
 from worker.engine.request import EngineRequest
-from worker.engines.http.servers import END, LENGTH, Facts, LlamaServer, Piece, VllmServer
+from worker.engines.http.llama_server import LlamaServer
+from worker.engines.http.servers import END, LENGTH, Facts, Piece
+from worker.engines.http.vllm_server import VllmServer
 
 # By vLLM 0.32.0, with logprobs=2.
 VLLM_EVENT = """{"id":"cmpl-1","object":"text_completion","created":1,"model":"demo","choices":[{
@@ -45,10 +47,20 @@ def test_an_event_of_vllm_has_tokens_and_log_probabilities() -> None:
     assert server.reader(1, no_text)(event).logprobs == (TokenLogprob(300, -0.5, top[:1]),)
     read = server.reader(None, no_text)
     assert read(event) == Piece((300,))
-    assert read({"choices": [], "usage": {}}) == Piece(())
-    for given, reason in {"length": LENGTH, "stop": END, "abort": "abort"}.items():
+    event["choices"][0]["finish_reason"] = "abort"
+    assert read(event) == Piece((300,), (), "abort")
+
+
+def test_the_last_tokens_of_vllm_come_with_its_usage() -> None:
+    event = json.loads(VLLM_EVENT)
+    for given, reason in {"length": LENGTH, "stop": END}.items():
+        read = VllmServer().reader(None, no_text)
         event["choices"][0]["finish_reason"] = given
-        assert read(event).reason == reason
+        assert read(event) == Piece(())
+        usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+        assert read({"choices": [], "usage": usage}) == Piece((300,), (), reason, 4)
+        assert read(event) == Piece(())
+        assert read({"choices": [], "usage": {"prompt_tokens": 9}}) == Piece((300,), (), reason)
 
 
 def test_an_event_of_llama_has_tokens_and_log_probabilities() -> None:
