@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams
+from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind
 from shared.text.checkpoint_text import load_tokenizer_and_eos
+from tests.contract.worker.engines.http.conftest import PROMPT, Made, request, run, tokens
 from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import free_port
 from tests.support.polling import wait_until
@@ -25,71 +25,6 @@ from worker.engines.http.engine import HttpEngine
 from worker.engines.http.options import UpstreamAddress, parse_upstreams
 from worker.engines.http.upstreams import PROBE_INTERVAL_S
 from worker.model.errors import ModelError
-
-PROMPT = [11, 12, 13]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-class Made:
-    """Upstreams of one checkpoint, and engines in front of them."""
-
-    def __init__(self, checkpoint: Path, stack: ExitStack) -> None:
-        self.checkpoint, self._stack = checkpoint, stack
-        self.tokenizer, self.eos = load_tokenizer_and_eos(checkpoint)
-
-    def upstream(self, **settings: str) -> ScriptedUpstream:
-        return self._stack.enter_context(ScriptedUpstream(self.tokenizer, **settings))
-
-    def engine(self, *upstreams: ScriptedUpstream, urls: str = "", **options: str) -> HttpEngine:
-        urls = urls or ",".join(upstream.url for upstream in upstreams)
-        given = EngineOptions(
-            checkpoint=str(self.checkpoint), engine="http", upstream_urls=urls, **options
-        )
-        built = build_http_engine(given, lambda stage, share: None)
-        assert isinstance(built.engine, HttpEngine)
-        self._stack.callback(built.engine.close)
-        return built.engine
-
-
-@pytest.fixture
-def made(checkpoint: Path, stack: ExitStack) -> Made:
-    return Made(checkpoint, stack)
-
-
-def request(name: str = "a", prompt: Sequence[int] = PROMPT, **params: object) -> EngineRequest:
-    given = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, **params}
-    return EngineRequest(
-        request_id=name,
-        prompt_token_ids=tuple(prompt),
-        params=SamplingParams(**given),  # type: ignore[arg-type]
-    )
-
-
-def run(engine: HttpEngine, requests: Iterable[EngineRequest]) -> dict[str, list[EngineOutput]]:
-    """Returns the outputs of each request; AssertionError after a minute."""
-    outputs: dict[str, list[EngineOutput]] = {}
-    for each in requests:
-        engine.add(each)
-    end_s = time.monotonic() + 60
-    while engine.has_unfinished():
-        assert time.monotonic() < end_s, outputs
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-    return outputs
-
-
-def tokens(outputs: Iterable[EngineOutput]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
 
 
 def test_the_tokens_of_the_upstream_come_in_order_and_end_at_the_limit(made: Made) -> None:
@@ -342,6 +277,64 @@ def test_cached_tokens_are_the_upstreams(made: Made) -> None:
     upstream.faults.cut_after = 12
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].num_cached_tokens == 0
+
+
+@pytest.fixture
+def structured(made: Made) -> tuple[ScriptedUpstream, HttpEngine, EngineRequest]:
+    """An upstream with a structured output, and a request for it that has no other tokens."""
+    upstream = made.upstream()
+    upstream.faults.output = made.tokenizer.encode("on and " * 10, add_special_tokens=False)
+    params = {"grammar": Grammar(GrammarKind.REGEX, "(on and )+"), "temperature": 1.0, "seed": 3}
+    asked = request(max_tokens=len(upstream.faults.output), **params)
+    return upstream, made.engine(upstream), asked
+
+
+def test_a_grammar_is_sent_and_its_output_comes(
+    structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest],
+) -> None:
+    upstream, engine, asked = structured
+    (outputs,) = run(engine, [asked]).values()
+    assert tokens(outputs) == upstream.faults.output
+    assert upstream.bodies[-1]["structured_outputs"] == {"regex": "(on and )+"}
+
+
+def test_a_structured_output_that_broke_is_made_again_and_each_token_comes_once(
+    structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest],
+) -> None:
+    upstream, engine, asked = structured
+    upstream.faults.cut_after, upstream.faults.token_s = 4, 0.01
+    engine.add(asked)
+    outputs: list[EngineOutput] = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+        if upstream.faults.num_cut:
+            upstream.faults.cut_after = None
+    assert tokens(outputs) == upstream.faults.output
+    assert upstream.bodies[-1]["prompt"] == PROMPT
+    assert upstream.bodies[-1]["seed"] == upstream.bodies[-2]["seed"]
+
+
+def test_a_structured_output_that_differs_when_it_is_made_again_fails(
+    structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest],
+) -> None:
+    upstream, engine, asked = structured
+    assert upstream.faults.output is not None
+    earlier = replace(asked, output_token_ids=(*upstream.faults.output[:3], 40))
+    (outputs,) = run(engine, [earlier]).values()
+    assert outputs[-1].error is ErrorCode.GRAMMAR_FAILED
+    assert "send the request again" in outputs[-1].message
+    assert tokens(outputs) == []
+
+
+def test_an_output_that_leaves_its_grammar_fails_before_the_client_gets_it(
+    made: Made, structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest]
+) -> None:
+    upstream, engine, asked = structured
+    good = made.tokenizer.encode("on and ", add_special_tokens=False)
+    upstream.faults.output = [*good, *made.tokenizer.encode("X", add_special_tokens=False)] * 20
+    (outputs,) = run(engine, [asked]).values()
+    assert outputs[-1].error is ErrorCode.GRAMMAR_FAILED
+    assert tokens(outputs) == good
 
 
 def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
