@@ -63,7 +63,7 @@ def build_http_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
 
     def connect() -> Upstreams:
         encode = partial(tokenizer.encode, add_special_tokens=False)
-        return Upstreams(look, found, key, max_num_seqs, encode)
+        return Upstreams(look, found, key, encode)
 
     return BuiltEngine(
         engine=HttpEngine(config, vocab_size, connect, grammars),

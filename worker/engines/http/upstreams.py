@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,6 +18,7 @@ from worker.engine.request import EngineRequest
 from worker.engines.http.finding import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, Found, KeyFile
 from worker.engines.http.options import UpstreamAddress
 from worker.engines.http.servers import END, LENGTH, Piece, UpstreamBroke, UpstreamRefused
+from worker.engines.http.streaming import Answer, NoConnection, post
 from worker.model.errors import ModelError
 
 FIRST_TOKEN_TIMEOUT_S = 600.0  # it may have a queue of its own
@@ -75,13 +76,11 @@ class Upstreams:
         find: Callable[[httpx2.AsyncClient, str], Awaitable[Found]],
         found: Mapping[UpstreamAddress, Found | None],
         key: KeyFile,
-        max_running: int,
         encode: Callable[[str], Sequence[int]],
     ) -> None:
         """`find` looks at the server of a URL; it raises ModelError or OSError. `encode`: see
         Server.reader."""
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=max_running)
-        self._http = httpx2.AsyncClient(limits=limits)
+        self._http = httpx2.AsyncClient()
         self._find = find
         self._key = key
         self._encode = encode
@@ -176,42 +175,44 @@ class Upstreams:
         timeout_s = FIRST_TOKEN_TIMEOUT_S
         read = found.server.reader(num_top, self._encode)
         events = EventBuffer()
+        stack = AsyncExitStack()
         try:
-            async with self._http.stream(
-                "POST",
-                upstream.url + found.server.generate_path,
-                json=body,
-                headers={**headers, "Accept-Encoding": "identity"},
-                timeout=httpx2.Timeout(FIRST_TOKEN_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            ) as response:
-                await _check(response)
-                chunks = response.aiter_raw()
-                while True:
-                    async with asyncio.timeout(timeout_s):
-                        chunk = await anext(chunks, None)
-                    if chunk is None:
-                        raise UpstreamBroke("the stream ended early")
-                    pieces = [read(_object(data)) for data in events.take(chunk)]
-                    if not pieces:
-                        continue
-                    last = pieces[-1]
-                    if last.reason not in ("", END, LENGTH):  # such as abort, at the server's stop
-                        yield [*pieces[:-1], last._replace(reason="")]
-                        raise UpstreamBroke(f"it ended the output: {last.reason}")
-                    if any(piece.token_ids for piece in pieces):
-                        timeout_s = TOKEN_TIMEOUT_S
-                    yield pieces
-                    if last.reason:
-                        return
+            url = upstream.url + found.server.generate_path
+            async with asyncio.timeout(timeout_s):
+                answering = post(url, body, headers, CONNECT_TIMEOUT_S)
+                answer = await stack.enter_async_context(answering)
+                await _check(answer)
+            chunks = answer.chunks()
+            while True:
+                async with asyncio.timeout(timeout_s):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    raise UpstreamBroke("the stream ended early")
+                pieces = [read(_object(data)) for data in events.take(chunk)]
+                if not pieces:
+                    continue
+                last = pieces[-1]
+                if last.reason not in ("", END, LENGTH):  # such as abort, at the server's stop
+                    yield [*pieces[:-1], last._replace(reason="")]
+                    raise UpstreamBroke(f"it ended the output: {last.reason}")
+                if any(piece.token_ids for piece in pieces):
+                    timeout_s = TOKEN_TIMEOUT_S
+                yield pieces
+                if last.reason:
+                    return
         except TimeoutError as error:
             raise UpstreamBroke(f"no token for {timeout_s:g} s") from error
-        except httpx2.ConnectError as error:
-            raise UpstreamBroke(f"no connection: {error}", is_blamed=False) from error
-        except (httpx2.HTTPError, OSError) as error:
+        except NoConnection as error:
+            raise UpstreamBroke(str(error), is_blamed=False) from error
+        except EOFError as error:
+            raise UpstreamBroke("the stream ended early") from error
+        except OSError as error:
             raise UpstreamBroke(f"{type(error).__name__}: {error}") from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
             sentence = f"its stream has other fields than expected: {error!r}"
             raise UpstreamBroke(sentence) from error
+        finally:
+            await stack.aclose()
 
     def failed(self, stay: Stay, error: UpstreamBroke) -> bool:
         """Stops sending requests to an upstream that may be down, until it answers a probe.
@@ -280,11 +281,10 @@ class EventBuffer:
         return [value for value in data if value != b"[DONE]"]
 
 
-async def _check(response: httpx2.Response) -> None:
-    if response.is_success:
-        return
-    text = (await response.aread())[:MAX_ERROR_CHARS].decode(errors="replace")
-    _raise(response.status_code, f"status {response.status_code}: {text}")
+async def _check(answer: Answer) -> None:
+    if not 200 <= answer.status < 300:
+        text = (await answer.start(MAX_ERROR_CHARS)).decode(errors="replace")
+        _raise(answer.status, f"status {answer.status}: {text}")
 
 
 def _raise(status: int, sentence: str) -> NoReturn:
