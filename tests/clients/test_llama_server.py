@@ -109,6 +109,13 @@ async def test_schemas_are_kept_cached_tokens_are_the_servers_and_a_regex_is_ref
                 again = (await answer(max_tokens=4)).json()["usage"]
                 cached = again["prompt_tokens_details"]["cached_tokens"]
                 assert 0 < cached < again["prompt_tokens"]
+                card = (await client.get("/v1/models/demo")).json()
+                assert card["exact_resume"] is False
+                job = (await client.get(f"/v1/jobs/{found['id']}")).json()
+                assert job["exact_resume"] is False
+                sampled = [await answer(temperature=1, seed=5, max_tokens=8) for _ in range(2)]
+                texts = [each.json()["choices"][0]["message"]["content"] for each in sampled]
+                assert texts[0] == texts[1]
                 refused = await answer(structured_outputs={"regex": "a+"})
                 assert refused.status_code >= 400
                 assert "llama.cpp cannot keep an answer to a regular" in refused.text

@@ -78,7 +78,7 @@ async def find(
             ) from error
         await _compare_tokenizers(http, url, found, key, tokenizer)
         return found
-    raise ModelError(f"{url} is none of vLLM, llama.cpp and SGLang, which stream token ids")
+    raise ModelError(f"{url} is not vLLM, llama.cpp or SGLang, which stream token ids")
 
 
 async def _compare_tokenizers(

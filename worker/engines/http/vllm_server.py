@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from shared.messages import Grammar, TokenLogprob
+from shared.messages import Grammar, GrammarKind, TokenLogprob
 from worker.engine.request import EngineRequest
 from worker.engines.http.servers import END, LENGTH, Facts, Piece, Reader, best_of
 from worker.engines.sampling_members import STRUCTURED_OUTPUTS, sampling_members
@@ -31,7 +31,11 @@ class VllmServer:
         return {"model": model, "prompt": text, "add_special_tokens": False}
 
     def grammar(self, grammar: Grammar) -> Grammar:
-        return grammar
+        if grammar.kind is not GrammarKind.LARK or "%llguidance" in grammar.text:
+            return grammar
+        # XGrammar, which vLLM tries first, takes Lark and reads special tokens in another way; it
+        # leaves a grammar with this line to llguidance.
+        return Grammar(grammar.kind, f"%llguidance {{}}\n{grammar.text}")
 
     def body(
         self, request: EngineRequest, model: str, most_tokens: int, eos_token_ids: Set[int]
