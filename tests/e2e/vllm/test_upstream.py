@@ -60,6 +60,7 @@ class VllmServer:
         command += ["--model", str(self._checkpoint), "--served-model-name", "there"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"]
         command += ["--enable-prompt-tokens-details"]
+        command += ["--structured-outputs-config", '{"backend": "guidance"}']
         command += ["--max-model-len", ALIKE["MAX_MODEL_LEN"], "--kv-cache-memory-bytes", "256M"]
         with self._log.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -124,7 +125,8 @@ def check_structures(client: httpx.Client) -> None:
     assert json.loads(message(response_format=shape)["content"]).keys() == {"sure", "kind"}
     content = message(structured_outputs={"regex": "[ab]{3}-[0-9]{2}"})["content"]
     assert re.fullmatch("[ab]{3}-[0-9]{2}", content)
-    (call,) = message(tools=[LOOK], tool_choice="required")["tool_calls"]
+    given = {"tools": [LOOK], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = message(**given)["tool_calls"]
     assert json.loads(call["function"]["arguments"]).keys() == {"sure", "kind"}
 
 
@@ -198,6 +200,7 @@ async def test_no_job_is_lost_doubled_or_wrong_while_vllm_and_workers_are_killed
 
                     async def kill_all() -> None:
                         for number in range(len(serving.live)):
+                            await asyncio.sleep(1)  # for a few tokens
                             llama.kill()
                             llama.start()
                             await serving.replace(number).ready()

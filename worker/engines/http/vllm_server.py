@@ -33,8 +33,8 @@ class VllmServer:
     def grammar(self, grammar: Grammar) -> Grammar:
         if grammar.kind is not GrammarKind.LARK or "%llguidance" in grammar.text:
             return grammar
-        # XGrammar, which vLLM tries first, takes Lark and reads special tokens in another way; it
-        # leaves a grammar with this line to llguidance.
+        # XGrammar, which vLLM tries first, reads special tokens in another way. It refuses a line
+        # that llguidance knows.
         return Grammar(grammar.kind, f"%llguidance {{}}\n{grammar.text}")
 
     def body(
