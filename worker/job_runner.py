@@ -206,7 +206,7 @@ class JobRunner:
         if running.cached_tokens is None:
             running.cached_tokens = output.num_cached_tokens
             running.outbox.cached_tokens = output.num_cached_tokens
-        elif choice is running.choices[0] and output.num_cached_tokens > running.cached_tokens:
+        elif choice is running.choices[0] and running.outbox.cached_tokens == 0:
             running.cached_tokens = output.num_cached_tokens  # an upstream's may come with the end
         if output.token_ids and running.first_token_s is None:
             running.first_token_s = time.monotonic()
