@@ -140,7 +140,7 @@ class EngineSettings(SharedSettings):
     engine: EngineName = Field(
         default="penstock",
         description="penstock: this project's engine; vllm: vLLM's, in PENSTOCK_ENGINE_PYTHON; "
-        "http: a vLLM or llama.cpp server that runs already, at PENSTOCK_UPSTREAM_URLS.",
+        "http: a vLLM, llama.cpp or SGLang server that runs already, at PENSTOCK_UPSTREAM_URLS.",
         json_schema_extra=symptom(
             "The model is not supported by this project's engine, or is faster in vLLM."
         ),
@@ -175,7 +175,9 @@ class EngineSettings(SharedSettings):
         description="Base URLs of servers for PENSTOCK_ENGINE=http, separated by commas, each with "
         "its share: http://a:8000 weight=2, http://b:8000. PENSTOCK_MODEL names the checkpoint "
         "that they serve, whose tokenizer and chat template are used.",
-        json_schema_extra=symptom("A vLLM or llama.cpp server runs already and needs a queue."),
+        json_schema_extra=symptom(
+            "A vLLM, llama.cpp or SGLang server runs already and needs a queue."
+        ),
     )
     upstream_model: str = Field(
         default="",

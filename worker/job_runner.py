@@ -211,6 +211,8 @@ class JobRunner:
         if running.cached_tokens is None:
             running.cached_tokens = output.num_cached_tokens
             running.outbox.cached_tokens = output.num_cached_tokens
+        elif choice is running.choices[0] and running.outbox.cached_tokens == 0:
+            running.cached_tokens = output.num_cached_tokens  # an upstream's may come with the end
         if output.token_ids and running.first_token_s is None:
             running.first_token_s = time.monotonic()
             self._jobs.changed.set()  # one fewer waits here for its first token

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from shared.messages import GrammarKind
 from worker.engine.request import EngineRequest
+
+# vLLM's names of the languages, in its StructuredOutputsParams.
+STRUCTURED_OUTPUTS = {
+    GrammarKind.JSON_SCHEMA: "json",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.LARK: "grammar",
+}
 
 _LEAST_TOP_P = 1e-6  # vLLM takes no 0, which keeps the most likely token alone
 _SEED_STEP = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio

@@ -33,6 +33,7 @@ _PASSED_ON = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
         *("VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CC", "CXX"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR"),
         PROCESS_NAME,
     )
 )

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from shared.process import dying_with_this_process
+from shared.transport.connect import open_transport
+from tests.support.killed_upstreams import check_jobs, clear_prompts, workers
 from tests.support.launched import Launched, free_port
+from tests.support.llama_server import LlamaServer, demo_gguf
 from tests.support.polling import wait_until
+from tests.support.redis_server import new_namespace, redis_url  # noqa: F401
 from tests.support.tool_models import make_demo_with_tools
 from tests.support.vllm_environment import vllm_python
 from tests.support.vllm_worker import ALIKE, READY_TIMEOUT_S, own_settings
+from worker.settings import DEMO_CHECKPOINT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(2 * READY_TIMEOUT_S + 60)]
 
 MODEL = "demo"
+NUM_JOBS, NUM_CLIENTS, NUM_SLOTS = 40, 12, 6
+SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}, "kind": {"enum": ["queue", "engine"]}},
+    "required": ["kind", "sure"],
+    "additionalProperties": False,
+}
+LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 QUESTIONS = ("What is Penstock?", "How do I add a worker?", "What is a lease?")
 TIMEOUT_S = READY_TIMEOUT_S + 60.0
 
@@ -43,6 +59,8 @@ class VllmServer:
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
         command += ["--model", str(self._checkpoint), "--served-model-name", "there"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"]
+        command += ["--enable-prompt-tokens-details"]
+        command += ["--structured-outputs-config", '{"backend": "guidance"}']
         command += ["--max-model-len", ALIKE["MAX_MODEL_LEN"], "--kv-cache-memory-bytes", "256M"]
         with self._log.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -96,6 +114,32 @@ def texts(client: httpx.Client) -> list[object]:
     ]
 
 
+def check_structures(client: httpx.Client) -> None:
+    """vLLM keeps an answer to a schema, a regular expression and a call that must come."""
+
+    def message(**more: object) -> dict[str, Any]:
+        answer = client.post("/v1/chat/completions", json=body(QUESTIONS[0], **more)).json()
+        return dict(answer["choices"][0]["message"])
+
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    assert json.loads(message(response_format=shape)["content"]).keys() == {"sure", "kind"}
+    content = message(structured_outputs={"regex": "[ab]{3}-[0-9]{2}"})["content"]
+    assert re.fullmatch("[ab]{3}-[0-9]{2}", content)
+    given = {"tools": [LOOK], "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = message(**given)["tool_calls"]
+    assert json.loads(call["function"]["arguments"]).keys() == {"sure", "kind"}
+
+
+def check_what_is_reported(client: httpx.Client) -> None:
+    """A job is counted with vLLM's cached tokens, and tells that it may not continue exactly."""
+    long = "Tell me all of it. " * 40
+    for _ in range(2):
+        answer = client.post("/v1/chat/completions", json=body(long, max_tokens=4)).json()
+    usage = answer["usage"]
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+    assert client.get(f"/v1/jobs/{answer['id']}").json()["exact_resume"] is False
+
+
 def test_text_is_vllms_and_a_stream_continues_after_the_server_was_killed(tmp_path: Path) -> None:
     checkpoint = make_demo_with_tools(tmp_path / MODEL)
     model = {"MODEL": str(checkpoint), "SERVED_MODEL_NAME": MODEL}
@@ -121,6 +165,8 @@ def test_text_is_vllms_and_a_stream_continues_after_the_server_was_killed(tmp_pa
             card = client.get(f"/v1/models/{MODEL}").json()
             assert card["engine"] == "http"
             assert card["exact_resume"] is False
+            check_structures(client)
+            check_what_is_reported(client)
             parts: list[str] = []
             with client.stream(
                 "POST", "/v1/chat/completions", json={**long, "stream": True}
@@ -135,3 +181,38 @@ def test_text_is_vllms_and_a_stream_continues_after_the_server_was_killed(tmp_pa
                         vllm.kill()
                         vllm.start()
             assert "".join(parts) == whole
+
+
+async def test_no_job_is_lost_doubled_or_wrong_while_vllm_and_workers_are_killed(
+    redis_url: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """vLLM and llama.cpp's server for two workers, beside one with our engine on the same queue."""
+    namespace, expected = new_namespace(), clear_prompts()
+    llama = LlamaServer(demo_gguf(tmp_path), tmp_path / "llama", NUM_SLOTS)
+    try:
+        with vllm_server(DEMO_CHECKPOINT, tmp_path) as vllm:
+            await llama.ready()
+            await asyncio.to_thread(vllm.until_ready)
+            urls = [vllm.url, llama.url]
+            async with aclosing(await open_transport(redis_url, namespace=namespace)) as transport:
+                with workers(redis_url, namespace, urls, NUM_SLOTS, tmp_path) as serving:
+
+                    async def kill_all() -> None:
+                        for number in range(len(serving.live)):
+                            await asyncio.sleep(1)  # for a few tokens
+                            llama.kill()
+                            llama.start()
+                            await serving.replace(number).ready()
+                            await llama.ready()
+                        vllm.kill()
+                        vllm.start()
+                        await asyncio.to_thread(vllm.until_ready)
+
+                    for worker in serving.live:
+                        await worker.ready()
+                    await check_jobs(
+                        transport, expected, kill_all, num_jobs=NUM_JOBS, num_clients=NUM_CLIENTS
+                    )
+    finally:
+        llama.kill()

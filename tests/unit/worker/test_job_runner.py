@@ -42,6 +42,16 @@ async def test_a_job_goes_to_the_engine_and_its_output_to_the_log() -> None:
     assert bench.sent[1:] == []  # the engine knows of its own end
 
 
+async def test_cached_tokens_that_come_with_the_end_are_counted() -> None:
+    bench = Bench()
+    request_id = bench.admit(make_job())
+    bench.says(request_id, b"h")
+    bench.says(request_id, [EOS], FinishReason.STOP, cached=2)
+    _, _, end = await bench.log_of("0-a")
+    assert end is not None
+    assert end.usage.cached_tokens == 2
+
+
 async def test_a_stop_string_ends_the_job_and_frees_the_engine_at_once() -> None:
     bench = Bench()
     request_id = bench.admit(make_job(stop=("END",)))

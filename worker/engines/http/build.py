@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx2
 
 from shared.text.checkpoint_text import load_tokenizer_and_eos
+from shared.text.grammar_compiler import GrammarCompiler
 from worker.engine.interface import BuiltEngine, Progress
 from worker.engine_options import EngineOptions
 from worker.engines.http.engine import HttpEngine
@@ -49,21 +50,23 @@ def build_http_engine(options: EngineOptions, report: Progress) -> BuiltEngine:
     max_num_seqs = options.max_num_seqs
     if all(fact.num_slots for fact in facts):
         max_num_seqs = min(max_num_seqs, sum(fact.num_slots for fact in facts))
+    vocab_size = int(config_json.get("vocab_size") or tokenizer.vocab_size)
+    grammars = GrammarCompiler(tokenizer, vocab_size, eos_token_ids)
     config = options.engine_config(
         num_blocks=max_num_seqs * -(-max_model_len // BLOCK_SIZE),
         block_size=BLOCK_SIZE,
         max_model_len=max_model_len,
         eos_token_ids=frozenset(eos_token_ids),
+        structured_output=options.structured_output and grammars.unsupported_reason() is None,
     )
     config = replace(config, max_num_seqs=max_num_seqs, preempts=False)
-    vocab_size = int(config_json.get("vocab_size") or tokenizer.vocab_size)
 
     def connect() -> Upstreams:
         encode = partial(tokenizer.encode, add_special_tokens=False)
-        return Upstreams(look, found, key, max_num_seqs, encode)
+        return Upstreams(look, found, key, encode)
 
     return BuiltEngine(
-        engine=HttpEngine(config, vocab_size, connect),
+        engine=HttpEngine(config, vocab_size, connect, grammars),
         config=config,
         vocab_size=vocab_size,
         num_parameters=0,

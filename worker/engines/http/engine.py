@@ -4,7 +4,12 @@ An event loop in a thread of its own sends the requests and reads the streams; `
 tokens that have come. The upstream schedules and computes. When an output ends is decided here, by
 the same rules as in worker.engine, and which requests are at an upstream is decided by Admission.
 
-A request whose stream breaks continues after its last token, at the same upstream or another.
+A request whose stream breaks continues after its last token, at the same upstream or another. If
+its output has to match a grammar it is sent again from the start, because upstreams begin grammars
+with the output; it continues where it makes the same tokens.
+
+An upstream that fails takes all its requests with it. Those that saw two failures without getting
+further are sent one at a time, with no other beside them: which of them it cannot bear shows then.
 """
 
 from __future__ import annotations
@@ -18,7 +23,11 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams, TokenLogprob
+import uvloop
+
+from shared.messages import ErrorCode, FinishReason, Grammar, SamplingParams, TokenLogprob
+from shared.text.base import GrammarInvalid
+from shared.text.grammar_compiler import GrammarCompiler
 from worker.engine.admission import Admission
 from worker.engine.config import EngineConfig
 from worker.engine.errors import RequestRefused, StepsFailed, UpstreamsLost
@@ -32,15 +41,19 @@ from worker.engine.request import (
     RequestTimes,
 )
 from worker.engine.stop import StopMatch
-from worker.engines.http.servers import END, Piece
-from worker.engines.http.upstreams import UpstreamBroke, UpstreamRefused, Upstreams
+from worker.engines.http.output_check import OutputCheck, OutputChecks, Replay
+from worker.engines.http.servers import END, LENGTH, Piece, UpstreamBroke, UpstreamRefused
+from worker.engines.http.upstreams import Upstream, Upstreams
 
 STEP_WAIT_S = 0.01  # for the first token; a new request or a cancel waits as long
-MAX_BREAKS = 10  # of one request, one after the other, without a token between them
-MAX_BLAME = 4.0  # for them: each counts as one, shared by all requests at the upstream
+MAX_SHARED_BREAKS = 2  # of one request within TRIAL_TOKENS, until it is sent alone
+TRIAL_TOKENS = 16  # that it gets alone before others are beside it again
+MAX_VAIN_BREAKS = 3  # in a row, alone and without a token, until it fails
+MAX_BREAKS = 32  # alone
 FIRST_PAUSE_S = 0.1  # after a break, doubled up to MAX_PAUSE_S
 MAX_PAUSE_S = 2.0
 MAX_UNREAD = 16_384  # events of all streams
+GATHER_S = 0.004  # for events after the last that were taken, so that they are taken together
 MAX_OUTAGE_S = 10.0  # without any upstream, until the jobs go to other workers
 
 log = logging.getLogger(__name__)
@@ -51,6 +64,7 @@ class LiveRequest(HeldRequest):
     """A request and its output as reported; its reader may be ahead."""
 
     task: asyncio.Task[None] | None = None
+    was_sent: bool = False
     arrived_s: float = field(default_factory=time.monotonic)
     sent_s: float = 0.0
     first_token_s: float = 0.0
@@ -70,10 +84,51 @@ class _Failure:
     message: str
 
 
+_News = tuple[LiveRequest, Piece | _Failure]
+
+
+@dataclass(slots=True)
+class _Breaks:
+    """The breaks of one request's streams for which it may be to blame."""
+
+    num_tokens: int  # of its output at the last one
+    num_close: int = 0  # with less than TRIAL_TOKENS between them
+    num_vain: int = 0
+    num_alone: int = 0
+    pause_s: float = FIRST_PAUSE_S
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.num_close >= MAX_SHARED_BREAKS
+
+    @property
+    def are_too_many(self) -> bool:
+        return self.num_vain >= MAX_VAIN_BREAKS or self.num_alone >= MAX_BREAKS
+
+    def trusted(self) -> None:
+        """Notes that it has run alone for TRIAL_TOKENS."""
+        self.num_close = self.num_vain = 0
+
+    def note(self, num_tokens: int, *, is_blamed: bool, is_alone: bool) -> float:
+        """Takes a break. Returns the seconds to wait after it."""
+        if num_tokens > self.num_tokens:
+            self.num_vain, self.pause_s = 0, FIRST_PAUSE_S
+        if num_tokens >= self.num_tokens + TRIAL_TOKENS:
+            self.num_close = 0
+        self.num_tokens = num_tokens
+        self.num_close += is_blamed
+        self.num_vain += is_blamed and is_alone
+        self.num_alone += is_blamed and is_alone
+        paused_s, self.pause_s = self.pause_s, min(2 * self.pause_s, MAX_PAUSE_S)
+        return paused_s
+
+
 @dataclass(slots=True)
 class _Counts:
     steps: int = 0
     prompt_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
     generated_tokens: int = 0
     breaks: int = 0
 
@@ -82,7 +137,11 @@ class HttpEngine:
     """Runs requests at upstreams, at most `config.max_num_seqs` at once."""
 
     def __init__(
-        self, config: EngineConfig, vocab_size: int, connect: Callable[[], Upstreams]
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        connect: Callable[[], Upstreams],
+        grammars: GrammarCompiler,
     ) -> None:
         """`connect` is called in the event loop that uses the upstreams."""
         self.config = config
@@ -93,9 +152,13 @@ class HttpEngine:
         self._admission: Admission[LiveRequest] = Admission(
             config.max_num_seqs, make_policy(config.policy), preempts=config.preempts
         )
-        self._news: queue.SimpleQueue[tuple[LiveRequest, Piece | _Failure]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[list[_News]] = queue.SimpleQueue()
+        self._num_put = self._num_taken = 0  # each is changed by one thread
+        self._gathered: list[_News] = []  # in the loop
+        self._gather_until_s = 0.0
+        self._checks = OutputChecks(grammars)
         self._counts = _Counts()
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="upstreams", daemon=True
         )
@@ -174,8 +237,8 @@ class HttpEngine:
             total_blocks=config.num_blocks,
             prompt_tokens=counts.prompt_tokens,
             generated_tokens=counts.generated_tokens,
-            prefix_query_tokens=0,
-            prefix_hit_tokens=0,
+            prefix_query_tokens=counts.prefix_query_tokens,
+            prefix_hit_tokens=counts.prefix_hit_tokens,
             mixed_steps=0,
             failed_steps=counts.breaks,
         )
@@ -208,60 +271,106 @@ class HttpEngine:
                     exc_info=error,
                     extra={"job_id": live.job_id},
                 )
-                self._news.put((live, _Failure(ErrorCode.ENGINE_ERROR, repr(error))))
+                self._pass_on(live, _Failure(ErrorCode.ENGINE_ERROR, repr(error)))
 
         self._loop.call_soon_threadsafe(start)
 
     async def _run(self, live: LiveRequest, output: list[int]) -> None:
         """Reads the tokens of a request over all of its breaks; `output` are those so far."""
-        num_breaks, blame, pause_s = 0, 0.0, FIRST_PAUSE_S
+        breaks, pause_s = _Breaks(len(output)), 0.0
         while True:
-            upstream = await self._upstreams.choose()
-            num_before = len(output)
-            upstream.num_running += 1
             try:
-                request = replace(live.request, output_token_ids=tuple(output))
-                body = upstream.body(request, live.most_tokens, self.config.eos_token_ids)
-                pieces = self._upstreams.generate(upstream, body, request.params.logprobs)
-                async with aclosing(pieces):
-                    async for piece in pieces:
-                        output += piece.token_ids
-                        self._news.put((live, piece))
-                        while self._news.qsize() > MAX_UNREAD:  # the service is paused
-                            await asyncio.sleep(MAX_PAUSE_S / 10)
-                return
+                async with self._upstreams.stay(alone=breaks.is_suspect) as stay:
+                    try:
+                        most_tokens = live.most_tokens
+                        if breaks.is_suspect:
+                            most_tokens = min(most_tokens, len(output) + TRIAL_TOKENS)
+                        await self._read(live, output, stay.upstream, most_tokens)
+                        if most_tokens == live.most_tokens or len(output) < most_tokens:
+                            return
+                        breaks.trusted()
+                        pause_s = 0.0
+                    except UpstreamBroke as error:
+                        self._counts.breaks += 1
+                        is_alone = self._upstreams.failed(stay, error)
+                        pause_s = breaks.note(
+                            len(output), is_blamed=error.is_blamed, is_alone=is_alone
+                        )
+                        if breaks.are_too_many:
+                            sentence = (
+                                f"the model's server failed {breaks.num_alone} times with this "
+                                f"request alone in it; the last time: {error}"
+                            )
+                            raise RequestRefused(ErrorCode.ENGINE_ERROR, sentence) from error
             except RequestRefused as refused:
-                self._news.put((live, _Failure(refused.code, refused.message)))
+                self._pass_on(live, _Failure(refused.code, refused.message))
                 return
             except UpstreamRefused as refused:
                 sentence = f"the model's server refused the request: {refused}"
-                self._news.put((live, _Failure(ErrorCode.PAYLOAD_INVALID, sentence)))
+                self._pass_on(live, _Failure(ErrorCode.PAYLOAD_INVALID, sentence))
                 return
-            except UpstreamBroke as error:
-                self._counts.breaks += 1
-                if len(output) > num_before:
-                    num_breaks, blame, pause_s = 0, 0.0, FIRST_PAUSE_S
-                num_breaks += error.is_blamed
-                blame += self._upstreams.failed(upstream, error)
-                if blame >= MAX_BLAME or num_breaks >= MAX_BREAKS:
-                    sentence = (
-                        f"the model's server failed {num_breaks} times at this request; the last "
-                        f"time: {error}"
-                    )
-                    self._news.put((live, _Failure(ErrorCode.ENGINE_ERROR, sentence)))
-                    return
-            finally:
-                upstream.num_running -= 1
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _read(
+        self, live: LiveRequest, output: list[int], upstream: Upstream, most_tokens: int
+    ) -> None:
+        """Reads until the output ends, or has `most_tokens`.
+
+        Raises RequestRefused, UpstreamBroke or UpstreamRefused.
+        """
+        params, check = live.request.params, None
+        num_sent, known = len(output), tuple(output)
+        if params.grammar is not None:
+            grammar = upstream.grammar(params.grammar)
+            params, num_sent = replace(params, grammar=grammar), 0
+            check = await self._output_check(grammar)
+        request = replace(live.request, params=params, output_token_ids=known[:num_sent])
+        body = upstream.body(request, most_tokens, self.config.eos_token_ids)
+        replay = Replay(known[num_sent:])
+        is_first, live.was_sent = not live.was_sent and not known, True
+        pieces = self._upstreams.generate(upstream, body, params.logprobs)
+        async with aclosing(pieces):
+            async for read in pieces:
+                for piece in read:
+                    if check is not None:
+                        check.take(piece)
+                    piece = replay.new(piece)
+                    if not is_first:
+                        piece = piece._replace(num_cached_tokens=None)
+                    output += piece.token_ids
+                    if piece.reason == LENGTH and most_tokens < live.most_tokens:
+                        piece = piece._replace(reason="")
+                    self._pass_on(live, piece)
+                while self._num_put - self._num_taken > MAX_UNREAD:  # the service is paused
+                    await asyncio.sleep(MAX_PAUSE_S / 10)
+
+    async def _output_check(self, grammar: Grammar) -> OutputCheck:
+        try:
+            return await self._checks.check(grammar)
+        except GrammarInvalid as error:
+            raise RequestRefused(ErrorCode.GRAMMAR_FAILED, str(error)) from error
+
+    def _pass_on(self, live: LiveRequest, news: Piece | _Failure) -> None:
+        """Gives `step` a piece; those of one moment together, so that it wakes up once for them."""
+        self._gathered.append((live, news))
+        self._num_put += 1
+        if len(self._gathered) > 1:
+            return
+        self._loop.call_at(max(self._loop.time(), self._gather_until_s), self._give)
+
+    def _give(self) -> None:
+        self._gather_until_s = self._loop.time() + GATHER_S
+        self._news.put(self._gathered)
+        self._gathered = []
 
     def _arrived(self, *, wait: bool) -> list[tuple[LiveRequest, Piece | _Failure]]:
         arrived = []
         try:
-            arrived.append(self._news.get(timeout=STEP_WAIT_S) if wait else self._news.get_nowait())
+            arrived += self._news.get(timeout=STEP_WAIT_S) if wait else self._news.get_nowait()
             while True:
-                arrived.append(self._news.get_nowait())
+                arrived += self._news.get_nowait()
         except queue.Empty:
+            self._num_taken += len(arrived)
             return arrived
 
     def _take(self, live: LiveRequest, news: Piece | _Failure) -> list[EngineOutput]:
@@ -269,6 +378,11 @@ class HttpEngine:
         if isinstance(news, _Failure):
             self._forget(live)
             return [live.failed(news.code, news.message)]
+        if news.num_cached_tokens is not None:
+            num_prompt = len(live.request.prompt_token_ids)
+            live.num_cached_tokens = min(news.num_cached_tokens, num_prompt)
+            self._counts.prefix_query_tokens += num_prompt
+            self._counts.prefix_hit_tokens += live.num_cached_tokens
         if news.token_ids and not live.first_token_s:
             live.first_token_s = time.monotonic()
             self._counts.prompt_tokens += len(live.request.prompt_token_ids)
@@ -297,6 +411,7 @@ class HttpEngine:
                 logprobs=logprobs,
                 finish_reason=stop.reason if stop else None,
                 stop_reason=stop.token_id if stop else None,
+                num_cached_tokens=live.num_cached_tokens,
                 times=live.times if stop else None,
             )
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,10 @@ from typing import Any, NamedTuple
 import httpx2
 
 from shared.text.base import Tokenizer
-from worker.engines.http.servers import SERVERS, Facts, Server
+from worker.engines.http.llama_server import LlamaServer
+from worker.engines.http.servers import Facts, Server
+from worker.engines.http.sglang_server import SglangServer
+from worker.engines.http.vllm_server import VllmServer
 from worker.model.errors import ModelError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -20,8 +22,8 @@ MAX_ERROR_CHARS = 500
 SAMPLE = (
     "The quick brown fox, 1234567890 times.\n\n  def f(x):\n\treturn x**2  # naïve café 漢字 🦊"
 )
-
-log = logging.getLogger(__name__)
+SERVERS: tuple[Server, ...] = (VllmServer(), LlamaServer(), SglangServer())
+HEALTH = "/health"  # of all of them
 
 
 class KeyFile:
@@ -62,6 +64,7 @@ async def find(
 
     Raises ModelError when it cannot serve this model, and OSError when it does not answer.
     """
+    await _ask(http, key, url + HEALTH)  # its HTTP server may outlive its engine
     entry = await _find_model(http, url, model, key)
     for server in SERVERS:
         answer = await _answer_of(http, key, url + server.facts)
@@ -75,7 +78,7 @@ async def find(
             ) from error
         await _compare_tokenizers(http, url, found, key, tokenizer)
         return found
-    raise ModelError(f"{url} is neither vLLM nor llama.cpp, which stream token ids")
+    raise ModelError(f"{url} is not vLLM, llama.cpp or SGLang, which stream token ids")
 
 
 async def _compare_tokenizers(
@@ -95,9 +98,25 @@ async def _compare_tokenizers(
 async def _answer_of(
     http: httpx2.AsyncClient, key: KeyFile, url: str, body: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Returns the JSON object that a GET, or a POST with `body`, is answered; None for a 404.
+    """Returns the JSON object of an answer, as `_ask`; None for a 404."""
+    response = await _ask(http, key, url, body)
+    if response is None:
+        return None
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ModelError(f"{url} answers no JSON object: {response.text[:MAX_ERROR_CHARS]}")
+    return answer
 
-    Raises ModelError for another answer, OSError without one.
+
+async def _ask(
+    http: httpx2.AsyncClient, key: KeyFile, url: str, body: Mapping[str, Any] | None = None
+) -> httpx2.Response | None:
+    """Returns the answer to a GET, or to a POST with `body`; None for a 404.
+
+    Raises ModelError for another failure, OSError where it is not ready or does not answer.
     """
     try:
         response = await http.request(
@@ -118,13 +137,7 @@ async def _answer_of(
         raise ConnectionError(sentence)
     if not response.is_success:
         raise ModelError(sentence)
-    try:
-        answer = response.json()
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise ModelError(f"{url} answers no JSON object: {response.text[:MAX_ERROR_CHARS]}")
-    return answer
+    return response
 
 
 async def _find_model(

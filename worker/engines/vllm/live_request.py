@@ -10,10 +10,9 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.metrics.stats import RequestStateStats
 
-from shared.messages import GrammarKind
 from worker.engine.held_requests import HeldRequest
 from worker.engine.request import RequestTimes
-from worker.engines.sampling_members import sampling_members
+from worker.engines.sampling_members import STRUCTURED_OUTPUTS, sampling_members
 from worker.engines.vllm.requests import to_extra_args
 from worker.engines.vllm.sampler import Report
 
@@ -83,13 +82,6 @@ class LiveRequest(HeldRequest):
         self.reports.clear()
 
 
-_KINDS = {
-    GrammarKind.JSON_SCHEMA: "json",
-    GrammarKind.REGEX: "regex",
-    GrammarKind.LARK: "grammar",
-}
-
-
 def vllm_params(live: LiveRequest, eos_token_ids: Set[int], *, own_sampler: bool) -> SamplingParams:
     """Returns vLLM's SamplingParams of a request that enters it, for PenstockLogitsProcessor
     (`own_sampler`) or for vLLM's sampler."""
@@ -99,7 +91,7 @@ def vllm_params(live: LiveRequest, eos_token_ids: Set[int], *, own_sampler: bool
         return SamplingParams(
             **sampling_members(live.request, live.most_tokens, eos_token_ids),
             structured_outputs=grammar
-            and StructuredOutputsParams(**{_KINDS[grammar.kind]: grammar.text}),
+            and StructuredOutputsParams(**{STRUCTURED_OUTPUTS[grammar.kind]: grammar.text}),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             skip_clone=True,

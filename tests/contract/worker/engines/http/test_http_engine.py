@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shared.messages import ErrorCode, FinishReason, SamplingParams
+from shared.messages import ErrorCode, FinishReason, Grammar, GrammarKind
 from shared.text.checkpoint_text import load_tokenizer_and_eos
+from tests.contract.worker.engines.http.conftest import PROMPT, Made, request, run, tokens
 from tests.support.checkpoints import make_checkpoint
 from tests.support.launched import free_port
 from tests.support.polling import wait_until
@@ -25,71 +25,6 @@ from worker.engines.http.engine import HttpEngine
 from worker.engines.http.options import UpstreamAddress, parse_upstreams
 from worker.engines.http.upstreams import PROBE_INTERVAL_S
 from worker.model.errors import ModelError
-
-PROMPT = [11, 12, 13]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-class Made:
-    """Upstreams of one checkpoint, and engines in front of them."""
-
-    def __init__(self, checkpoint: Path, stack: ExitStack) -> None:
-        self.checkpoint, self._stack = checkpoint, stack
-        self.tokenizer, self.eos = load_tokenizer_and_eos(checkpoint)
-
-    def upstream(self, **settings: str) -> ScriptedUpstream:
-        return self._stack.enter_context(ScriptedUpstream(self.tokenizer, **settings))
-
-    def engine(self, *upstreams: ScriptedUpstream, urls: str = "", **options: str) -> HttpEngine:
-        urls = urls or ",".join(upstream.url for upstream in upstreams)
-        given = EngineOptions(
-            checkpoint=str(self.checkpoint), engine="http", upstream_urls=urls, **options
-        )
-        built = build_http_engine(given, lambda stage, share: None)
-        assert isinstance(built.engine, HttpEngine)
-        self._stack.callback(built.engine.close)
-        return built.engine
-
-
-@pytest.fixture
-def made(checkpoint: Path, stack: ExitStack) -> Made:
-    return Made(checkpoint, stack)
-
-
-def request(name: str = "a", prompt: Sequence[int] = PROMPT, **params: object) -> EngineRequest:
-    given = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, **params}
-    return EngineRequest(
-        request_id=name,
-        prompt_token_ids=tuple(prompt),
-        params=SamplingParams(**given),  # type: ignore[arg-type]
-    )
-
-
-def run(engine: HttpEngine, requests: Iterable[EngineRequest]) -> dict[str, list[EngineOutput]]:
-    """Returns the outputs of each request; AssertionError after a minute."""
-    outputs: dict[str, list[EngineOutput]] = {}
-    for each in requests:
-        engine.add(each)
-    end_s = time.monotonic() + 60
-    while engine.has_unfinished():
-        assert time.monotonic() < end_s, outputs
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-    return outputs
-
-
-def tokens(outputs: Iterable[EngineOutput]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
 
 
 def test_the_tokens_of_the_upstream_come_in_order_and_end_at_the_limit(made: Made) -> None:
@@ -197,7 +132,7 @@ def test_a_request_that_always_breaks_before_a_token_fails(made: Made) -> None:
     upstream.faults.cut_after = 0
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].error is ErrorCode.ENGINE_ERROR
-    assert upstream.faults.num_cut == engine_module.MAX_BLAME
+    assert upstream.faults.num_cut == engine_module.MAX_VAIN_BREAKS
 
 
 def test_a_cancelled_request_has_no_further_outputs(made: Made) -> None:
@@ -256,15 +191,150 @@ def test_an_output_that_a_stopped_server_aborts_continues(made: Made) -> None:
     assert upstream.bodies[1]["prompt"] == [*PROMPT, *continued(PROMPT, 5)]
 
 
-def test_requests_that_fail_together_share_the_blame(made: Made) -> None:
-    """The engine behind an upstream dies five times with all of them in it."""
+def run_with_poison(
+    engine: HttpEngine, upstream: ScriptedUpstream, max_tokens: int, most_ends: int | None = None
+) -> tuple[dict[str, list[EngineOutput]], list[int]]:
+    """Returns the outputs of a request that ends the upstream, at most `most_ends` times, and of
+    those that run beside it; and how many ran at each step after the last end."""
+    prompts = {f"r{number}": PROMPT for number in range(6)} | {"poison": [29, 30]}
+    upstream.faults.poison, upstream.faults.token_s = 29, 0.02
+    found: dict[str, list[EngineOutput]] = {name: [] for name in prompts}
+    running = []
+
+    def step() -> None:
+        if len(upstream.num_beside) == most_ends:
+            upstream.faults.poison = None
+            running.append(upstream._num_running)
+        for output in engine.step():
+            found[output.request_id].append(output)
+
+    for name, prompt in prompts.items():
+        if name == "poison":
+            wait_until(lambda: step() or min(map(len, [*found.values()][:-1])) > 0, "tokens")
+        engine.add(request(name, prompt, max_tokens=max_tokens))
+    while engine.has_unfinished():
+        step()
+    for name, prompt in prompts.items():
+        if found[name][-1].error is None:
+            assert tokens(found[name]) == continued(prompt, max_tokens)
+    return found, running
+
+
+def test_a_request_that_ends_the_upstream_each_time_fails_and_none_beside_it(made: Made) -> None:
+    upstream = made.upstream()
+    found, _ = run_with_poison(made.engine(upstream), upstream, max_tokens=40)
+    failed = {name for name, outputs in found.items() if outputs[-1].error is not None}
+    assert failed == {"poison"}
+    assert found["poison"][-1].error is ErrorCode.ENGINE_ERROR
+    assert "with this request alone in it" in found["poison"][-1].message
+    assert upstream.num_beside[0] > 0
+    assert upstream.num_beside[-engine_module.MAX_VAIN_BREAKS :] == [0, 0, 0]
+    assert len(upstream.num_beside) <= 2 * engine_module.MAX_VAIN_BREAKS
+
+
+def test_requests_that_ran_alone_share_the_upstream_again(made: Made) -> None:
+    upstream = made.upstream()
+    most_ends = engine_module.MAX_SHARED_BREAKS
+    found, running = run_with_poison(made.engine(upstream), upstream, 120, most_ends)
+    assert all(outputs[-1].error is None for outputs in found.values())
+    assert max(running[running.index(1) :]) > 1
+
+
+def test_a_stream_that_always_breaks_ends(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "MAX_BREAKS", 4)
     upstream = made.upstream()
     engine = made.engine(upstream)
-    num = engine.config.max_num_seqs
-    assert num > 1
-    upstream.faults.num_failing = 5 * num
-    found = run(engine, [request(f"r{number}") for number in range(num)])
-    assert {tuple(tokens(outputs)) for outputs in found.values()} == {tuple(continued(PROMPT, 20))}
+    upstream.faults.cut_after = 2
+    (outputs,) = run(engine, [request(max_tokens=100)]).values()
+    assert outputs[-1].error is ErrorCode.ENGINE_ERROR
+    assert tokens(outputs) == continued(PROMPT, 8)
+
+
+def test_an_upstream_whose_engine_ended_gets_no_requests(made: Made) -> None:
+    ended, well = made.upstream(), made.upstream()
+    engine = made.engine(ended, well)
+    ended.faults.is_healthy, ended.faults.cut_after = False, 3
+    run(engine, [request("a"), request("b")])
+    num_before = len(ended.bodies)
+    found = run(engine, [request(f"r{number}") for number in range(6)])
+    assert all(tokens(outputs) == continued(PROMPT, 20) for outputs in found.values())
+    assert len(ended.bodies) == num_before
+    ended.faults.is_healthy, ended.faults.cut_after = True, None
+    wait_until(lambda: engine._upstreams._all[0].is_up, "the probe")
+    run(engine, [request("c"), request("d")])
+    assert len(ended.bodies) > num_before
+
+
+def test_cached_tokens_are_the_upstreams(made: Made) -> None:
+    upstream = made.upstream()
+    upstream.num_cached = 2
+    engine = made.engine(upstream)
+    (outputs,) = run(engine, [request()]).values()
+    assert outputs[-1].num_cached_tokens == 2
+    stats = engine.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (3, 2)
+    # Its prompt then has tokens of the output, so what it reports is not the client's prompt's.
+    upstream.faults.cut_after = 12
+    (outputs,) = run(engine, [request()]).values()
+    assert outputs[-1].num_cached_tokens == 0
+
+
+@pytest.fixture
+def structured(made: Made) -> tuple[ScriptedUpstream, HttpEngine, EngineRequest]:
+    """An upstream with a structured output, and a request for it that has no other tokens."""
+    upstream = made.upstream()
+    upstream.faults.output = made.tokenizer.encode("on and " * 10, add_special_tokens=False)
+    params = {"grammar": Grammar(GrammarKind.REGEX, "(on and )+"), "temperature": 1.0, "seed": 3}
+    asked = request(max_tokens=len(upstream.faults.output), **params)
+    return upstream, made.engine(upstream), asked
+
+
+def test_a_grammar_is_sent_and_its_output_comes(
+    structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest],
+) -> None:
+    upstream, engine, asked = structured
+    (outputs,) = run(engine, [asked]).values()
+    assert tokens(outputs) == upstream.faults.output
+    assert upstream.bodies[-1]["structured_outputs"] == {"regex": "(on and )+"}
+
+
+def test_a_structured_output_that_broke_is_made_again_and_each_token_comes_once(
+    structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest],
+) -> None:
+    upstream, engine, asked = structured
+    upstream.faults.cut_after, upstream.faults.token_s = 4, 0.01
+    engine.add(asked)
+    outputs: list[EngineOutput] = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+        if upstream.faults.num_cut:
+            upstream.faults.cut_after = None
+    assert tokens(outputs) == upstream.faults.output
+    assert upstream.bodies[-1]["prompt"] == PROMPT
+    assert upstream.bodies[-1]["seed"] == upstream.bodies[-2]["seed"]
+
+
+def test_a_structured_output_that_differs_when_it_is_made_again_fails(
+    structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest],
+) -> None:
+    upstream, engine, asked = structured
+    assert upstream.faults.output is not None
+    earlier = replace(asked, output_token_ids=(*upstream.faults.output[:3], 40))
+    (outputs,) = run(engine, [earlier]).values()
+    assert outputs[-1].error is ErrorCode.GRAMMAR_FAILED
+    assert "send the request again" in outputs[-1].message
+    assert tokens(outputs) == []
+
+
+def test_an_output_that_leaves_its_grammar_fails_before_the_client_gets_it(
+    made: Made, structured: tuple[ScriptedUpstream, HttpEngine, EngineRequest]
+) -> None:
+    upstream, engine, asked = structured
+    good = made.tokenizer.encode("on and ", add_special_tokens=False)
+    upstream.faults.output = [*good, *made.tokenizer.encode("X", add_special_tokens=False)] * 20
+    (outputs,) = run(engine, [asked]).values()
+    assert outputs[-1].error is ErrorCode.GRAMMAR_FAILED
+    assert tokens(outputs) == good
 
 
 def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
@@ -273,7 +343,7 @@ def test_a_request_that_the_upstream_always_fails_on_ends(made: Made) -> None:
     upstream.faults.status = 500
     (outputs,) = run(engine, [request()]).values()
     assert outputs[-1].error is ErrorCode.ENGINE_ERROR
-    assert len(upstream.bodies) == engine_module.MAX_BLAME
+    assert len(upstream.bodies) == engine_module.MAX_VAIN_BREAKS
 
 
 def test_an_engine_that_nobody_reads_stops_reading(
@@ -284,7 +354,7 @@ def test_an_engine_that_nobody_reads_stops_reading(
     engine.add(request(max_tokens=100))
     first = engine.step()
     time.sleep(1)
-    assert 5 < engine._news.qsize() < 20
+    assert 5 < engine._num_put - engine._num_taken < 20
     (outputs,) = run(engine, []).values()
     assert tokens([*first, *outputs]) == continued(PROMPT, 100)
 
