@@ -1,6 +1,6 @@
 """What prefix affinity gains and costs, in virtual time: the machine's load decides nothing.
 
-    python -m bench.simulated_affinity --workers 4 8 --loads 0.3 0.6 0.8 0.95
+    python -m bench.simulated_affinity --workers 4 --loads 0.5 0.8 0.95 --seeds 1 2 3
 
 Runs the queue's own transitions (shared/transport/lua) on a private Redis, with the simulation's
 clock in place of the server's and simulated workers around them, for each number of workers and
@@ -8,7 +8,8 @@ each load with PENSTOCK_AFFINITY_WAIT_MS at its default and at 0. Turns arrive a
 each of a conversation that has none in flight, as in bench.prefix_affinity. A worker computes
 PREFILL_MS_PER_TOKEN for each token that it has not cached and --step-ms for each of the output; a
 call of the queue takes it CALL_MS. With --stall-ms a tenth of a worker's calls comes up to that
-much later, as where it has no core. Prints a JSON line for each number, load and wait, of all --seeds.
+much later, as where it has no core. Prints a JSON line for each number, load and wait, with the
+figures of all --seeds together.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def test_prefixes_are_reported_that_a_later_prompt_finds(theirs: dict[str, Any])
             (held.add if is_held else held.remove)(changed)
         assert digest in held, name
     assert was_found == {True: 1, False: 7}
-    assert len(held) == OPTIONS["num_kv_blocks"] // 4, "the others were lost"
+    assert len(held) < 6, "some of the six are lost: they do not fit"
 
 
 def test_preempted_requests_give_every_token_once(theirs: dict[str, Any]) -> None:
