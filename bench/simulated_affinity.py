@@ -86,6 +86,7 @@ class Simulation:
         self._arguments = arguments
         self._num_workers = num_workers
         self._rng = random.Random(seed)
+        self._arrivals = random.Random(seed)  # the same with any wait
         self._stalls = random.Random(seed)
         self._now_ms = 1e12
         self._events: list[tuple[float, int, Callable[..., Awaitable[None]], tuple[Any, ...]]] = []
@@ -158,7 +159,10 @@ class Simulation:
         if not self._num_left:
             return
         self._num_left -= 1
-        self._at(self._rng.expovariate(self._per_ms), self._arrive)
+        self._at(self._arrivals.expovariate(self._per_ms), self._arrive)
+        if not self._idle:  # overloaded
+            self._idle.append(len(self._conversations))
+            self._conversations.append(self._conversation())
         number = self._idle.pop(self._rng.randrange(len(self._idle)))
         if self._conversations[number].turn == TURNS:
             self._conversations[number] = self._conversation()
