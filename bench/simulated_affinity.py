@@ -1,6 +1,6 @@
 """What prefix affinity gains and costs, in virtual time: the machine's load decides nothing.
 
-    python -m bench.simulated_affinity --workers 4 8 --loads 0.3 0.6 0.8 0.95
+    python -m bench.simulated_affinity --workers 4 --loads 0.5 0.8 0.95 --seeds 1 2 3
 
 Runs the queue's own transitions (shared/transport/lua) on a private Redis, with the simulation's
 clock in place of the server's and simulated workers around them, for each number of workers and
@@ -8,7 +8,8 @@ each load with PENSTOCK_AFFINITY_WAIT_MS at its default and at 0. Turns arrive a
 each of a conversation that has none in flight, as in bench.prefix_affinity. A worker computes
 PREFILL_MS_PER_TOKEN for each token that it has not cached and --step-ms for each of the output; a
 call of the queue takes it CALL_MS. With --stall-ms a tenth of a worker's calls comes up to that
-much later, as where it has no core. Prints a JSON line for each number, load and wait.
+much later, as where it has no core. Prints a JSON line for each number, load and wait, with the
+figures of all --seeds together.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import heapq
 import itertools
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -79,11 +80,14 @@ class Worker:
 class Simulation:
     """One run: virtual time in ms, a heap of what happens next."""
 
-    def __init__(self, arguments: argparse.Namespace, num_workers: int, load: float) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, num_workers: int, load: float, seed: int
+    ) -> None:
         self._arguments = arguments
         self._num_workers = num_workers
-        self._rng = random.Random(arguments.seed)
-        self._stalls = random.Random(arguments.seed)
+        self._rng = random.Random(seed)
+        self._arrivals = random.Random(seed)  # the same with any wait
+        self._stalls = random.Random(seed)
         self._now_ms = 1e12
         self._events: list[tuple[float, int, Callable[..., Awaitable[None]], tuple[Any, ...]]] = []
         self._order = itertools.count()
@@ -97,7 +101,7 @@ class Simulation:
         self.waits_ms: list[float] = []
         self.later_tokens = self.cached_tokens = 0
 
-    async def run(self, affinity_ms: int) -> dict[str, Any]:
+    async def run(self, affinity_ms: int) -> None:
         server = PrivateServer()
         with (
             mock.patch("time.time", self._now_s),
@@ -109,14 +113,6 @@ class Simulation:
             finally:
                 await transport.aclose()
                 server.stop()
-        waits = sorted(self.waits_ms)
-        return {
-            "jobs": len(waits),
-            "cached_later": round(self.cached_tokens / max(1, self.later_tokens), 3),
-            "wait_ms_p50": round(waits[len(waits) // 2], 1),
-            "wait_ms_p99": round(waits[len(waits) * 99 // 100], 1),
-            "wait_ms_mean": round(sum(waits) / len(waits), 2),
-        }
 
     async def _run(self, transport: RedisTransport, affinity_ms: int) -> None:
         self._store = transport.store
@@ -163,7 +159,10 @@ class Simulation:
         if not self._num_left:
             return
         self._num_left -= 1
-        self._at(self._rng.expovariate(self._per_ms), self._arrive)
+        self._at(self._arrivals.expovariate(self._per_ms), self._arrive)
+        if not self._idle:  # overloaded
+            self._idle.append(len(self._conversations))
+            self._conversations.append(self._conversation())
         number = self._idle.pop(self._rng.randrange(len(self._idle)))
         if self._conversations[number].turn == TURNS:
             self._conversations[number] = self._conversation()
@@ -245,6 +244,19 @@ class Simulation:
             self._ask_after(0.0, worker)
 
 
+def summary(runs: Sequence[Simulation]) -> dict[str, Any]:
+    """Returns the figures of several runs, as of one."""
+    waits = sorted(itertools.chain.from_iterable(run.waits_ms for run in runs))
+    later = sum(run.later_tokens for run in runs)
+    return {
+        "jobs": len(waits),
+        "cached_later": round(sum(run.cached_tokens for run in runs) / max(1, later), 3),
+        "wait_ms_p50": round(waits[len(waits) // 2], 1),
+        "wait_ms_p99": round(waits[len(waits) * 99 // 100], 1),
+        "wait_ms_mean": round(sum(waits) / len(waits), 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -256,15 +268,16 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=30.0)
     parser.add_argument("--stall-ms", type=float, default=0.0)
     parser.add_argument("--affinity-ms", type=int, nargs="+", default=[AFFINITY_MS, 0])
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     arguments = parser.parse_args()
     for num_workers in arguments.workers:
         for load in arguments.loads:
             for affinity_ms in arguments.affinity_ms:
-                simulation = Simulation(arguments, num_workers, load)
-                row = asyncio.run(simulation.run(affinity_ms))
+                runs = [Simulation(arguments, num_workers, load, seed) for seed in arguments.seeds]
+                for run in runs:
+                    asyncio.run(run.run(affinity_ms))
                 place = {"workers": num_workers, "load": load, "affinity_ms": affinity_ms}
-                print(json.dumps(place | row), flush=True)
+                print(json.dumps(place | summary(runs)), flush=True)
 
 
 if __name__ == "__main__":

@@ -220,7 +220,9 @@ class JobObject(ResponseModel):
     queue_paused: bool  # it waits because an operator has paused its model's queue
     estimated_wait_s: float | None  # until a worker serves its model; null: one does, or not known
     worker: str | None
-    placed: str | None  # why it got it: "prefix": by its prefix cache; "any": no preference
+    # Why it got it: "prefix": by its prefix cache; "late": the worker with the prefix did not take
+    # the job in time; "any": no preference.
+    placed: str | None
     attempt: int
     preemptions: int  # times that it gave its slot to a job of a higher lane, and waited
     attempts: list[JobAttempt]  # the latest 16; none from an older release

@@ -40,7 +40,11 @@ const cachedOf = ({ usage }) => {
   return count(usage.prompt_tokens) + (cached > 0 ? `, ${count(cached)} of them cached` : "");
 };
 
-const PLACED = { prefix: "its prefix in the worker's cache", any: "no preference" };
+const PLACED = {
+  prefix: "its prefix in the worker's cache",
+  late: "any worker, as the one with its prefix did not take it in time",
+  any: "no preference",
+};
 
 const FACTS = [
   ["Model", (job) => job.model],

@@ -185,7 +185,11 @@ def _print_event(data: Mapping[str, Any], *, as_json: bool) -> None:
         print_text(data.get("text", ""))
 
 
-_PLACED = {"prefix": "its prefix in the worker's cache", "any": "no preference"}
+_PLACED = {
+    "prefix": "its prefix in the worker's cache",
+    "late": "any worker, as the one with its prefix did not take it in time",
+    "any": "no preference",
+}
 
 
 def _print_job(job: dict[str, Any], *, as_json: bool) -> None:

@@ -137,7 +137,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()  # the front is evicted first
         self._index: dict[BlockHash, Content] = {}  # each has a block
         self._last_uid = _UNPUBLISHED
-        self.prefixes = PrefixTracker(block_size)
+        self.prefixes = PrefixTracker()
         # Groups without a window first: the first group's block knows the parent of the next row.
         # If all have windows, the last full block of a sequence stays for that.
         assert sorted(windows, key=lambda window: window is not None) == list(windows)
@@ -510,7 +510,7 @@ class BlockManager:
                 continue  # an alias
             content.block_ids[group], block.content = block_id, content
             if group == 0:
-                self.prefixes.stored(sequence, i, key)
+                self.prefixes.stored(sequence, i, self.block_size, key)
 
     def _hash_up_to(self, sequence: TokenSequence, num_full: int) -> None:
         hashes = sequence.block_hashes

@@ -124,7 +124,7 @@ end
 -- As `sweep`, for jobs that have prefixes: passes over those that are left to another worker, and claims
 -- what follows ahead of them.
 local function sweep_by_prefix()
-  local place = placement(wid, division.holds, division.level, affinity_ms)
+  local place = placement(wid, division, affinity_ms)
   local windows, is_whole = {}, true
 
   -- The entries after the last delivered one: those that the free slots take, if these are all too old to be
@@ -154,7 +154,7 @@ local function sweep_by_prefix()
   -- Whether this worker may take the item now.
   local function is_open(item)
     local placed, ms = place(item)
-    if placed == 'prefix' or (placed and may > 0) then return placed end
+    if placed and (placed ~= 'any' or may > 0) then return placed end
     if ms then left_ms = left_ms > 0 and math.min(left_ms, math.ceil(ms)) or math.ceil(ms) end
     return nil
   end

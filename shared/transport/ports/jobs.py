@@ -109,7 +109,7 @@ class JobRecord:
     claims: Sequence[JobClaim] = ()  # the latest 16, oldest first; none of an older release
     last_ms: int | None = None  # the last delta of the latest claim
     is_worker_lost: bool = False  # running by its state, but its worker's lease has ended
-    placed: str | None = None  # why its worker got it: it holds its "prefix", or "any" could have
+    placed: str | None = None  # it holds the "prefix", the one that does was "late", or "any" could
 
 
 @dataclass(frozen=True, slots=True)

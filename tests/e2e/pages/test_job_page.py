@@ -84,6 +84,25 @@ def test_a_job_is_found_by_its_id_and_shows_what_it_went_through(
     expect(page.get_by_role("button", name="Run again")).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("placed", "shown"),
+    [
+        ("prefix", "its prefix in the worker's cache"),
+        ("late", "any worker, as the one with its prefix did not take it in time"),
+        ("any", "no preference"),
+    ],
+)
+def test_the_page_says_why_the_worker_got_the_job(
+    tab: Tab, service: RunningService, placed: str, shown: str
+) -> None:
+    name = generated(service)["id"]
+    redis: Any = service.transport.connections.commands
+    key = service.transport.keys.job(name.removeprefix("gen-"))
+    service.call(redis.hset(key, "placed", placed))
+    open_job(tab.page, name)
+    expect(fact(tab.page, "Placed by")).to_have_text(shown)
+
+
 def test_a_running_job_is_followed_and_cancelled(tab: Tab, service: RunningService) -> None:
     service.script.step_s = 0.1
     name, page = begun(service), tab.page

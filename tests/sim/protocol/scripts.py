@@ -71,7 +71,8 @@ def pull(job: Job, worker: int, stamp: int) -> Job | None:
 
 
 def wait_long_enough(job: Job) -> Job | None:
-    """After AFFINITY_WAIT_MS any worker may take a job. None: it is left to nobody."""
+    """After AFFINITY_WAIT_MS any worker may take a job, whatever its portion. None: it is left to
+    nobody."""
     return None if job.left_to == NOBODY else job._replace(left_to=NOBODY)
 
 

@@ -86,6 +86,7 @@ def test_defaults_leave_room_on_the_host_and_the_rest_to_vllm() -> None:
     assert args["kv_cache_memory_bytes"] == FREE // 2
     assert args["block_size"] == 32
     assert args["max_model_len"] == -1, "vLLM finds what the cache holds"
+    assert args["kv_events_config"] == {"enable_kv_cache_events": True, "publisher": "null"}
     on_gpu = args_of("cuda")
     assert not {"kv_cache_memory_bytes", "block_size", "worker_cls"} & on_gpu.keys()
 

@@ -37,10 +37,11 @@ from worker.engine.stop import StopMatch
 from worker.engines.vllm.grammars import bounded_grammar
 from worker.engines.vllm.kv_blocks import FailedBlocks
 from worker.engines.vllm.live_request import LiveRequest, vllm_params
+from worker.engines.vllm.prefixes import VllmPrefixes
 from worker.engines.vllm.requests import FAILED_TOKEN, prompt_logprobs, vllms_logprob
 from worker.engines.vllm.sampler import drain_masks, take_reports
 from worker.engines.vllm.stats import StatsReader, num_hashed_blocks
-from worker.engines.vllm.vllm_compat import starved_ids, stats_of
+from worker.engines.vllm.vllm_compat import call_with_events, starved_ids, stats_of
 from worker.model.device import step_failure
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,9 @@ class VllmEngine:
         self._failed_blocks = FailedBlocks(llm)
         self._mask_times = TenantSeconds()
         stats.drain_masks = self._drain_masks
+        prefixes = VllmPrefixes()
+        call_with_events(llm, prefixes.take)
+        stats.drain_prefixes = prefixes.drain
 
     def add(self, request: EngineRequest) -> None:
         """Adds a request; `step` returns its outputs. Raises RequestRefused, such as EngineFull."""

@@ -290,6 +290,9 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     else:
         # The one of vLLM's grammar libraries that this project's grammars are written for.
         args["structured_outputs_config"] = {"backend": "guidance"}
+    if options.prefix_caching:
+        # For VllmPrefixes, in this process: nothing is published on a socket.
+        args["kv_events_config"] = {"enable_kv_cache_events": True, "publisher": "null"}
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
     if options.kv_cache_memory_gb is not None:

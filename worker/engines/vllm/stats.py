@@ -11,7 +11,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from worker.engine.config import EngineConfig
-from worker.engine.measures import StepMeasures
+from worker.engine.measures import PrefixChanges, StepMeasures
 from worker.engine.request import EngineStats
 from worker.engines.vllm.vllm_compat import block_pool_of
 
@@ -30,6 +30,7 @@ class StatsReader:
 
     def __init__(self) -> None:
         self.drain_masks: Callable[[], dict[str, float]] = dict  # see StepMeasures
+        self.drain_prefixes: Callable[[], PrefixChanges] = tuple  # likewise
         self.reset()
 
     def reset(self) -> None:
@@ -37,7 +38,7 @@ class StatsReader:
         self._scheduler = SchedulerStats()
         self._steps = self._preemptions = self._queries = self._hits = 0
         self._prompt_tokens = self._generated_tokens = 0
-        self.measures = StepMeasures(lambda: self.drain_masks())
+        self.measures = StepMeasures(lambda: self.drain_masks(), lambda: self.drain_prefixes())
 
     def logger(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
         """Returns a stat logger that records here."""

@@ -33,6 +33,7 @@ def check_vllm(version: str) -> None:
 def uses() -> Mapping[type, Sequence[str]]:
     """Returns the names that Penstock uses, by vLLM's classes. Raises ImportError."""
     from vllm import LLMEngine
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored, EventPublisher, KVEventBatch
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -55,7 +56,14 @@ def uses() -> Mapping[type, Sequence[str]]:
         ),
         InprocClient: ("engine_core",),
         EngineCore: ("scheduler",),
-        Scheduler: ("waiting", "requests", "kv_cache_manager"),
+        Scheduler: ("waiting", "requests", "kv_cache_manager", "kv_event_publisher"),
+        EventPublisher: ("publish",),
+        KVEventBatch: ("events",),
+        BlockStored: (
+            *("block_hashes", "block_size", "parent_block_hash", "token_ids", "extra_keys"),
+            *("group_idx", "kv_cache_spec_kind", "lora_name", "medium"),
+        ),
+        BlockRemoved: ("block_hashes", "group_idx", "medium"),
         RequestQueue: ("peek_request", "__iter__", "__bool__"),
         KVCacheManager: ("free", "get_blocks", "block_pool"),
         BlockPool: ("evict_blocks", "get_num_free_blocks", "cached_block_hash_to_block"),
@@ -101,6 +109,19 @@ def call_before_free(llm: LLMEngine, note: Callable[[str], None]) -> None:
         free(request)
 
     manager.free = note_and_free
+
+
+def call_with_events(llm: LLMEngine, take: Callable[[Sequence[Any]], None]) -> None:
+    """Has vLLM call `take` with the events of its KV cache, after each step with some, if they are
+    enabled (`kv_events_config`)."""
+    publisher = scheduler_of(llm).kv_event_publisher
+    publish = publisher.publish
+
+    def take_and_publish(batch: Any) -> None:
+        take(batch.events)
+        publish(batch)
+
+    publisher.publish = take_and_publish
 
 
 def starved_ids(llm: LLMEngine) -> Set[str]:

@@ -1,6 +1,7 @@
 -- Needs lib/delivered.lua, lib/entry.lua and lib/portion.lua. A waiting job goes first to the worker whose prefix
 -- cache holds the longest part of its prompt. It is left to that worker for `affinity_ms` after its submit, if it
--- has pulled lately and holds few enough jobs; then any worker takes it.
+-- has pulled lately and holds few enough jobs; then any worker takes it, whatever its portion: else the job would
+-- wait for a second worker after the first.
 -- Jobs are thus claimed ahead of older ones: in a stream, before the group's last delivered entry has come to
 -- them. The group delivers them again, to a worker that then finds them claimed (`HELD` in lib/claim.lua).
 -- One table, because Lua allows few locals. `compared`: jobs whose prefixes one pull compares at most; the others
@@ -55,25 +56,27 @@ local function best_holder(wid, digests, holds, most)
   return best
 end
 
--- Where the jobs go that wait in one pull. `holds` and `level`: lib/portion.lua.
--- Returns a function of a queue's item: 'prefix' or 'any' for one that this worker may take, as the job's
--- record names it, else nil and the ms for which it is left to another worker.
-local function placement(wid, holds, level, affinity_ms)
-  local most, known, compared, num_workers = math.ceil(level * 1.25) + 1, {}, 0, 0
+-- Where the jobs go that wait in one pull. `division`: lib/portion.lua.
+-- Returns a function of a queue's item: 'prefix', 'late' or 'any' for one that this worker may take, as the job's
+-- record names it ('any': within its portion), else nil and the ms for which it is left to another worker.
+local function placement(wid, division, affinity_ms)
+  local holds, known, compared, num_workers = division.holds, {}, 0, 0
+  local most = math.ceil(division.level * 1.25) + 1
   for _ in pairs(holds) do num_workers = num_workers + 1 end
   local max_compared = math.max(1, math.min(AFFINITY.compared, math.floor(AFFINITY.comparisons / num_workers)))
   local function place(item)
     local joined = entry_field(item[2], 'p')
-    local waits_ms = server_ms() - tonumber(string.match(item[1], '^%d+'))
     -- Before its time: the server's clock was set back. How long it waits is not known then.
-    if not joined or math.abs(waits_ms) >= affinity_ms then return {'any'} end
+    local waits_ms = math.abs(server_ms() - tonumber(string.match(item[1], '^%d+')))
+    if not joined or (waits_ms >= affinity_ms and division.may == math.huge) then return {'any'} end
     if compared >= max_compared then return {nil, AFFINITY.again_ms} end
     compared = compared + 1
     local best = best_holder(wid, split_digests(joined), holds, most)
     if not best then return {'any'} end
+    if best ~= wid and waits_ms >= affinity_ms then return {'late'} end
     holds[best] = holds[best] + 1
     if best == wid then return {'prefix'} end
-    return {nil, affinity_ms - math.max(0, waits_ms)}
+    return {nil, affinity_ms - waits_ms}
   end
   return function(item)
     known[item] = known[item] or place(item)  -- not by its id: two lanes may have the same one

@@ -8,7 +8,8 @@
 -- `is_new`: the entry has just been delivered for the first time. A job that runs then was restored by
 -- its owner (restore.lua), or claimed ahead of its turn (lib/affinity.lua): {'HELD', owner}, left untouched
 -- too. One that was in a crash since is given back: only recover may take it.
--- `placed`: why this worker gets it; 'prefix': its cache holds the job's prefix; without: 'any' does.
+-- `placed`: why this worker gets it; 'prefix': its cache holds the job's prefix; 'late': another's does, which has
+-- not taken it in time; without: 'any' does.
 -- Its worker needs facts and fields to restore the job if Redis loses it.
 local function drop_entry(queue, entry)
   redis.call('XACK', queue, GROUP, entry)

@@ -30,6 +30,7 @@ from tests.support.redis_server import KEYS_WITHOUT_TTL
 MODELS = ("m", "org/n:1")
 NAMESPACE = "walk"
 FAR_MS = 100_000_000  # nothing ends by the clock during a walk
+SHORT_MS = 1
 RETAIN_MS = 3_600_000
 POLICY = StorePolicy(
     grace_ms=FAR_MS, frontend_lease_ms=FAR_MS, record_ms=RETAIN_MS, text_ms=RETAIN_MS
@@ -105,8 +106,10 @@ class Target:
     def queue(self, worker: str) -> RedisJobQueue:
         if worker not in self._queues:
             connections = self._transport.connections
-            # Every fourth worker finds that all jobs have waited long enough for others.
+            # Every fourth worker finds that all jobs have waited long enough for others, every
+            # second one that they have for the worker with their prefix.
             wait_ms = FAR_MS if int(worker[1:]) % 4 else 0
+            affinity_ms = SHORT_MS if int(worker[1:]) % 2 else wait_ms
             self._queues[worker] = RedisJobQueue(
                 self.keys,
                 connections,
@@ -114,7 +117,7 @@ class Target:
                 Subscriber(connections.new_pubsub),
                 defer_ms=wait_ms,
                 asking_ms=FAR_MS,
-                affinity_ms=wait_ms,
+                affinity_ms=affinity_ms,
             )
             self._queues[worker].serve(self.models_of(worker))
         return self._queues[worker]

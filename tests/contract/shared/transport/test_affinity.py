@@ -218,6 +218,32 @@ async def test_a_job_is_taken_by_any_worker_when_the_holder_does_not_come(
     assert not delivery.is_by_prefix
 
 
+async def test_a_job_that_its_holder_has_not_taken_goes_to_any_worker_beyond_its_portion(
+    transport: RedisTransport,
+) -> None:
+    """Else it would wait a second time, for the worker that holds fewer jobs."""
+    workers = await workers_of(transport, 2, defer_ms=FAR_MS, affinity_ms=SHORT_MS)
+    await holds(workers[1], "w1", LONG)
+    await workers[0].submit()
+    assert len(await workers[0].pull("w0")) == 1
+    job = await workers[0].submit(prompt=LONG)
+    (delivery,) = await workers[0].queue.pull("w0", 8, LEASE_MS)
+    assert delivery.job.job_id == job.job_id
+    assert (await workers[0].record(job.job_id)).placed == "late"
+
+
+async def test_a_job_with_a_prefix_that_nobody_holds_stays_within_the_portions(
+    transport: RedisTransport,
+) -> None:
+    workers = await workers_of(transport, 2, defer_ms=FAR_MS, affinity_ms=SHORT_MS)
+    await workers[0].submit()
+    assert len(await workers[0].pull("w0")) == 1
+    job = await workers[0].submit(prompt=LONG)
+    await asyncio.sleep(2 * SHORT_MS / 1000)
+    assert await ids_pulled(workers[0], "w0") == []
+    assert await ids_pulled(workers[1], "w1") == [job.job_id]
+
+
 async def test_a_worker_that_waits_for_its_turn_hears_of_later_jobs_at_once(
     transport: RedisTransport,
 ) -> None:

@@ -33,7 +33,6 @@ SEEN = {
     "append: gap",
     "append: ok",
     "append: rejected",
-    "by prefix",
     "claimed",
     "given back",
     "key taken: False",
@@ -41,6 +40,8 @@ SEEN = {
     "late claim: OK",
     "late claim: TAKEN",
     "overtook",
+    "placed: any",
+    "placed: prefix",
     "resumed",
 }
 

@@ -7,6 +7,7 @@ and what they would bring about is brought about by a step of its own.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from shared.transport.ports.registry import Order, Ordered
 from tests.contract.shared.transport.ledger import Ledger
 from tests.contract.shared.transport.mirrors import Mirrors
 from tests.contract.shared.transport.random_append import random_append
-from tests.contract.shared.transport.targets import FAR_MS, MODELS, Target
+from tests.contract.shared.transport.targets import FAR_MS, MODELS, SHORT_MS, Target
 from tests.contract.shared.transport.weights import WEIGHTS
 from tests.support.jobs import Stream, make_job
 
@@ -208,9 +209,13 @@ class Walk:
 
     async def _pull(self) -> None:
         worker, count = self._worker(), self.rng.randint(1, 4)
+        await asyncio.sleep(2 * SHORT_MS / 1000)  # of any server's clock all jobs are as old
         taken = await self.mirrors.everywhere(
             lambda target: target.queue(worker).pull(worker, count, 0)
         )
+        for delivery in taken:
+            fields = await self.targets[0].hash(delivery.job.job_id)
+            self.done[f"placed: {fields['placed']}"] += 1
         self._take_new(worker, taken)
 
     async def _overtake(self) -> None:
@@ -499,8 +504,6 @@ class Walk:
             self.touched.add(job_id)
             self.done["resumed" if delivery.output_token_ids else "claimed"] += 1
             assert delivery.num_lane_preemptions == self.preempted[job_id], job_id
-            if delivery.is_by_prefix:
-                self.done["by prefix"] += 1
             if self.rng.random() < 0.9:  # else its reply was lost
                 self.streams[worker, job_id] = Stream(delivery)
 

@@ -148,6 +148,7 @@ def num_graphs() -> int:
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     stages: list[tuple[str, float]] = []
+    prefixes: dict[str, list[tuple[str, bool]]] = {}
     built = build_vllm_engine(
         EngineOptions(**plan["options"]),
         lambda stage, share: stages.append((stage, share)),
@@ -167,8 +168,13 @@ def main() -> None:
         },
         "stages": stages,
         "graphs": [num_graphs()],  # compiled before the first request, and after the runs
-        "runs": {name: run(engine, requests) for name, requests in plan["runs"].items()},
+        "runs": {},
+        "prefixes": prefixes,  # what each run changed
     }
+    for name, requests in plan["runs"].items():
+        results["runs"][name] = run(engine, requests)
+        changes = engine.measures.drain_prefixes()
+        prefixes[name] = [(digest.hex(), is_held) for digest, is_held in changes]
     results["mask_s"] = engine.measures.drain_masks()
     results["graphs"].append(num_graphs())
     if "cancel" in plan:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shared.prefixes import PREFIX_STEP, digests_of_prompt
 from shared.text.grammar_compiler import FIRST_CPU_SECONDS
 from tests.contract.worker.engines.vllm.engine_checks import Requests, run
 from tests.support.vllm_environment import vllm_python
@@ -169,11 +170,29 @@ AGAIN: Requests = {
     "same tenant": {**GREEDY, "prompt": OTHER, "tenant": "a"},
     "another tenant": {**GREEDY, "prompt": OTHER, "tenant": "b"},
 }
+LONG = [[(17 * i + k) % 500 + 5 for k in range(150)] for i in range(6)]
+
+
+def long(number: int, tenant: str = "a") -> Requests:
+    """One prompt with a prefix that is reported."""
+    return {"only": {**GREEDY, "prompt": LONG[number], "max_tokens": 2, "tenant": tenant}}
+
+
+# Of 20 blocks each takes five, of which four are found: 128 tokens.
+REPORTED = {
+    **{f"long {number}": long(number) for number in range(3)},
+    "long 0 of another": long(0, "b"),
+    "long 3": long(3),
+    "long 4": long(4),
+    "long 4 again": long(4),
+    "long 0 again": long(0),
+}
 
 
 @pytest.fixture(scope="module")
 def theirs(ours: dict[str, Any]) -> dict[str, Any]:
     runs = {
+        **REPORTED,
         "shared": SHARED,
         "again": AGAIN,
         **ours["plan"],
@@ -249,6 +268,23 @@ def test_a_tenants_prefix_is_found_by_itself_alone(theirs: dict[str, Any]) -> No
     assert theirs["again"]["same tenant"]["cached"] == len(OTHER) // BLOCK * BLOCK
     assert theirs["again"]["another tenant"]["cached"] == 0
     assert theirs["stats"]["prefix_hit_tokens"] >= len(OTHER) // BLOCK * BLOCK
+
+
+@pytest.mark.promise("vLLM: a worker reports the prefixes that its cache holds, as they change")
+def test_prefixes_are_reported_that_a_later_prompt_finds(theirs: dict[str, Any]) -> None:
+    held: set[str] = set()
+    was_found = {True: 0, False: 0}
+    for name, requests in REPORTED.items():
+        prompt, tenant = requests["only"]["prompt"], requests["only"]["tenant"]
+        digest = digests_of_prompt(tenant, prompt).hex()
+        cached = theirs[name]["only"]["cached"]
+        assert (cached >= PREFIX_STEP) is (digest in held), name
+        was_found[digest in held] += 1
+        for changed, is_held in theirs["prefixes"][name]:
+            (held.add if is_held else held.remove)(changed)
+        assert digest in held, name
+    assert was_found == {True: 1, False: 7}
+    assert len(held) < 6, "some of the six are lost: they do not fit"
 
 
 def test_preempted_requests_give_every_token_once(theirs: dict[str, Any]) -> None:
