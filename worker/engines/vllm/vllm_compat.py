@@ -49,7 +49,7 @@ def uses() -> Mapping[type, Sequence[str]]:
 
     return {
         LLMEngine: (
-            *("abort_request", "add_request", "apply_model", "collective_rpc", "step"),
+            *("abort_request", "add_lora", "add_request", "apply_model", "collective_rpc", "step"),
             *("has_unfinished_requests", "vllm_config", "engine_core"),
             *("logger_manager", "output_processor"),
         ),
