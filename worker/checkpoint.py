@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from shared.text.checkpoint_text import card_from_checkpoint
 from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard, parse_override
 from shared.text.text_model import load_card_tokenizer
+from shared.transport.ports.queue import ModelFiles
+from worker.lora import adapter_digest, parse_lora_modules
 from worker.model.config.context_length import ContextLength
 from worker.runtime.messages import EngineReady
 from worker.settings import DEMO_CHECKPOINT, WorkerSettings, served_name
@@ -50,6 +53,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     weights_digest: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA digests, by name
 
     @classmethod
     def load(
@@ -75,6 +79,7 @@ class LoadedModel:
         if not card.structured_output:
             grammars = GrammarCompiler(tokenizer, card.vocab_size, card.eos_token_ids)
             card = replace(card, structured_output_reason=grammars.unsupported_reason() or "")
+        own_digest = weights_digest(checkpoint)
         return cls(
             name=checkpoint.name,
             card=card,
@@ -83,8 +88,24 @@ class LoadedModel:
             max_model_len=ready.config.max_model_len,
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.config.eos_token_ids,
-            weights_digest=weights_digest(checkpoint),
+            weights_digest=own_digest,
+            adapters={
+                name: adapter_digest(name, path, own_digest)
+                for name, path in parse_lora_modules(settings.lora_modules).items()
+            },
         )
+
+    @property
+    def files(self) -> ModelFiles:
+        """Returns the digests of the files that jobs depend on."""
+        adapters = json.dumps(dict(self.adapters)) if self.adapters else ""
+        return ModelFiles(self.card.prompt_digest, self.weights_digest, adapters)
+
+    @property
+    def cards(self) -> list[ModelCard]:
+        """Returns the cards of the model and of its adapters, which requests name."""
+        adapters = [replace(self.card, name=name, parent=self.name) for name in self.adapters]
+        return [self.card, *adapters]
 
     def shortcomings(self) -> list[str]:
         """Returns a sentence for the operator on each thing that the model could do here and does
@@ -117,7 +138,7 @@ class LoadedModel:
 
         The frontend has validated it; this finds one of another model or a newer release.
         """
-        if job.model != self.name:
+        if job.model != self.name and job.model not in self.adapters:
             raise JobRefused(
                 ErrorCode.PAYLOAD_INVALID, f"this worker serves {self.name!r}, not {job.model!r}"
             )

@@ -33,8 +33,8 @@ def add_adapters(llm: LLMEngine, adapters: Mapping[str, Adapter]) -> dict[str, L
 
 
 def load_adapter(llm: LLMEngine, adapter: LoRARequest) -> str:
-    """Loads an adapter that is not loaded, in the place of the one used least recently where there
-    is no room. Returns why it cannot be loaded; empty: it is."""
+    """Loads an adapter that is not loaded; without room vLLM drops the one used least recently.
+    Returns why it cannot be loaded; empty: it is loaded."""
     try:
         llm.add_lora(adapter)
     except Exception as error:  # of any reader of files, and of any process of vLLM's

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.collector import resting
@@ -32,7 +33,7 @@ from worker.engines.vllm.options import (
     uses_own_sampler,
 )
 from worker.engines.vllm.vllm_compat import check_vllm, drop_own_stat_loggers
-from worker.lora import read_adapters
+from worker.lora import check_fits, read_adapters
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 
@@ -59,6 +60,8 @@ def build_vllm_engine(
             "PENSTOCK_ENGINE=vllm needs vLLM in the interpreter that PENSTOCK_ENGINE_PYTHON names"
         )
     adapters = read_adapters(options.lora_modules)
+    for adapter in adapters.values():
+        check_fits(adapter, Path(options.checkpoint))
     report(loading.IMPORTING, 0.0)
     given = parse_vllm_args(options.vllm_args)
     set_environment(given)
@@ -93,7 +96,7 @@ def build_vllm_engine(
     exact = uses_own_sampler(options, given)
     if not exact:
         bound_grammars()
-    config = replace(_config(llm, options, exact), adapters=frozenset(adapters))
+    config = replace(_config(llm, options, exact), adapters=tuple(adapters))
     model = llm.vllm_config.model_config
     _log_ready(llm, config, exact)
     engine = VllmEngine(

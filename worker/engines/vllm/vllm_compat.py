@@ -1,4 +1,4 @@
-"""What Penstock uses of vLLM beyond its public interface, in the release that it was tried with.
+"""What Penstock uses of vLLM beyond its public interface, in the releases that it was tried with.
 
 This module alone reaches into vLLM's engine. `uses` names all of it, and what subclasses of vLLM's
 classes override (`grammars`, `sampler`, `stats`).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor import LogitsProcessor
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
-TRIED = "vllm==0.32.*"
+TRIED = "vllm>=0.32,<0.34"
 
 
 def check_vllm(version: str) -> None:

@@ -101,14 +101,16 @@ def found(
     ]
     broken = shutil.copytree(adapters["ann"], folder / "broken")
     (broken / "adapter_model.safetensors").write_bytes(b"none")
+    biased = shutil.copytree(adapters["ann"], folder / "biased")
+    config = json.loads((biased / CONFIG).read_text())
+    (biased / CONFIG).write_text(json.dumps({**config, "lora_bias": True}))
     wide = write_adapter(folder / "wide", checkpoint, seed=9, rank=40)
-    other = write_adapter(
-        folder / "other", write_tiny_model(folder / "small", "llama"), seed=3
-    )
+    other = write_adapter(folder / "other", write_tiny_model(folder / "small", "llama"), seed=3)
     models = {
         "served": Work(_options(checkpoint, adapters), [together, resumed, same_prompt]),
         "few places": Work(_options(checkpoint, adapters, max_loras=2), []),
         "broken": Work(_options(checkpoint, {"broken": broken}), []),
+        "biased": Work(_options(checkpoint, {"biased": biased}), []),
         "wide": Work(_options(checkpoint, {"wide": wide}, max_lora_rank=16), []),
         "other": Work(_options(checkpoint, {"other": other}), []),
         "gone": Work(_options(checkpoint, {"gone": folder}), []),
@@ -154,14 +156,15 @@ def test_a_prefix_is_found_again_by_its_adapter_alone(found: dict[str, Model]) -
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("broken", "vLLM cannot load the adapter 'broken'"),
-        ("other", "vLLM cannot load the adapter 'other'"),
+        ("broken", "adapter_model.safetensors cannot be read"),
+        ("other", "the adapter 'other' is for another model: its model.layers.0"),
+        ("biased", "vLLM cannot load the adapter 'biased': vLLM does not support LoRA bias"),
         ("wide", "the adapter 'wide' has the rank 40, and 'max_lora_rank' in"),
         ("few places", "on a CPU 'max_loras' must be at least 3"),
         ("gone", f"the adapter 'gone' has no {CONFIG} in"),
     ],
 )
-@pytest.mark.promise("LoRA: an adapter that cannot be used is refused by name at the start")
+@pytest.mark.promise("vLLM: a LoRA adapter that cannot be used is refused by name at the start")
 def test_an_adapter_that_cannot_be_used_is_refused_by_name(
     found: dict[str, Model], name: str, words: str
 ) -> None:
