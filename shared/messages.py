@@ -257,8 +257,7 @@ class Idempotency:
 class Job:
     """One accepted request, as a worker runs it; nothing about HTTP.
 
-    `sampling.seed` is a number and `sampling.max_tokens` fits the context: both are resolved at the
-    edge, so that every attempt on every worker continues the same stream.
+    Seed and `max_tokens` are resolved at the edge, so that every attempt continues the same stream.
     """
 
     job_id: str  # "<partition>-<uuid>"
@@ -279,6 +278,7 @@ class Job:
     idempotency: Idempotency | None = None  # known only to Redis
     durability: Durability = Durability.NONE  # known to the accepting frontend alone
     prompt_digest: str = ""  # of the ModelCard that the prompt was prepared for; "": any
+    adapter: str = ""  # `model`, where it names a LoRA adapter
     traceparent: str = ""  # W3C Trace Context of its submit; "" without one
     tracestate: str = ""
     pooling: Pooling | None = None  # it computes vectors instead of tokens

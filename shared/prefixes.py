@@ -4,7 +4,7 @@ A frontend puts some of a prompt's digests into its queue entry, a worker report
 prefix cache holds, and `pull` compares the two (docs/adr/0030). They only decide where a job goes:
 the engine compares tokens. A chain starts at its tenant, as that of the blocks does:
 
-    root   = blake2b("penstock.prefix.1" NUL tenant)
+    root   = blake2b("penstock.prefix.1" NUL tenant) [NUL LoRA adapter]
     digest = blake2b(digest before, token ids as little-endian uint32)
 """
 
@@ -22,9 +22,10 @@ DIGEST_BYTES = 8
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-def root_digest(tenant: str) -> bytes:
-    """Returns what a tenant's first digests follow."""
-    return _digest(b"penstock.prefix.1\x00" + tenant.encode("utf-8"))
+def root_digest(tenant: str, adapter: str = "") -> bytes:
+    """Returns what a tenant's first digests follow, of the model or of a LoRA adapter."""
+    after = f"\x00{adapter}" if adapter else ""
+    return _digest(f"penstock.prefix.1\x00{tenant}{after}".encode())
 
 
 def next_digest(before: bytes, token_ids: Sequence[int]) -> bytes:
@@ -32,11 +33,11 @@ def next_digest(before: bytes, token_ids: Sequence[int]) -> bytes:
     return _digest(before + _packed(token_ids))
 
 
-def digests_of_prompt(tenant: str, token_ids: Sequence[int]) -> bytes:
+def digests_of_prompt(tenant: str, token_ids: Sequence[int], adapter: str = "") -> bytes:
     """Returns up to 16 digests of a prompt, the shortest prefix first, joined."""
     num_steps = len(token_ids) // PREFIX_STEP
     kept = {*DISTANCES, *(num_steps - 1 - distance for distance in DISTANCES)}
-    digest, found = root_digest(tenant), []
+    digest, found = root_digest(tenant, adapter), []
     for step in range(num_steps):
         digest = next_digest(digest, token_ids[step * PREFIX_STEP : (step + 1) * PREFIX_STEP])
         if step in kept:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shared.text.grammar_compiler import GrammarCompiler
 from shared.text.model_card import DIGEST_CHARS, ModelCard, parse_override
 from shared.text.text_model import load_card_tokenizer
 from shared.text.tokenizer import FastTokenizer
+from shared.transport.ports.queue import ModelFiles
 from worker.gguf.checkpoint import with_text_files
 from worker.gguf.package import PACKAGES, NotFetched, packaged_file
 from worker.gguf.source import (
@@ -30,6 +32,7 @@ from worker.gguf.source import (
     lacks_type,
     local_file,
 )
+from worker.lora import adapter_digest, parse_lora_modules
 from worker.model.config.context_length import ContextLength
 from worker.model.config.pooling import pooling_config
 from worker.runtime.messages import EngineReady
@@ -59,6 +62,7 @@ class TextFiles:
     blobs: Mapping[str, bytes]  # by digest
     tokenizer: FastTokenizer
     weights_digest: str
+    adapters: Mapping[str, str]  # LoRA digests, by name
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, settings: WorkerSettings) -> TextFiles:
@@ -72,7 +76,12 @@ class TextFiles:
             num_parameters=0,
             structured_output=False,
         )
-        return cls(card, blobs, load_card_tokenizer(card, blobs), weights_digest(checkpoint))
+        weights = weights_digest(checkpoint)
+        adapters = {
+            name: adapter_digest(name, path, weights)
+            for name, path in parse_lora_modules(settings.lora_modules).items()
+        }
+        return cls(card, blobs, load_card_tokenizer(card, blobs), weights, adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +96,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     weights_digest: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA digests, by name
 
     @classmethod
     def of(cls, text: TextFiles, ready: EngineReady) -> LoadedModel:
@@ -115,7 +125,20 @@ class LoadedModel:
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.config.eos_token_ids,
             weights_digest=text.weights_digest,
+            adapters=text.adapters,
         )
+
+    @property
+    def files(self) -> ModelFiles:
+        """Returns the digests of the files that jobs depend on."""
+        adapters = json.dumps(dict(self.adapters)) if self.adapters else ""
+        return ModelFiles(self.card.prompt_digest, self.weights_digest, adapters)
+
+    @property
+    def cards(self) -> list[ModelCard]:
+        """Returns the cards of the model and of its adapters, which requests name."""
+        adapters = [replace(self.card, name=name, parent=self.name) for name in self.adapters]
+        return [self.card, *adapters]
 
     def shortcomings(self) -> list[str]:
         """Returns a sentence for the operator on each thing that the model could do here and does
@@ -150,7 +173,7 @@ class LoadedModel:
 
         The frontend has validated it; this finds one of another model or a newer release.
         """
-        if job.model != self.name:
+        if job.model != self.name and job.model not in self.adapters:
             raise JobRefused(
                 ErrorCode.PAYLOAD_INVALID, f"this worker serves {self.name!r}, not {job.model!r}"
             )

@@ -52,6 +52,7 @@ class EngineOptions:
     engine_python: str = ""  # interpreter of the engine process; empty: the service's
     vllm_args: str = ""  # JSON object of vLLM's EngineArgs
     vllm_sampler: VllmSampler = "auto"  # see worker.engines.vllm.options
+    lora_modules: str = ""  # `name=directory`, separated by commas; see worker.lora
     upstream_urls: str = ""  # see worker.engines.http.options
     upstream_model: str = ""  # its name there; empty: the only one
     upstream_key_file: str = ""

@@ -30,6 +30,7 @@ from worker.engine_options import (
 )
 from worker.engines.http.options import parse_upstreams
 from worker.engines.vllm.options import parse_vllm_args
+from worker.lora import parse_lora_modules
 
 # How the model writes tool calls, and marks its reasoning; auto: as its chat template does.
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ else:
 
 MAX_VLLM_ARGS_CHARS = 65_536
 MAX_UPSTREAM_CHARS = 16_384
+MAX_LORA_CHARS = 65_536
 
 # Settings that some engines do not have; their workers refuse them.
 OF_ENGINES: dict[tuple[EngineName, ...], tuple[str, ...]] = {
@@ -60,7 +62,7 @@ OF_ENGINES: dict[tuple[EngineName, ...], tuple[str, ...]] = {
         "step_target_ms",
         "model_impl",
     ),
-    ("vllm",): ("engine_python", "vllm_args", "vllm_sampler"),
+    ("vllm",): ("engine_python", "vllm_args", "vllm_sampler", "lora_modules"),
     ("http",): ("upstream_urls", "upstream_model", "upstream_key_file"),
     ("penstock", "vllm"): (
         "tensor_parallel_size",
@@ -167,6 +169,16 @@ class EngineSettings(SharedSettings):
         "auto: vllm with speculative decoding and pipeline parallelism alone.",
         json_schema_extra=symptom(
             "An output that continues after a restart must be exact, or sampling is slow."
+        ),
+    )
+    lora_modules: str = Field(
+        default="",
+        max_length=MAX_LORA_CHARS,
+        description="LoRA adapters, each served as a model of its own name with "
+        "PENSTOCK_ENGINE=vllm: `name=directory`, separated by commas. PENSTOCK_VLLM_ARGS has "
+        "vLLM's max_loras, max_lora_rank and others.",
+        json_schema_extra=symptom(
+            "Fine-tunes of one model need a device each, although they differ by adapters alone."
         ),
     )
     upstream_urls: str = Field(
@@ -419,6 +431,16 @@ class EngineSettings(SharedSettings):
     def _upstream_addresses(cls, value: str) -> str:
         parse_upstreams(value)
         return value
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _adapters(cls, value: str) -> str:
+        """Returns it with absolute directories: the engine process has another current one."""
+        adapters = parse_lora_modules(value)
+        for name, path in adapters.items():
+            if not path.is_dir():
+                raise ValueError(f"the adapter {name!r}: there is no directory {str(path)!r}")
+        return ",".join(f"{name}={path}" for name, path in adapters.items())
 
     @field_validator("vllm_args")
     @classmethod

@@ -123,7 +123,7 @@ class JobRunner:
             self._jobs.enter_engine(choice)
         for choice in waiting[:1]:
             choice.was_sent = True
-            self._send(AddRequest(_engine_request(running, choice)))
+            self._send(AddRequest(self._engine_request(running, choice)))
 
     def _take_up(
         self, job: Job, logged: LoggedChoice
@@ -160,7 +160,7 @@ class JobRunner:
             choice.was_sent = True
         self._send(
             AddChoices(
-                _engine_request(running, waiting[0]),
+                self._engine_request(running, waiting[0]),
                 tuple(
                     ChoiceStart(choice.request_id, _seed_of(job, choice), choice.resumed_token_ids)
                     for choice in waiting
@@ -369,30 +369,30 @@ class JobRunner:
         self._publisher.drop(running.job.job_id)
         self._traces.ended(running, why)
 
+    def _engine_request(self, running: RunningJob, choice: RunningChoice) -> EngineRequest:
+        job = running.job
+        return EngineRequest(
+            request_id=choice.request_id,
+            prompt_token_ids=job.prompt_token_ids,
+            params=replace(job.sampling, seed=_seed_of(job, choice)),
+            output_token_ids=choice.resumed_token_ids,
+            tenant=job.tenant,
+            job_id=job.job_id,
+            priority=job.lane
+            if choice.num_lane_preemptions < MAX_LANE_PREEMPTIONS
+            else HIGHEST_PRIORITY,
+            num_lane_preemptions=choice.num_lane_preemptions,
+            scores_prompt=running.num_resumed == 0,  # a log with output has them already
+            pooling=job.pooling,
+            adapter="" if job.model == self._model.name else job.model,
+        )
+
     def _leave_engine(self, *choices: RunningChoice) -> None:
         for choice in choices:
             if choice.has_slot:
                 self._jobs.leave_engine(choice)
                 if choice.was_sent:
                     self._send(CancelRequest(choice.request_id))
-
-
-def _engine_request(running: RunningJob, choice: RunningChoice) -> EngineRequest:
-    job = running.job
-    return EngineRequest(
-        request_id=choice.request_id,
-        prompt_token_ids=job.prompt_token_ids,
-        params=replace(job.sampling, seed=_seed_of(job, choice)),
-        output_token_ids=choice.resumed_token_ids,
-        tenant=job.tenant,
-        job_id=job.job_id,
-        priority=job.lane
-        if choice.num_lane_preemptions < MAX_LANE_PREEMPTIONS
-        else HIGHEST_PRIORITY,
-        num_lane_preemptions=choice.num_lane_preemptions,
-        scores_prompt=running.num_resumed == 0,  # a log with output has them already
-        pooling=job.pooling,
-    )
 
 
 def _seed_of(job: Job, choice: RunningChoice) -> int | None:

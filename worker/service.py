@@ -28,13 +28,14 @@ from shared.text.base import TextInvalid
 from shared.tracing_export import open_tracing
 from shared.transport.ports.deployment import Deployment
 from shared.transport.ports.jobs import TransportError
-from shared.transport.ports.queue import CrashCause, JobQueue, ModelFiles
+from shared.transport.ports.queue import CrashCause, JobQueue
 from shared.transport.ports.registry import Order
 from worker.checkpoint import Checkpoint, LoadedModel, TextFiles
 from worker.heartbeat import Heartbeat, LoadReport, SwapCounts, WorkerProbes
 from worker.intake import AdmissionEstimator, Intake
 from worker.job_runner import JobRunner
 from worker.loading import report_loading
+from worker.lora import parse_lora_modules
 from worker.metrics import WorkerMetrics, WorkerStateCollector
 from worker.prefix_report import PrefixReport
 from worker.publisher import FlushPolicy, Publisher, Publishers
@@ -134,6 +135,7 @@ class WorkerService:
         model takes this one's place: `next_model` then has its name after `serve`."""
         self._settings = settings
         self._checkpoint = checkpoint
+        self._names = (checkpoint.name, *parse_lora_modules(settings.lora_modules))
         self._queue = queue
         self._check = check
         self._deployment = deployment
@@ -172,7 +174,7 @@ class WorkerService:
         self._heartbeat = Heartbeat(
             queue,
             self.worker_id,
-            (checkpoint.name,),
+            self._names,
             self._jobs,
             self._supervisor,
             self._publisher,
@@ -296,9 +298,7 @@ class WorkerService:
         finally:
             await cancel_and_wait(reading)
         self._jobs.max_num_seqs = ready.config.max_num_seqs  # an upstream may have fewer slots
-        self._heartbeat.files = ModelFiles(
-            self._model.card.prompt_digest, self._model.weights_digest
-        )
+        self._heartbeat.files = self._model.files
         self._runner = JobRunner(
             self._jobs,
             self._model,
@@ -358,11 +358,12 @@ class WorkerService:
     async def _repair(self) -> None:
         """Restores this worker's records that Redis may have lost. Raises TransportError."""
         await self._heartbeat.send()  # first the lease: nothing is claimed without it
-        await self._queue.setup([self._checkpoint.name])
+        await self._queue.setup(self._names)
         await self._announce()
 
     async def _announce(self) -> None:
-        await self._queue.announce(self._model.name, self._model.card.to_json(), self._model.blobs)
+        for card in self._model.cards:
+            await self._queue.announce(card.name, card.to_json(), self._model.blobs)
 
     async def _serve(self) -> int:
         others = [

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from shared.settings import symptom
 from worker.engine_settings import EngineSettings
+from worker.lora import parse_lora_modules
 from worker.model.config.gguf_header import model_name
 
 DEMO_CHECKPOINT = Path(__file__).parent / "demo" / "checkpoint"
@@ -187,6 +188,16 @@ class WorkerSettings(EngineSettings):
             raise ValueError(
                 "PENSTOCK_KV_OFFLOADING_DIR is not for PENSTOCK_MODELS, as each model that is "
                 "loaded would delete the files of the one before; PENSTOCK_KV_OFFLOADING_GB is"
+            )
+        if self.models and self.lora_modules:
+            raise ValueError(
+                "PENSTOCK_MODELS and PENSTOCK_LORA_MODULES exclude each other: adapters fit one "
+                "model"
+            )
+        if not self.models and set(self.named_models) & set(parse_lora_modules(self.lora_modules)):
+            raise ValueError(
+                f"PENSTOCK_LORA_MODULES: {next(iter(self.named_models))!r} is the name of the "
+                "model itself"
             )
         try:
             listed_models(self.models)

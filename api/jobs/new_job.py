@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.generation.formatter import Formatter, PromptScores, Timing
-from api.generation.models import JobDefaults
+from api.generation.models import JobDefaults, ServedModel
 from api.generation.protocol import JobParameters
 from api.http.caller import Caller
 from api.on_demand import load_part
@@ -32,8 +32,7 @@ def new_job(
     caller: Caller,
     defaults: JobDefaults,
     *,
-    model: str,
-    prompt_digest: str,
+    model: ServedModel,
     kind: str,
     token_ids: tuple[int, ...],
     sampling: SamplingParams,
@@ -58,8 +57,9 @@ def new_job(
         on_disconnect = OnDisconnect.GRACE
     return Job(
         job_id=caller.job_id,
-        model=model,
-        prompt_digest=prompt_digest,
+        model=model.card.name,
+        prompt_digest=model.card.prompt_digest,
+        adapter=model.card.name if model.card.parent else "",
         prompt_token_ids=token_ids,
         sampling=sampling,
         kind=kind,

@@ -69,6 +69,7 @@ class Model(ResponseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
+    parent: str | None  # the model whose LoRA adapter this is; null for all others
     max_model_len: int
     kv_capacity_tokens: int
     context_length: int | None  # that the checkpoint allows; max_model_len is the limit served
@@ -100,6 +101,7 @@ class Model(ResponseModel):
             id=card.name,
             created=card.created_s,
             owned_by=card.owned_by,
+            parent=card.parent or None,
             max_model_len=model.context_tokens,
             kv_capacity_tokens=card.kv_capacity_tokens,
             context_length=card.context_length or None,

@@ -57,6 +57,7 @@ class ModelCard:
     # tokens that it would have had.
     exact_resume: bool = True
     embedding_size: int = 0  # numbers of its vectors; 0: it generates text
+    parent: str = ""  # name of the model whose LoRA adapter this is, else empty
 
     def to_json(self) -> bytes:
         """Returns the card as JSON, as workers announce it."""
@@ -74,12 +75,11 @@ class ModelCard:
     def prompt_digest(self) -> str:
         """Returns the digest of all that a prepared prompt depends on.
 
-        This is the served name, the tokenizer and its special tokens, the chat template and the
-        size of the vocabulary. Weights are not part of it: a prompt means the same to a checkpoint
-        that was trained further, so jobs may wait while such a one takes over.
+        Weights are not part of it, and an adapter's name is not: a prompt means the same to a
+        checkpoint that was trained further, so jobs may wait while such a one takes over.
         """
         parts = (
-            self.name,
+            self.parent or self.name,
             self.tokenizer_digest,
             self.facts_digest,
             self.template_digest or "",

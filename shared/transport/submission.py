@@ -97,7 +97,7 @@ def submit_arguments(
         "idem": "" if job.idempotency is None else job.idempotency.key,
         "idem_body": "" if job.idempotency is None else job.idempotency.body,
         "prompt_digest": job.prompt_digest,
-        "prefixes": digests_of_prompt(job.tenant, job.prompt_token_ids),
+        "prefixes": digests_of_prompt(job.tenant, job.prompt_token_ids, job.adapter),
         "dead_letter": dead_letter,
         "again": "1" if again else "",
     }

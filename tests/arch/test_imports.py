@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WITH_VLLM = [
     REPOSITORY / "worker/engines/vllm" / name
     for name in (
+        "adapters.py",
         "engine.py",
         "grammars.py",
         "live_request.py",

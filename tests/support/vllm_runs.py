@@ -39,6 +39,7 @@ class VllmRequest(msgspec.Struct, frozen=True):
     tenant: str = "default"
     job_id: str = ""
     priority: int = 0
+    adapter: str = ""
     step: int = 0  # of its run, before which it is added
     cancelled: int = -1  # the step before which it is cancelled; -1: none
 

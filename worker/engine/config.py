@@ -35,6 +35,7 @@ class EngineConfig:
     eos_token_ids: frozenset[int] = frozenset()
     preempts: bool = True  # whether running sequences give their slots to others, and resume
     structured_output: bool = False  # whether the runner keeps outputs to grammars
+    adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may have
     step_target_s: float | None = None  # for steps with prompts besides decodes; None: none
     num_offload_blocks: int = 0  # copies of evicted blocks in host memory
     offload_stores_per_step: int = 256  # the most copies into it, which decodes wait for

@@ -35,6 +35,7 @@ class EngineRequest:
     num_lane_preemptions: int = 0  # on earlier workers: see worker.engine.running_slots
     scores_prompt: bool = True  # False: the prompt's log probabilities are logged already
     pooling: Pooling | None = None  # for an engine that computes vectors
+    adapter: str = ""  # name of the LoRA adapter that computes it; empty: the model alone
 
 
 class RequestTimes(NamedTuple):
@@ -104,6 +105,10 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
     if params.grammar is not None and not config.structured_output:
         raise RequestRefused(
             ErrorCode.GRAMMAR_FAILED, "this engine does not support structured output"
+        )
+    if request.adapter and request.adapter not in config.adapters:
+        raise RequestRefused(
+            ErrorCode.PAYLOAD_INVALID, f"this engine has no adapter {request.adapter!r}"
         )
     num_prompt = len(request.prompt_token_ids)
     num_known = num_prompt + len(request.output_token_ids)

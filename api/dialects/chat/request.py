@@ -62,8 +62,7 @@ async def prepare_chat(
     job = new_job(
         caller,
         generation.job_defaults,
-        model=model.card.name,
-        prompt_digest=model.card.prompt_digest,
+        model=model,
         kind=ChatFormatter.kind,
         token_ids=prompt.token_ids,
         sampling=replace(_sampling(generation, chat, budget), grammar=prompt.grammar),

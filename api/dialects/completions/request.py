@@ -133,8 +133,7 @@ async def prepare_completions(
     first = new_job(
         caller,
         generation.job_defaults,
-        model=model.card.name,
-        prompt_digest=model.card.prompt_digest,
+        model=model,
         kind=CompletionFormatter.kind,
         token_ids=prompts[0].token_ids,
         sampling=samplings[0],

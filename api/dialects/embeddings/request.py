@@ -40,8 +40,7 @@ async def prepare_embedding(
     job = new_job(
         caller,
         generation.job_defaults,
-        model=model.card.name,
-        prompt_digest=model.card.prompt_digest,
+        model=model,
         kind=EmbeddingFormatter.kind,
         token_ids=tuple(token_id for one in inputs for token_id in one.token_ids),
         sampling=SamplingParams(max_tokens=0, temperature=0.0, seed=0),

@@ -58,8 +58,7 @@ async def prepare_generate(
     job = new_job(
         caller,
         generation.job_defaults,
-        model=model.card.name,
-        prompt_digest=model.card.prompt_digest,
+        model=model,
         kind=GenerateFormatter.kind,
         token_ids=token_ids,
         sampling=_sampling(generation, params, budget),

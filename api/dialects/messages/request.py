@@ -63,8 +63,7 @@ async def prepare_message(
     job = new_job(
         caller,
         generation.job_defaults,
-        model=model.card.name,
-        prompt_digest=model.card.prompt_digest,
+        model=model,
         kind=MessageFormatter.kind,
         token_ids=prompt.token_ids,
         sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),

@@ -178,8 +178,7 @@ async def prepare_response(
     job = new_job(
         caller,
         generation.job_defaults,
-        model=model.card.name,
-        prompt_digest=model.card.prompt_digest,
+        model=model,
         kind=ResponseFormatter.kind,
         token_ids=prompt.token_ids,
         sampling=replace(_sampling(generation, params, budget), grammar=prompt.grammar),

@@ -175,11 +175,13 @@ class ModelFiles(NamedTuple):
     """Digests of the files that a worker serves its model from; "": unknown, which fits any job.
 
     A worker gets the jobs that were prepared with its `prompt_digest`, and of those that have
-    output the ones whose output its `weights_digest` computed.
+    output the ones whose output its `weights_digest` computed, or the digest of the adapter that
+    their model names.
     """
 
     prompt_digest: str = ""  # ModelCard.prompt_digest
     weights_digest: str = ""
+    adapters: str = ""  # of LoRA adapters' weights, by their names in requests: a JSON object
 
 
 UNKNOWN_FILES = ModelFiles()

@@ -20,6 +20,7 @@ RESERVED_STATS = frozenset(
         "stalled",
         "prompt_digest",
         "weights_digest",
+        "adapters",
         "order",
     }
 )

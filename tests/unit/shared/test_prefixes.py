@@ -39,3 +39,9 @@ def test_of_a_long_prompt_16_are_kept_dense_at_both_ends() -> None:
         chain.append(digest)
     places = [chain.index(kept) for kept in digests("t", prompt)]
     assert places == [0, 1, 2, 4, 8, 16, 32, 64, 935, 967, 983, 991, 995, 997, 998, 999]
+
+
+def test_an_adapter_shares_none_with_its_model_or_another() -> None:
+    prompt = range(4 * PREFIX_STEP)
+    names = ("", "ann", "bob")
+    assert len({digests_of_prompt("t", prompt, name) for name in names}) == len(names)

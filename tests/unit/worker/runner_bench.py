@@ -37,6 +37,7 @@ MODEL = LoadedModel(
     max_model_len=64,
     vocab_size=VOCAB_SIZE,
     eos_token_ids=frozenset({EOS}),
+    adapters={"ann": "digest"},
 )
 
 

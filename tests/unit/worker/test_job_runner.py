@@ -325,3 +325,15 @@ def test_a_job_that_gave_way_often_is_in_the_first_lane_at_its_next_worker() -> 
     (added,) = bench.sent
     assert isinstance(added, AddRequest)
     assert (added.request.priority, added.request.num_lane_preemptions) == (0, MAX_LANE_PREEMPTIONS)
+
+
+async def test_a_job_of_an_adapter_names_it_to_the_engine() -> None:
+    bench = Bench()
+    bench.admit(make_job(model="ann", adapter="ann"))
+    bench.admit(make_job("0-b"))
+    added = [message.request.adapter for message in bench.sent if isinstance(message, AddRequest)]
+    assert added == ["ann", ""]
+    bench.runner.admit(Delivery(make_job("0-c", model="bob"), 1, (), (), Cursor(0, 0)))
+    _, _, end = await bench.log_of("0-c")
+    assert end is not None
+    assert (end.reason, end.message) == ("payload_invalid", "this worker serves 'm', not 'bob'")

@@ -241,7 +241,8 @@ def test_what_fits_its_type_is_let_through() -> None:
 def test_releases_of_vllm() -> None:
     assert check_version("0.32.0")
     assert check_version("0.32.1+cpu")
-    assert not check_version("0.33.0")
+    assert check_version("0.33.0")
+    assert not check_version("0.34.0")
     assert not check_version("dev")
     with pytest.raises(ValueError, match=r"vLLM 0\.31\.2, 0\.32 is the oldest"):
         check_version("0.31.2")

@@ -9,7 +9,9 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.collector import resting
@@ -31,6 +33,7 @@ from worker.engines.vllm.options import (
     uses_own_sampler,
 )
 from worker.engines.vllm.vllm_compat import check_vllm, drop_own_stat_loggers
+from worker.lora import check_fits, read_adapters
 from worker.model.device import available_host_bytes
 from worker.model.errors import KVCacheTooSmall, ModelError
 
@@ -56,6 +59,9 @@ def build_vllm_engine(
         raise ModelError(
             "PENSTOCK_ENGINE=vllm needs vLLM in the interpreter that PENSTOCK_ENGINE_PYTHON names"
         )
+    adapters = read_adapters(options.lora_modules)
+    for adapter in adapters.values():
+        check_fits(adapter, Path(options.checkpoint))
     report(loading.IMPORTING, 0.0)
     given = parse_vllm_args(options.vllm_args)
     set_environment(given)
@@ -70,6 +76,7 @@ def build_vllm_engine(
         log.warning("this release of vLLM is not tested", extra={"vllm": vllm.__version__})
     check_vllm(vllm.__version__)
     # After the check: another release may lack what these import.
+    from worker.engines.vllm.adapters import add_adapters
     from worker.engines.vllm.engine import VllmEngine
     from worker.engines.vllm.grammars import bound_grammars
     from worker.engines.vllm.stats import StatsReader
@@ -89,10 +96,17 @@ def build_vllm_engine(
     exact = uses_own_sampler(options, given)
     if not exact:
         bound_grammars()
-    config = _config(llm, options, exact)
+    config = replace(_config(llm, options, exact), adapters=tuple(adapters))
     model = llm.vllm_config.model_config
     _log_ready(llm, config, exact)
-    engine = VllmEngine(llm, config, model.get_vocab_size(), stats, own_sampler=exact)
+    engine = VllmEngine(
+        llm,
+        config,
+        model.get_vocab_size(),
+        stats,
+        own_sampler=exact,
+        adapters=add_adapters(llm, adapters),
+    )
     engine.warm_up(lambda share: report(loading.FIRST_USE, share))
     return BuiltEngine(
         engine=engine,

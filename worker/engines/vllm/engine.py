@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from vllm import LLMEngine, RequestOutput
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 
 from shared.cpu_time import TenantSeconds
 from shared.messages import (
@@ -34,6 +36,7 @@ from worker.engine.measures import StepMeasures
 from worker.engine.queue import make_policy
 from worker.engine.request import EngineOutput, EngineRequest, EngineStats
 from worker.engine.stop import StopMatch
+from worker.engines.vllm.adapters import load_adapter
 from worker.engines.vllm.grammars import bounded_grammar
 from worker.engines.vllm.kv_blocks import FailedBlocks
 from worker.engines.vllm.live_request import LiveRequest, vllm_params
@@ -58,9 +61,12 @@ class VllmEngine:
         stats: StatsReader,
         *,
         own_sampler: bool,
+        adapters: Mapping[str, LoRARequest] = MappingProxyType({}),
     ) -> None:
-        """`own_sampler`: PenstockLogitsProcessor draws the tokens, and not vLLM's sampler."""
+        """`own_sampler`: PenstockLogitsProcessor draws the tokens, and not vLLM's sampler.
+        `adapters`: those of `config`, as vLLM has them."""
         self.config = config
+        self._adapters = adapters
         self._own_sampler = own_sampler
         self._llm = llm
         self._vocab_size = vocab_size
@@ -183,11 +189,16 @@ class VllmEngine:
         request = live.request
         live.sampler_id = self._num_entered
         self._num_entered += 1
+        adapter = self._adapters.get(request.adapter)  # the config's check has let it in
+        if adapter is not None and (why := load_adapter(self._llm, adapter)):
+            self.cancel(request.request_id)
+            return [live.failed(ErrorCode.ENGINE_ERROR, why)]
         try:
             vllm_id = self._llm.add_request(
                 request.request_id,
                 tokens_input(live.known_tokens, cache_salt=request.tenant),
                 vllm_params(live, self.config.eos_token_ids, own_sampler=self._own_sampler),
+                lora_request=adapter,
                 priority=live.priority if self.config.policy == "priority" else 0,
             )
         except (VLLMClientError, ValueError) as error:

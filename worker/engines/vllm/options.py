@@ -26,6 +26,7 @@ from worker.engine_options import (
     EngineOptions,
     one_device,
 )
+from worker.lora import Adapter, read_adapters
 from worker.model.config.context_length import ContextLength
 from worker.model.config.gguf_header import is_gguf
 from worker.model.errors import CheckpointError, ModelError
@@ -34,11 +35,14 @@ PROCESSOR = "worker.engines.vllm.sampler:PenstockLogitsProcessor"
 CPU_RANK = "worker.engines.vllm.rank.CpuRank"
 AS_MUCH_AS_FITS = -1  # max_model_len: the model's context, shortened to fit the KV cache
 CPU_BLOCK_SIZE = 32  # vLLM's default is 128: short prompts would share few blocks
+MAX_LORAS = 8  # adapters computed in one step, where VLLM_ARGS has no max_loras
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's values of max_lora_rank
 MAX_TOP = 32  # log probabilities of a prompt's token: more than a request may have
 
 # The range of vLLM's releases that the tests ran with. An older release is refused: it lacks
-# interfaces that worker.engines.vllm uses. A newer one logs a warning.
-OLDEST_TESTED, NEWEST_TESTED = (0, 32), (0, 32)
+# interfaces that worker.engines.vllm uses. A newer one logs a warning. 0.33 is not published for
+# CPUs: the tests ran with its Python code over the compiled kernels of 0.32.
+OLDEST_TESTED, NEWEST_TESTED = (0, 32), (0, 33)
 
 _HOST_SHARE = 0.5  # of the free memory, for the KV cache
 _DEVICE_SHARE = 0.9  # of a device that several workers use
@@ -75,6 +79,7 @@ SET_BY_SETTINGS = {
     "kv_cache_memory_bytes": "PENSTOCK_KV_CACHE_MEMORY_GB",
     "generation_config": "PENSTOCK_GENERATION_CONFIG",
     "override_generation_config": "PENSTOCK_OVERRIDE_GENERATION_CONFIG",
+    "enable_lora": "PENSTOCK_LORA_MODULES",
     "log_level": "PENSTOCK_LOG_LEVEL",
 }
 # Arguments on which the worker relies.
@@ -293,6 +298,7 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if options.prefix_caching:
         # For VllmPrefixes, in this process: nothing is published on a socket.
         args["kv_events_config"] = {"enable_kv_cache_events": True, "publisher": "null"}
+    args |= lora_args(read_adapters(options.lora_modules), given, device)
     if options.num_kv_blocks is not None:
         args["num_gpu_blocks_override"] = options.num_kv_blocks + 1  # one is vLLM's null block
     if options.kv_cache_memory_gb is not None:
@@ -306,6 +312,43 @@ def engine_args(options: EngineOptions, *, device: str, free_bytes: int) -> dict
     if isinstance(given.get("hf_overrides"), dict):
         given["hf_overrides"] = _over(args.get("hf_overrides", {}), given["hf_overrides"])
     return {name: value for name, value in (args | given).items() if value is not None}
+
+
+def lora_args(
+    adapters: Mapping[str, Adapter], given: Mapping[str, Any], device: str
+) -> dict[str, Any]:
+    """Returns the arguments of EngineArgs that these adapters need; `given` are those of VLLM_ARGS.
+
+    Raises ValueError with a sentence for an adapter whose rank is too large, and for too few places
+    for adapters.
+    """
+    if not adapters:
+        return {}
+    num_places = min(len(adapters), MAX_LORAS)
+    if device == "cpu":
+        # vLLM's code for CPUs takes the last place for rows without an adapter: it must stay empty.
+        num_places = len(adapters) + 1
+        if given.get("max_loras", num_places) < num_places:
+            raise ValueError(
+                f"PENSTOCK_VLLM_ARGS: on a CPU 'max_loras' must be at least {num_places}, one more "
+                "than PENSTOCK_LORA_MODULES has adapters; remove it"
+            )
+    widest = max(adapters.values(), key=lambda adapter: adapter.rank)
+    largest = given.get("max_lora_rank", LORA_RANKS[-1])
+    if widest.rank > largest:
+        raise ValueError(
+            f"PENSTOCK_LORA_MODULES: the adapter {widest.name!r} has the rank {widest.rank}, and "
+            + (
+                f"'max_lora_rank' in PENSTOCK_VLLM_ARGS is {largest}"
+                if "max_lora_rank" in given
+                else f"vLLM's largest is {largest}"
+            )
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": num_places,
+        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= widest.rank),
+    }
 
 
 def _over(ours: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

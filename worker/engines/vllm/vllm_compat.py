@@ -1,4 +1,4 @@
-"""What Penstock uses of vLLM beyond its public interface, in the release that it was tried with.
+"""What Penstock uses of vLLM beyond its public interface, in the releases that it was tried with.
 
 This module alone reaches into vLLM's engine. `uses` names all of it, and what subclasses of vLLM's
 classes override (`grammars`, `sampler`, `stats`).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor import LogitsProcessor
     from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
-TRIED = "vllm==0.32.*"
+TRIED = "vllm>=0.32,<0.34"
 
 
 def check_vllm(version: str) -> None:
@@ -50,7 +50,7 @@ def uses() -> Mapping[type, Sequence[str]]:
 
     return {
         LLMEngine: (
-            *("abort_request", "add_request", "apply_model", "collective_rpc", "step"),
+            *("abort_request", "add_lora", "add_request", "apply_model", "collective_rpc", "step"),
             *("has_unfinished_requests", "vllm_config", "engine_core"),
             *("logger_manager", "output_processor"),
         ),

@@ -66,7 +66,7 @@ local function claim(id, queue, entry, wid, blamed, max_crashes, is_new, placed)
     'placed', placed or 'any')
   if job.last_ms then redis.call('HDEL', job_key, 'out_ms', 'last_ms') end
   if job.n == '0' and not job.ps then  -- the first output will be this worker's
-    local weights = redis.call('HGET', P .. 'w:' .. wid, 'weights_digest') or ''
+    local weights = weights_at(wid, job.model)
     if weights ~= (job.weights_digest or '') then redis.call('HSET', job_key, 'weights_digest', weights) end
   end
   redis.call(PUBLISH, P .. 'ch:' .. id, 'S|' .. attempt .. '|' .. wid)

@@ -3,7 +3,8 @@
 -- A worker's lease has `prompt_digest`, of what prompts are prepared with (tokenizer, template), and
 -- `weights_digest`. A job has the `prompt_digest` that it was prepared for, and from its first output on the
 -- `weights_digest` of the worker that computed it. A missing digest fits every other one: the job or the
--- worker is of an older release.
+-- worker is of an older release. `adapters` of a lease is a JSON object: LoRA adapters' names and digests, which
+-- stand for `weights_digest` in jobs whose model is one of them.
 --
 -- A job that its claimer may not run is set aside for the workers that may, under a pseudo consumer that
 -- only these look at (recover.lua); without such a worker it ends as `model_replaced`.
@@ -15,12 +16,20 @@ local function needs(job)
   return (job.prompt_digest or '') .. ':' .. (has_output and job.weights_digest or '')
 end
 
+-- The digest of what computes this model's output at a worker; '' unknown.
+local function weights_at(wid, model)
+  local has = redis.call('HMGET', P .. 'w:' .. wid, 'weights_digest', 'adapters')
+  local adapters = (has[2] or '') ~= '' and cjson.decode(has[2]) or {}
+  return adapters[model] or has[1] or ''
+end
+
 local function fits(wid, need)
   if need == ':' then return true end
   local prompt, weights = string.match(need, '^(.*):(.*)$')
-  local has = redis.call('HMGET', P .. 'w:' .. wid, 'prompt_digest', 'weights_digest')
+  local has = redis.call('HMGET', P .. 'w:' .. wid, 'prompt_digest', 'weights_digest', 'adapters')
   local function same(wanted, found) return wanted == '' or not found or found == '' or wanted == found end
-  return same(prompt, has[1]) and same(weights, has[2])
+  local is_adapters = weights ~= '' and string.find(has[3] or '', weights, 1, true) ~= nil
+  return same(prompt, has[1]) and (is_adapters or same(weights, has[2]))
 end
 
 -- Whether a live worker that takes jobs may run it, or one that an operator drains: the drain may be taken back.

@@ -180,3 +180,36 @@ async def test_a_job_that_kills_its_workers_is_blamed_although_others_set_it_asi
         await steps.die(name)
         await steps.queue.recover("new", 8)
     assert await end_of(steps, job.job_id) == ("failed", "poison")
+
+
+ADAPTED = OLD._replace(adapters='{"ann": "ann-1", "bob": "bob-1"}')
+RETRAINED = OLD._replace(adapters='{"ann": "ann-2", "bob": "bob-1"}')
+MODELS = ("org/tiny:1", "ann", "bob")
+
+
+async def test_an_adapters_output_continues_with_the_same_adapter_alone(steps: Steps) -> None:
+    await steps.worker("first", MODELS, files=ADAPTED)
+    jobs = [await steps.submit(model=name, prompt_digest=OLD.prompt_digest) for name in MODELS]
+    for delivery in await steps.pull("first"):
+        await steps.say("first", Stream(delivery), [5], "a")
+    digests = [(await steps.hash(job.job_id))["weights_digest"] for job in jobs]
+    assert digests == [OLD.weights_digest, "ann-1", "bob-1"]
+    await steps.worker("retrained", MODELS, files=RETRAINED)
+    await steps.die("first")
+    await steps.worker("twin", MODELS, files=ADAPTED)
+    taken = await steps.queue.recover("retrained", 8)
+    assert {delivery.job.model for delivery in taken} == {"org/tiny:1", "bob"}
+    (left,) = await steps.queue.recover("twin", 8)
+    assert (left.job.model, left.crashes) == ("ann", 1)
+    await steps.assert_counters_true()
+
+
+async def test_an_adapters_output_ends_where_no_worker_has_its_adapter(steps: Steps) -> None:
+    await steps.worker("first", MODELS, files=ADAPTED)
+    job = await steps.submit(model="ann", prompt_digest=OLD.prompt_digest)
+    (delivery,) = await steps.pull("first")
+    await steps.say("first", Stream(delivery), [5], "a")
+    await steps.worker("retrained", MODELS, files=RETRAINED)
+    await steps.die("first")
+    assert await steps.queue.recover("retrained", 8) == []
+    assert await end_of(steps, job.job_id) == ("failed", "model_replaced")

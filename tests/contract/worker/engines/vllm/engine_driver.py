@@ -74,6 +74,7 @@ def _engine_request(request: dict[str, Any]) -> EngineRequest:
         tenant=request["tenant"],
         job_id=request["job_id"],
         priority=request["priority"],
+        adapter=request["adapter"],
     )
 
 
