@@ -49,11 +49,16 @@ API void settle() { pool().settle(); }
 // for int8, so that each panel is one sequential stream and no sum crosses lanes. Rows of x are
 // repacked in tiles of at most kTileRows, [K/2][rows][2]: then one base register serves them all.
 // A gated panel is 16 gate columns and the 16 up columns that belong to them.
+//
+// A panel of four-bit weights has, for each 32 of K, the columns' factors [32], 1 to 15, their offsets
+// [32], 0 to 127, and nibbles [4][2][16][4] bytes: of 2 x 16 columns the quadruples 2 i in the lower
+// halves of the bytes, 2 i + 1 in the upper ones. A nibble times its factor, less its offset, is an int8
+// weight: all else is that of int8.
 
 enum Gate : i64 { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
 
 struct Product {
-  const void* w;
+  const void* w;          // from `panel` on
   const float* bias;      // [panels * 32] or null
   const float* scales;    // int8: of the columns, [panels * 32]
   const int32_t* offset;  // int8: 128 * sum of the column, what x's zero point adds
@@ -62,6 +67,7 @@ struct Product {
   i64 stride, row, column;
   i64 n, k;  // columns in all; rows of the weight
   i64 gate;  // a Gate
+  i64 panel;
 };
 
 INLINE void put(bf16* y, F x, i64 room) {
@@ -98,7 +104,7 @@ struct Bf16 {
   static constexpr int kRows = kTileRows;
   template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
     const auto* x = (const bf16*)rows;
-    const auto* w = (const bf16*)p.w + panel * 32 * p.k;
+    const auto* w = (const bf16*)p.w + (panel - p.panel) * 32 * p.k;
     F acc[M][2];
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = splat(0.0f);
     for (i64 k = 0; k < p.k; k += 2, w += 64, x += 2 * M) {
@@ -117,30 +123,91 @@ struct Bf16 {
   }
 };
 
-struct Int8 {
-  static constexpr int kRows = kTileRows;
-  template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
-    const auto* x = (const uint8_t*)rows;
-    const auto* w = (const int8_t*)p.w + panel * 32 * p.k;
-    I acc[M][2];
+// A tile's sums over int8 weights of 32 columns.
+template <int M> struct Int8Sums {
+  I acc[M][2];
+
+  INLINE_MEMBER Int8Sums() {
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero_i();
-    for (i64 k = 0; k < p.k; k += 4, w += 128, x += 4 * M) {
-      fetch((const char*)w + 4096);
-      fetch((const char*)w + 4160);
-      const W w0 = load_w(w), w1 = load_w(w + 64);
-      UNROLL for (int m = 0; m < M; ++m) {
-        const W four = splat_w(x + 4 * m);
-        acc[m][0] = dot4(acc[m][0], four, w0);
-        acc[m][1] = dot4(acc[m][1], four, w1);
-      }
+  }
+  // Four numbers of each row, from x on, times 2 x 16 columns'.
+  INLINE_MEMBER void add(W w0, W w1, const uint8_t* x) {
+    UNROLL for (int m = 0; m < M; ++m) {
+      const W four = splat_w(x + 4 * m);
+      acc[m][0] = dot4(acc[m][0], four, w0);
+      acc[m][1] = dot4(acc[m][1], four, w1);
     }
+  }
+  INLINE_MEMBER void finish(const Product& p, i64 panel, i64 row) const {
     const i64 at = panel * 32;
     float sums[M][32];
     UNROLL for (int m = 0; m < M; ++m) {
       store(sums[m], minus(acc[m][0], p.offset + at));
       store(sums[m] + 16, minus(acc[m][1], p.offset + at + 16));
     }
-    finish<true>(p, panel, row, M, sums);
+    ::finish<true>(p, panel, row, M, sums);
+  }
+};
+
+struct Int8 {
+  static constexpr int kRows = kTileRows;
+  template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
+    const auto* x = (const uint8_t*)rows;
+    const auto* w = (const int8_t*)p.w + (panel - p.panel) * 32 * p.k;
+    Int8Sums<M> sums;
+    for (i64 k = 0; k < p.k; k += 4, w += 128, x += 4 * M) {
+      fetch((const char*)w + 4096);
+      fetch((const char*)w + 4160);
+      sums.add(load_w(w), load_w(w + 64), x);
+    }
+    sums.finish(p, panel, row);
+  }
+};
+
+constexpr i64 kGroup4 = 32;                          // numbers of a column with one factor
+constexpr i64 kGroup4Bytes = 64 + kGroup4 * 32 / 2;  // of a panel
+
+// Calls `visit(i, w0, w1)` with the quadruples i of a panel's group, of 2 x 16 columns, as int8.
+template <class Visit> INLINE void for_quadruples(const uint8_t* w, const Visit& visit) {
+  const W factors[2] = {two_of_each(w), two_of_each(w + 16)};
+  const W offsets[2] = {four_of_each(w + 32), four_of_each(w + 48)};
+  w += 64;
+  for (int i = 0; i < 8; i += 2, w += 128) {
+    const W a = load_w(w), b = load_w(w + 64);
+    const auto columns = [&](W x, int half) { return widened(x, factors[half], offsets[half]); };
+    visit(i, columns(both(a, 0x0f0f0f0f), 0), columns(both(b, 0x0f0f0f0f), 1));
+    visit(i + 1, columns(high_nibbles(a), 0), columns(high_nibbles(b), 1));
+  }
+}
+
+// Weights of four bits, which each tile of rows widens in registers. Large tiles hide that beside their
+// products; with many small ones a panel is unpacked once.
+struct Int4 {
+  static constexpr int kRows = kTileRows;
+  static i64 panel_bytes(i64 k) { return k / kGroup4 * kGroup4Bytes; }
+  template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
+    const auto* x = (const uint8_t*)rows;
+    const auto* w = (const uint8_t*)p.w + (panel - p.panel) * panel_bytes(p.k);
+    Int8Sums<M> sums;
+    for (i64 k = 0; k < p.k; k += kGroup4, w += kGroup4Bytes, x += kGroup4 * M) {
+      for (i64 line = 0; line < kGroup4Bytes; line += 64) fetch((const char*)w + 4096 + line);
+      for_quadruples(w, [&](int i, W w0, W w1) { sums.add(w0, w1, x + i * 4 * M); });
+    }
+    sums.finish(p, panel, row);
+  }
+  // The panel as Int8 reads it; the next call of the thread overwrites it.
+  static const int8_t* unpacked(const Product& p, i64 panel) {
+    thread_local std::vector<int8_t> room;
+    if ((i64)room.size() < p.k * 32) room.resize(p.k * 32);
+    const auto* w = (const uint8_t*)p.w + (panel - p.panel) * panel_bytes(p.k);
+    int8_t* to = room.data();
+    for (i64 k = 0; k < p.k; k += kGroup4, w += kGroup4Bytes, to += kGroup4 * 32) {
+      for (i64 line = 0; line < kGroup4Bytes; line += 64) fetch((const char*)w + 4096 + line);
+      for_quadruples(w, [&](int i, W w0, W w1) {
+        store_w(to + i * 128, w0), store_w(to + i * 128 + 64, w1);
+      });
+    }
+    return room.data();
   }
 };
 
@@ -151,7 +218,7 @@ struct AmxBf16 {
   static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
     alignas(64) float sums[kAmxRows][32];
     const i64 row_bytes = p.k * sizeof(bf16);
-    amx_tile<false>((const char*)p.w + panel * 32 * row_bytes, (const char*)x, rows, row_bytes,
+    amx_tile<false>((const char*)p.w + (panel - p.panel) * 32 * row_bytes, (const char*)x, rows, row_bytes,
                     (int32_t*)sums);
     finish<false>(p, panel, row, rows, sums);
   }
@@ -162,7 +229,8 @@ struct AmxInt8 {
   static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
     alignas(64) int32_t whole[kAmxRows][32];
     float sums[kAmxRows][32];
-    amx_tile<true>((const char*)p.w + panel * 32 * p.k, (const char*)x, rows, p.k, whole[0]);
+    const auto* w = (const char*)p.w + (panel - p.panel) * 32 * p.k;
+    amx_tile<true>(w, (const char*)x, rows, p.k, whole[0]);
     const int32_t* offset = p.offset + panel * 32;
     for (int m = 0; m < rows; ++m) {
       store(sums[m], minus(load_i(whole[m]), offset));
@@ -212,6 +280,12 @@ static i64 num_blocks(i64 groups, i64 panels, i64 row_bytes, i64 k, i64 m, i64 t
   return std::clamp<i64>(std::max(at_least, wanted), 1, std::max<i64>(tiles / 4, 1));
 }
 
+// `Kind` of a product whose panels are unpacked before, of four-bit weights.
+template <class Kind> struct FromInt4 : Kind {};
+
+template <class Kind> constexpr bool kIsFromInt4 = false;
+template <class Kind> constexpr bool kIsFromInt4<FromInt4<Kind>> = true;
+
 // Panels are handed out as threads ask for them. Neighbours go out together, because a long stream
 // is read faster than short ones. A panel stays in the cache for all its tiles. Where panels do not
 // divide evenly the larger groups go first, and what is left for the end is small.
@@ -222,7 +296,9 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
   const i64 width = whole.gate ? 16 : 32, panels = (whole.n + width - 1) / width;
   const i64 tiles = num_tiles(m, Kind::kRows);
   const i64 row_of_panel = width * sizeof(bf16);
-  const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
+  const bool is_int4 = kIsFromInt4<Kind> || std::is_same_v<Kind, Int4>;
+  const i64 panel_bytes = is_int4 ? Int4::panel_bytes(whole.k)
+                                  : whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
   const bool straight = m >= kManyRows;
   const i64 at_most = straight ? panels : std::max<i64>(1, kResultBytes / (m * row_of_panel));
   const i64 groups = std::max(num_groups(panels, panel_bytes, whole.k, m, self.num_threads()),
@@ -247,13 +323,18 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
           p.stride = straight ? whole.n : together * width;
           p.row = straight ? 0 : start_of(tile_of(block));
           p.column = straight ? 0 : panel_of(group) * width;
-          for (i64 panel = panel_of(group); panel < panel_of(group + 1); ++panel)
+          for (i64 panel = panel_of(group); panel < panel_of(group + 1); ++panel) {
+            if constexpr (kIsFromInt4<Kind>) {
+              p.w = Int4::unpacked(whole, panel);
+              p.panel = panel;
+            }
             for (i64 tile = tile_of(block); tile < tile_of(block + 1); ++tile) {
               if (!straight && self.is_late()) return;
               const i64 row = start_of(tile);
               const int rows = (int)(start_of(tile + 1) - row);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
             }
+          }
         }
       },
       [&](i64 first, i64 last, const char* room) {
@@ -365,6 +446,7 @@ struct Weight {
   i64 n, k;               // columns of y; of x
   i64 gate;  // a Gate
   i64 amx_rows;  // of x, from which on AMX computes; 0: never
+  i64 is_int4;   // an int8 weight in four bits; k % 32 == 0
 };
 
 struct Scratch {
@@ -434,13 +516,15 @@ static bool reads_tiles(const Weight& w, i64 m) { return !uses_amx(w, m) && (w.s
 static void product(Member& self, const Weight& w, const bf16* x, const Scratch& scratch, bf16* y,
                     i64 m) {
   const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, nullptr, 0, 0, 0,
-                  w.n, w.k, w.gate};
+                  w.n, w.k, w.gate, 0};
   const i64 row_bytes = w.k * sizeof(bf16);
 #if HAS_AMX
   if (uses_amx(w, m)) {
     if (!w.scales) return multiply<AmxBf16>(self, p, y, (const char*)x, m, row_bytes);
     quantize_plainly(self, w, x, scratch, m);
-    return multiply<AmxInt8>(self, p, y, (const char*)scratch.rows, m, w.k);
+    const auto* rows = (const char*)scratch.rows;
+    if (w.is_int4) return multiply<FromInt4<AmxInt8>>(self, p, y, rows, m, w.k);
+    return multiply<AmxInt8>(self, p, y, rows, m, w.k);
   }
 #endif
   if (!reads_tiles(w, m)) return multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);
@@ -448,7 +532,9 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
     prepare(self, w.factors, scratch, m, w.k, 0,
             [&](i64 row, i64, char*) { return x + row * w.k; }, [](i64, i64, const char*) {});
   const auto* rows = (const char*)scratch.rows;
-  if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
+  if (w.is_int4 && (m <= kTileRows || kTileRows >= 8)) multiply<Int4>(self, p, y, rows, m, w.k);
+  else if (w.is_int4) multiply<FromInt4<Int8>>(self, p, y, rows, m, w.k);
+  else if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
   else multiply<Bf16>(self, p, y, rows, m, row_bytes);
 }
 
