@@ -11,6 +11,9 @@
 using i64 = int64_t;
 using threads::Member;
 using threads::Record;
+#if !defined(HAS_PAIRS)
+#define HAS_PAIRS 0
+#endif
 #define API extern "C" __attribute__((visibility("default")))
 
 static std::atomic<threads::Pool*> the_pool{nullptr};
@@ -138,12 +141,12 @@ template <int M> struct Int8Sums {
       acc[m][1] = dot4(acc[m][1], four, w1);
     }
   }
-  INLINE_MEMBER void finish(const Product& p, i64 panel, i64 row) const {
-    const i64 at = panel * 32;
+  // `offset` [32] is what x's zero point adds to the sums.
+  INLINE_MEMBER void finish(const Product& p, i64 panel, i64 row, const int32_t* offset) const {
     float sums[M][32];
     UNROLL for (int m = 0; m < M; ++m) {
-      store(sums[m], minus(acc[m][0], p.offset + at));
-      store(sums[m] + 16, minus(acc[m][1], p.offset + at + 16));
+      store(sums[m], minus(acc[m][0], offset));
+      store(sums[m] + 16, minus(acc[m][1], offset + 16));
     }
     ::finish<true>(p, panel, row, M, sums);
   }
@@ -160,7 +163,7 @@ struct Int8 {
       fetch((const char*)w + 4160);
       sums.add(load_w(w), load_w(w + 64), x);
     }
-    sums.finish(p, panel, row);
+    sums.finish(p, panel, row, p.offset + panel * 32);
   }
 };
 
@@ -180,10 +183,12 @@ template <class Visit> INLINE void for_quadruples(const uint8_t* w, const Visit&
   }
 }
 
-// Weights of four bits, which each tile of rows widens in registers. Large tiles hide that beside their
-// products; with many small ones a panel is unpacked once.
+// Weights of four bits.
 struct Int4 {
   static constexpr int kRows = kTileRows;
+  // Whether every tile of rows reads the panel as it is: large ones hide beside their products what
+  // widening costs. Otherwise a panel is unpacked once for several tiles.
+  static constexpr bool kIsReadByTiles = kTileRows >= 8;
   static i64 panel_bytes(i64 k) { return k / kGroup4 * kGroup4Bytes; }
   template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
     const auto* x = (const uint8_t*)rows;
@@ -191,10 +196,51 @@ struct Int4 {
     Int8Sums<M> sums;
     for (i64 k = 0; k < p.k; k += kGroup4, w += kGroup4Bytes, x += kGroup4 * M) {
       for (i64 line = 0; line < kGroup4Bytes; line += 64) fetch((const char*)w + 4096 + line);
+#if HAS_PAIRS
+      add_group<M>(w, x, sums);
+#else
       for_quadruples(w, [&](int i, W w0, W w1) { sums.add(w0, w1, x + i * 4 * M); });
+#endif
     }
-    sums.finish(p, panel, row);
+    static constexpr int32_t kNothing[32] = {};
+    sums.finish(p, panel, row, HAS_PAIRS ? kNothing : p.offset + panel * 32);
   }
+#if HAS_PAIRS
+  // A group's products with numbers around 0: those of the nibbles by their columns' factors, less
+  // the sums of the numbers by the offsets.
+  template <int M> INLINE void add_group(const uint8_t* w, const uint8_t* x, Int8Sums<M>& sums) {
+    __m256i inputs[M];
+    UNROLL for (int m = 0; m < M; ++m) {
+      inputs[m] = _mm256_setzero_si256();
+      UNROLL for (int i = 0; i < 8; ++i)
+        inputs[m] = add_pairs(inputs[m], _mm256_set1_epi8(1), splat_signed(x + (i * M + m) * 4));
+    }
+    UNROLL for (int half = 0; half < 2; ++half) {
+      __m256i pairs[M][2];
+      UNROLL for (int m = 0; m < M; ++m) pairs[m][0] = pairs[m][1] = _mm256_setzero_si256();
+      UNROLL for (int i = 0; i < 4; ++i) {
+        const W all = load_w(w + 64 + i * 128 + half * 64);
+        const W low = both(all, 0x0f0f0f0f), high = high_nibbles(all);
+        UNROLL for (int m = 0; m < M; ++m) {
+          const __m256i a = splat_signed(x + (2 * i * M + m) * 4);
+          pairs[m][0] = add_pairs(pairs[m][0], low.a, a);
+          pairs[m][1] = add_pairs(pairs[m][1], low.b, a);
+        }
+        UNROLL for (int m = 0; m < M; ++m) {
+          const __m256i b = splat_signed(x + ((2 * i + 1) * M + m) * 4);
+          pairs[m][0] = add_pairs(pairs[m][0], high.a, b);
+          pairs[m][1] = add_pairs(pairs[m][1], high.b, b);
+        }
+      }
+      const W factors = two_of_each(w + half * 16), offsets = two_of_each(w + 32 + half * 16);
+      UNROLL for (int m = 0; m < M; ++m) {
+        I& sum = sums.acc[m][half];
+        sum.a = ::add_group(sum.a, pairs[m][0], factors.a, inputs[m], offsets.a);
+        sum.b = ::add_group(sum.b, pairs[m][1], factors.b, inputs[m], offsets.b);
+      }
+    }
+  }
+#endif
   // The panel as Int8 reads it; the next call of the thread overwrites it.
   static const int8_t* unpacked(const Product& p, i64 panel) {
     thread_local std::vector<int8_t> room;
@@ -532,7 +578,7 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
     prepare(self, w.factors, scratch, m, w.k, 0,
             [&](i64 row, i64, char*) { return x + row * w.k; }, [](i64, i64, const char*) {});
   const auto* rows = (const char*)scratch.rows;
-  if (w.is_int4 && (m <= kTileRows || kTileRows >= 8)) multiply<Int4>(self, p, y, rows, m, w.k);
+  if (w.is_int4 && (m <= kTileRows || Int4::kIsReadByTiles)) multiply<Int4>(self, p, y, rows, m, w.k);
   else if (w.is_int4) multiply<FromInt4<Int8>>(self, p, y, rows, m, w.k);
   else if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
   else multiply<Bf16>(self, p, y, rows, m, row_bytes);

@@ -238,6 +238,20 @@ INLINE W mul_16(W x, W y) {
   return {_mm256_mullo_epi16(x.a, y.a), _mm256_mullo_epi16(x.b, y.b)};
 }
 INLINE W less_8(W x, W y) { return {_mm256_sub_epi8(x.a, y.a), _mm256_sub_epi8(x.b, y.b)}; }
+// Products of nibbles stay below 16 bits for a whole group, which saves most of `dot4`.
+#define HAS_PAIRS 1
+INLINE __m256i splat_signed(const void* p) {  // 4 bytes around 128, as around 0
+  int x;
+  memcpy(&x, p, 4);
+  return _mm256_xor_si256(_mm256_set1_epi32(x), _mm256_set1_epi8((char)128));
+}
+INLINE __m256i add_pairs(__m256i sums, __m256i nibbles, __m256i x) {  // 16 products of 15 * 127 fit
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(nibbles, x));
+}
+INLINE __m256i add_group(__m256i sum, __m256i pairs, __m256i factors, __m256i inputs, __m256i offsets) {
+  const __m256i less = _mm256_madd_epi16(inputs, offsets);
+  return _mm256_add_epi32(sum, _mm256_sub_epi32(_mm256_madd_epi16(pairs, factors), less));
+}
 INLINE F low(W x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};

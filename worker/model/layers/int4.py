@@ -28,7 +28,8 @@ _LESS = (0, 1, 2)
 class Int4Weight:
     """`numbers` [out, in] uint8 in 0..15; `factors` and `offsets` [out, in / 32] uint8.
 
-    numbers * factors - offsets are int8 values; a row times its scale [out] is the weight's, spread.
+    numbers * factors - offsets are int8 values; a row of them times its scale [out] is the
+    weight's, spread.
     """
 
     numbers: Tensor
@@ -68,7 +69,10 @@ def quantize_weight(weight: Tensor, scale: Tensor | None = None) -> Int4Weight:
         row_scale.clamp_min_(_LEAST_PEAK)
         found, factor, offset = _best_groups(wide.div_(row_scale), (high - low) / row_scale)
         numbers[rows] = found.to(torch.uint8).view(-1, size_in)
-        factors[rows], offsets[rows] = factor[:, :, 0].to(torch.uint8), offset[:, :, 0].to(torch.uint8)
+        factors[rows], offsets[rows] = (
+            factor[:, :, 0].to(torch.uint8),
+            offset[:, :, 0].to(torch.uint8),
+        )
         scales[rows] = row_scale[:, 0, 0]
     return Int4Weight(numbers, factors, offsets, scales)
 
@@ -82,7 +86,7 @@ def _best_groups(wide: Tensor, extent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     first = (extent / _MOST_NUMBER).round_()
     middle = (wide.amax(dim=2, keepdim=True) + wide.amin(dim=2, keepdim=True)) / 2
     best_error = torch.full_like(first, torch.inf)
-    best = torch.zeros_like(wide), first, torch.zeros_like(first)
+    best_found, best_factor, best_offset = torch.zeros_like(wide), first, torch.zeros_like(first)
     for less in _LESS:
         factor = (first - less).clamp_(1, _MOST_FACTOR)
         offset = (factor * (_MOST_NUMBER / 2) - middle).round_().clamp_(0, 127)
@@ -94,9 +98,10 @@ def _best_groups(wide: Tensor, extent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         error = (found * factor).sub_(offset).sub_(wide).square_().sum(dim=2, keepdim=True)
         is_better = error < best_error
         best_error = torch.where(is_better, error, best_error)
-        tried = found, factor, offset
-        best = tuple(torch.where(is_better, a, b) for a, b in zip(tried, best, strict=True))
-    return best
+        best_found = torch.where(is_better, found, best_found)
+        best_factor = torch.where(is_better, factor, best_factor)
+        best_offset = torch.where(is_better, offset, best_offset)
+    return best_found, best_factor, best_offset
 
 
 def quantize(weight: Tensor, scale: Tensor | None = None) -> Int8Weight:

@@ -53,16 +53,18 @@ def pairs(quantization: Quantization) -> tuple[NativeOps, NativeOps]:
 
 
 def check(found: torch.Tensor, expected: torch.Tensor, quantization: Quantization) -> None:
-    if quantization == "int8":  # whole numbers: nothing is rounded on the way
+    if quantization != "none":  # whole numbers: nothing is rounded on the way
         assert torch.equal(found, expected)
     else:
         torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-2)
 
 
 @needs_avx512
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize(("size_in", "size_out"), SHAPES)
-def test_tiles_multiply_as_vectors_do(size_in: int, size_out: int, quantization: Quantization) -> None:
+def test_tiles_multiply_as_vectors_do(
+    size_in: int, size_out: int, quantization: Quantization
+) -> None:
     weight = random(size_out, size_in, seed=1) * size_in**-0.5
     bias = random(size_out, seed=2)
     with_tiles, without = (ops.linear(weight, bias) for ops in pairs(quantization))
@@ -72,13 +74,13 @@ def test_tiles_multiply_as_vectors_do(size_in: int, size_out: int, quantization:
 
 
 @needs_avx512
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("inner", [7, 16, 40])
 def test_gated_tiles(inner: int, quantization: Quantization) -> None:
-    weight = random(2 * inner, 48, seed=1) * 0.2
+    weight = random(2 * inner, 96, seed=1) * 0.2
     with_tiles, without = (ops.gated_linear(weight, None) for ops in pairs(quantization))
     for rows in ROWS:
-        x = random(rows, 48, seed=rows)
+        x = random(rows, 96, seed=rows)
         check(with_tiles(x), without(x).clone(), quantization)
 
 
@@ -97,7 +99,7 @@ def test_tiles_compute_from_the_chosen_number_of_rows_on() -> None:
 
 
 @needs_avx512
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_the_meter_measures_every_product(quantization: Quantization) -> None:
     shape = ProductShape(96, 64, True)
     meter = ProductMeter(emulated(), quantization=quantization, with_onednn=True)

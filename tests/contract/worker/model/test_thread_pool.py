@@ -74,7 +74,9 @@ def test_chunks_are_committed_once_without_waiting(driver: Path, what: str) -> N
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_any_number_of_threads_gives_the_same_bits(library: NativeKernels, quantization: Quantization) -> None:
+def test_any_number_of_threads_gives_the_same_bits(
+    library: NativeKernels, quantization: Quantization
+) -> None:
     with busy_neighbours(2):
         stack, pool = build_stack(library, quantization=quantization)
         expected: tuple[torch.Tensor, torch.Tensor] | None = None
