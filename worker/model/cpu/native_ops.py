@@ -166,7 +166,7 @@ class NativeOps(Ops):
         torch_threads: int = 1,
         keeps_results: bool = False,
     ) -> None:
-        """`quantization` is none, int8 or int4. `choices` decides how products of many rows are
+        """`quantization`: none, int8 or int4. `choices` decides how products of many rows are
         computed; without it AMX does from `amx_rows` on, 0 for never. oneDNN computes with
         `torch_threads`. `keeps_results`: each result has memory of its own, beyond what Ops
         promises."""

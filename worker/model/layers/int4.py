@@ -45,7 +45,7 @@ class Int4Weight:
 
 
 def may_be_int4(size_in: int) -> bool:
-    """Returns whether a weight with so many inputs divides into groups; else it is int8."""
+    """Returns whether a weight of `size_in` inputs divides into groups; else it is int8."""
     return size_in % GROUP == 0
 
 
@@ -80,8 +80,9 @@ def quantize_weight(weight: Tensor, scale: Tensor | None = None) -> Int4Weight:
 def _best_groups(wide: Tensor, extent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns numbers [rows, groups, 32], factors and offsets [rows, groups, 1], whole in float32.
 
-    Of each group those, of a few factors, with the least squared error. `wide` [rows, groups, 32]
-    is in units of the rows' scales; `extent` [rows, groups, 1] is what a group's numbers span.
+    A few factors are tried for each group; the least squared error decides. `wide`
+    [rows, groups, 32] is in units of the rows' scales; `extent` [rows, groups, 1] is the span of a
+    group's numbers.
     """
     first = (extent / _MOST_NUMBER).round_()
     middle = (wide.amax(dim=2, keepdim=True) + wide.amin(dim=2, keepdim=True)) / 2
@@ -112,7 +113,6 @@ def quantize(weight: Tensor, scale: Tensor | None = None) -> Int8Weight:
 
 
 class Int4Ops(Int8Ops):
-    """Multiplies what is left of the weights in four bits as Int8Ops does. Slow, and runs
-    everywhere."""
+    """Multiplies as Int8Ops does, by weights rounded to four bits. Slow, and runs everywhere."""
 
     quantize = staticmethod(quantize)
