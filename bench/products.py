@@ -24,7 +24,7 @@ from shared.cores import available_cores
 from worker.model.base import Multiply
 from worker.model.cpu.library import NativeKernels, build, cpu_flags
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
+from worker.model.cpu.onednn_ops import PACKED_OPS
 from worker.model.cpu.processor import cpu_features
 
 TURNS = 4
@@ -47,9 +47,8 @@ def main() -> None:
     kernels.set_num_threads(arguments.threads)
     facts = {"cpu": cpu_name(), "torch": torch.__version__, "threads": arguments.threads}
     for quantization in arguments.quantization:
-        is_int8 = quantization == "int8"
-        ours = NativeOps(kernels, is_int8=is_int8)
-        theirs = OneDnnInt8Ops() if is_int8 else PackedOps()
+        ours = NativeOps(kernels, quantization=quantization)
+        theirs = PACKED_OPS[quantization]()
         for shape in arguments.shapes:
             for name, size_out, size_in, is_gated in layer_products(shape):
                 weight = torch.randn(size_out, size_in).to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What int8 costs in quality: KL divergence and top-1 agreement against the same model in bfloat16.
+"""What int8 and int4 cost: KL divergence and top-1 agreement against the same model in bfloat16.
 
     python -m bench.quantization_quality [--model DIRECTORY] [--texts 236]
     python -m bench.quantization_quality --model DIRECTORY --prose [--windows 40]
@@ -30,7 +30,7 @@ from tools.demo_model.checkpoint import CHECKPOINT_DIR
 from tools.demo_model.questions import load_facts
 from worker.llm import LLM
 
-COMPARED = (("native", "none"), ("native", "int8"), ("packed", "int8"))
+COMPARED = (("native", "none"), ("native", "int8"), ("packed", "int8"), ("native", "int4"))
 TEXTS_AT_ONCE = 16
 WINDOW = 512  # tokens
 # Options of the LLM; the first is what the others are compared with.
@@ -40,6 +40,7 @@ WAYS: tuple[dict[str, str], ...] = (
     {"dtype": "bfloat16", "quantization": "int8"},
     {"dtype": "bfloat16", "quantization": "int8", "cpu_tier": "packed"},
     {"dtype": "bfloat16", "quantization": "int8", "model_impl": "transformers"},
+    {"dtype": "bfloat16", "quantization": "int4"},
 )
 
 

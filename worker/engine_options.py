@@ -18,7 +18,7 @@ VllmSampler = Literal["auto", "penstock", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 CpuTier = Literal["auto", "reference", "packed", "native"]
-Quantization = Literal["none", "int8", "fp8"]
+Quantization = Literal["none", "int8", "int4", "fp8"]
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3"]  # vLLM's values
 WeightCopies = Literal["auto", "on", "off"]
 AttentionChoice = Literal["auto", "triton", "sdpa"]
@@ -64,7 +64,7 @@ class EngineOptions:
     load_format: LoadFormat = "auto"  # dummy: random weights for config.json's shapes
     num_threads: int | None = None  # CPU threads; None: `default_threads`
     cpu_tier: CpuTier = "auto"  # see worker.model.cpu.tiers
-    quantization: Quantization = "none"  # int8 is for CPUs, fp8 for CUDA
+    quantization: Quantization = "none"  # int8 and int4 are for CPUs, fp8 for CUDA
     cpu_weight_copies: WeightCopies = "auto"  # see worker.model.cpu.choices
     attention_backend: AttentionChoice = "auto"  # on CUDA; see worker.model.cuda.tier
     cuda_graphs: bool = True  # see worker.model.cuda.graphs

@@ -75,7 +75,30 @@ static std::vector<double> spread_plainly(const bf16* x, i64 k, const std::vecto
   return y;
 }
 
-static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
+enum Kind { kBf16, kInt8, kInt4 };
+
+// Four-bit weights as the kernels read them, and in int8 in `q` [rows, k].
+static std::vector<uint8_t> int4_panels(std::vector<int8_t>& q, i64 k) {
+  const i64 rows = (i64)q.size() / k, groups = k / 32;
+  std::vector<uint8_t> out(rows / 32 * Int4::panel_bytes(k), 0);
+  for (i64 row = 0; row < rows; ++row)
+    for (i64 group = 0; group < groups; ++group) {
+      uint8_t* at = out.data() + (row / 32 * groups + group) * kGroup4Bytes;
+      const i64 column = row % 32, factor = 1 + (row + group) % 15;
+      const i64 offset = std::min<i64>(127, std::max<i64>(15 * factor - 127, 8 * factor - group % 3));
+      at[column] = (uint8_t)factor, at[32 + column] = (uint8_t)offset;
+      for (i64 i = 0; i < 32; ++i) {
+        const i64 number = (i64)(7.5 + 7.5 * uniform() + 0.5), four = i / 4;
+        q[row * k + group * 32 + i] = (int8_t)(number * factor - offset);
+        at[64 + (four / 2 * 2 + column / 16) * 64 + column % 16 * 4 + i % 4] |=
+            (uint8_t)(number << (four % 2 * 4));
+      }
+    }
+  return out;
+}
+
+static void products(i64 m, i64 n, i64 k, Gate gate, Kind kind) {
+  const bool int8 = kind != kBf16;
   const i64 width = gate ? 16 : 32, rows = (n + width - 1) / width * 32;
   const std::vector<bf16> x = numbers(m * k), w = numbers(rows * k, 0.2f);
   std::vector<int8_t> q(rows * k);
@@ -83,13 +106,17 @@ static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
   std::vector<int32_t> offset(rows, 0);
   for (i64 row = 0; row < rows; ++row) {
     scales[row] = 0.2f / 127, bias[row] = uniform();
-    for (i64 i = 0; i < k; ++i)
-      offset[row] += 128 * (q[row * k + i] = (int8_t)std::lround(wide(w[row * k + i]) / scales[row]));
+    for (i64 i = 0; i < k; ++i) q[row * k + i] = (int8_t)std::lround(wide(w[row * k + i]) / scales[row]);
   }
+  const std::vector<uint8_t> narrow = kind == kInt4 ? int4_panels(q, k) : std::vector<uint8_t>();
+  for (i64 i = 0; i < rows * k; ++i) offset[i / k] += 128 * q[i];
   const auto packed = blocked(w, k, 2);
   const auto packed_q = blocked(q, k, 4);
   Weight weight{};
-  weight.packed = int8 ? (const void*)packed_q.data() : packed.data();
+  weight.packed = kind == kInt4 ? (const void*)narrow.data()
+                  : int8        ? (const void*)packed_q.data()
+                                : packed.data();
+  weight.is_int4 = kind == kInt4;
   weight.bias = bias.data();
   std::vector<float> factors(2 * k);
   for (float& factor : factors) factor = uniform() < 0 ? -1 : 1;
@@ -116,7 +143,7 @@ static void products(i64 m, i64 n, i64 k, Gate gate, bool int8) {
       const i64 up = c / 16 * 32 + c % 16;
       const auto gated = [&](double x) { return gate == kSilu ? silu(x) : gelu(x); };
       const double expected = gate ? gated(column(up)) * column(up + 16) : column(c);
-      check(int8 ? "int8 product" : "product", r, c, wide(y[r * n + c]), expected,
+      check(kind == kInt4 ? "int4 product" : int8 ? "int8 product" : "product", r, c, wide(y[r * n + c]), expected,
             int8 ? 0.05 : 0.01);
     }
   }
@@ -197,10 +224,12 @@ static void attention(i64 context, i64 queries, i64 heads, i64 kv_heads, i64 dim
 
 int main() {
   set_num_threads(2);
-  for (bool int8 : {false, true})
+  for (Kind kind : {kBf16, kInt8})
     for (i64 m : {1, 2, 3, 13})
-      products(m, 40, 48, kNoGate, int8), products(m, 23, 64, kSilu, int8),
-          products(m, 23, 64, kGeluTanh, int8), products(m, 96, 16, kNoGate, int8);
+      products(m, 40, 48, kNoGate, kind), products(m, 23, 64, kSilu, kind),
+          products(m, 23, 64, kGeluTanh, kind), products(m, 96, 16, kNoGate, kind);
+  for (i64 m : {1, 2, 3, 13, 17})
+    products(m, 40, 96, kNoGate, kInt4), products(m, 23, 64, kSilu, kInt4);
   norms(3, 48), norms(20, 96);
   attention(1, 1, 4, 2, 16), attention(70, 1, 6, 2, 32), attention(37, 37, 4, 4, 48);
   attention(150, 21, 8, 2, 64), attention(90, 2, 2, 1, 128);

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from worker.engine_options import Quantization
 from worker.model.base import AttentionMetadata, DecoderStack
 from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels
@@ -58,10 +59,10 @@ FAMILIES = {
 
 
 def build_stack(
-    library: NativeKernels, *, is_int8: bool, num_layers: int = 3
+    library: NativeKernels, *, quantization: Quantization, num_layers: int = 3
 ) -> tuple[NativeStack, KVCachePool]:
     """A Qwen3 of that many layers, and the pool of its keys and values."""
-    ops = NativeOps(library, is_int8=is_int8)
+    ops = NativeOps(library, quantization=quantization)
     model = new_model(QWEN3 | {"num_hidden_layers": num_layers}, ops)
     pool = new_pool(model.config)
     return NativeStack(model, pool, library), pool

@@ -20,6 +20,7 @@ from worker.model.config.model_config import ModelConfig
 from worker.model.kv_cache import KVCachePool
 from worker.model.layers.decoder import CausalLM, LayerByLayer
 from worker.model.layers.fp8 import Fp8Layout
+from worker.model.layers.int4 import Int4Ops
 from worker.model.layers.int8 import Int8Ops
 from worker.model.layers.linear_method import LinearMethod
 from worker.model.layers.ops import Ops, TorchOps
@@ -30,7 +31,11 @@ Attention = Callable[[KVCachePool, Sequence[LayerScores]], AttentionBackend]
 # By type of device: modules with a function `tier_of`.
 _TIERS = {"cpu": "worker.model.cpu.tiers", "cuda": "worker.model.cuda.tier"}
 # By PENSTOCK_QUANTIZATION: operations that run on every device. Faster tiers have their own.
-REFERENCE_OPS: dict[str, Callable[[], Ops]] = {"none": TorchOps, "int8": Int8Ops}
+REFERENCE_OPS: dict[str, Callable[[], Ops]] = {
+    "none": TorchOps,
+    "int8": Int8Ops,
+    "int4": Int4Ops,
+}
 # By PENSTOCK_ATTENTION_BACKEND: attention for tiers that compute layer by layer.
 ATTENTION_BACKENDS: dict[str, Attention] = {"sdpa": SdpaAttention}
 

@@ -160,6 +160,10 @@ def test_values_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyP
             "PENSTOCK_QUANTIZATION=int8 is for PENSTOCK_ENGINE=penstock",
         ),
         (
+            {"ENGINE": "vllm", "QUANTIZATION": "int4"},
+            "PENSTOCK_QUANTIZATION=int4 is for PENSTOCK_ENGINE=penstock",
+        ),
+        (
             {"ENGINE": "vllm", "CPU_TIER": "native"},
             "PENSTOCK_CPU_TIER=native is for PENSTOCK_ENGINE=penstock",
         ),

@@ -104,11 +104,11 @@ class TransformersSource:
 
         products = _products(options, placement, block_size, uses_triton, partial(report, KERNELS))
         report(LAYOUT, 0.0)
-        # int8 rounds by more than what this comparison allows.
+        # int8 and int4 round by more than what this comparison allows.
         is_compared = products.name != "reference" and options.quantization == "none"
         expected = logits_alone(model) if is_compared else None
         inputs: Mapping[str, Tensor] = {}
-        if options.quantization == "int8":
+        if products.ops.measures_inputs:
             with input_sizes(network) as inputs:
                 logits_alone(model)
         self._take_over(network, products, options, placement, inputs)

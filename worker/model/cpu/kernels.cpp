@@ -11,6 +11,9 @@
 using i64 = int64_t;
 using threads::Member;
 using threads::Record;
+#if !defined(HAS_PAIRS)
+#define HAS_PAIRS 0
+#endif
 #define API extern "C" __attribute__((visibility("default")))
 
 static std::atomic<threads::Pool*> the_pool{nullptr};
@@ -49,11 +52,16 @@ API void settle() { pool().settle(); }
 // for int8, so that each panel is one sequential stream and no sum crosses lanes. Rows of x are
 // repacked in tiles of at most kTileRows, [K/2][rows][2]: then one base register serves them all.
 // A gated panel is 16 gate columns and the 16 up columns that belong to them.
+//
+// A panel of four-bit weights has, for each 32 of K, the columns' factors [32], 1 to 15, their offsets
+// [32], 0 to 127, and nibbles [4][2][16][4] bytes: of 2 x 16 columns the quadruples 2 i in the lower
+// halves of the bytes, 2 i + 1 in the upper ones. A nibble times its factor, less its offset, is an int8
+// weight: all else is that of int8.
 
 enum Gate : i64 { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
 
 struct Product {
-  const void* w;
+  const void* w;          // from `panel` on
   const float* bias;      // [panels * 32] or null
   const float* scales;    // int8: of the columns, [panels * 32]
   const int32_t* offset;  // int8: 128 * sum of the column, what x's zero point adds
@@ -62,6 +70,7 @@ struct Product {
   i64 stride, row, column;
   i64 n, k;  // columns in all; rows of the weight
   i64 gate;  // a Gate
+  i64 panel;
 };
 
 INLINE void put(bf16* y, F x, i64 room) {
@@ -98,7 +107,7 @@ struct Bf16 {
   static constexpr int kRows = kTileRows;
   template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
     const auto* x = (const bf16*)rows;
-    const auto* w = (const bf16*)p.w + panel * 32 * p.k;
+    const auto* w = (const bf16*)p.w + (panel - p.panel) * 32 * p.k;
     F acc[M][2];
     UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = splat(0.0f);
     for (i64 k = 0; k < p.k; k += 2, w += 64, x += 2 * M) {
@@ -117,30 +126,134 @@ struct Bf16 {
   }
 };
 
+// A tile's sums over int8 weights of 32 columns.
+template <int M> struct Int8Sums {
+  I acc[M][2];
+
+  INLINE_MEMBER Int8Sums() {
+    UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero_i();
+  }
+  // Four numbers of each row, from x on, times 2 x 16 columns'.
+  INLINE_MEMBER void add(W w0, W w1, const uint8_t* x) {
+    UNROLL for (int m = 0; m < M; ++m) {
+      const W four = splat_w(x + 4 * m);
+      acc[m][0] = dot4(acc[m][0], four, w0);
+      acc[m][1] = dot4(acc[m][1], four, w1);
+    }
+  }
+  // `offset` [32] is what x's zero point adds to the sums.
+  INLINE_MEMBER void finish(const Product& p, i64 panel, i64 row, const int32_t* offset) const {
+    float sums[M][32];
+    UNROLL for (int m = 0; m < M; ++m) {
+      store(sums[m], minus(acc[m][0], offset));
+      store(sums[m] + 16, minus(acc[m][1], offset + 16));
+    }
+    ::finish<true>(p, panel, row, M, sums);
+  }
+};
+
 struct Int8 {
   static constexpr int kRows = kTileRows;
   template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
     const auto* x = (const uint8_t*)rows;
-    const auto* w = (const int8_t*)p.w + panel * 32 * p.k;
-    I acc[M][2];
-    UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero_i();
+    const auto* w = (const int8_t*)p.w + (panel - p.panel) * 32 * p.k;
+    Int8Sums<M> sums;
     for (i64 k = 0; k < p.k; k += 4, w += 128, x += 4 * M) {
       fetch((const char*)w + 4096);
       fetch((const char*)w + 4160);
-      const W w0 = load_w(w), w1 = load_w(w + 64);
+      sums.add(load_w(w), load_w(w + 64), x);
+    }
+    sums.finish(p, panel, row, p.offset + panel * 32);
+  }
+};
+
+constexpr i64 kGroup4 = 32;                          // numbers of a column with one factor
+constexpr i64 kGroup4Bytes = 64 + kGroup4 * 32 / 2;  // of a panel
+
+// Calls `visit(i, w0, w1)` with the quadruples i of a panel's group, of 2 x 16 columns, as int8.
+template <class Visit> INLINE void for_quadruples(const uint8_t* w, const Visit& visit) {
+  const W factors[2] = {two_of_each(w), two_of_each(w + 16)};
+  const W offsets[2] = {four_of_each(w + 32), four_of_each(w + 48)};
+  w += 64;
+  for (int i = 0; i < 8; i += 2, w += 128) {
+    const W a = load_w(w), b = load_w(w + 64);
+    const auto columns = [&](W x, int half) { return widened(x, factors[half], offsets[half]); };
+    visit(i, columns(both(a, 0x0f0f0f0f), 0), columns(both(b, 0x0f0f0f0f), 1));
+    visit(i + 1, columns(high_nibbles(a), 0), columns(high_nibbles(b), 1));
+  }
+}
+
+// Weights of four bits.
+struct Int4 {
+  static constexpr int kRows = kTileRows;
+  // Whether every tile of rows reads the panel as it is: large ones hide beside their products what
+  // widening costs. Otherwise a panel is unpacked once for several tiles.
+  static constexpr bool kIsReadByTiles = kTileRows >= 8;
+  static i64 panel_bytes(i64 k) { return k / kGroup4 * kGroup4Bytes; }
+  template <int M> static void tile(const Product& p, i64 panel, i64 row, const void* rows) {
+    const auto* x = (const uint8_t*)rows;
+    const auto* w = (const uint8_t*)p.w + (panel - p.panel) * panel_bytes(p.k);
+    Int8Sums<M> sums;
+    for (i64 k = 0; k < p.k; k += kGroup4, w += kGroup4Bytes, x += kGroup4 * M) {
+      for (i64 line = 0; line < kGroup4Bytes; line += 64) fetch((const char*)w + 4096 + line);
+#if HAS_PAIRS
+      add_group<M>(w, x, sums);
+#else
+      for_quadruples(w, [&](int i, W w0, W w1) { sums.add(w0, w1, x + i * 4 * M); });
+#endif
+    }
+    static constexpr int32_t kNothing[32] = {};
+    sums.finish(p, panel, row, HAS_PAIRS ? kNothing : p.offset + panel * 32);
+  }
+#if HAS_PAIRS
+  // A group's products with numbers around 0: those of the nibbles by their columns' factors, less
+  // the sums of the numbers by the offsets.
+  template <int M> INLINE void add_group(const uint8_t* w, const uint8_t* x, Int8Sums<M>& sums) {
+    __m256i inputs[M];
+    UNROLL for (int m = 0; m < M; ++m) {
+      inputs[m] = _mm256_setzero_si256();
+      UNROLL for (int i = 0; i < 8; ++i)
+        inputs[m] = add_pairs(inputs[m], _mm256_set1_epi8(1), splat_signed(x + (i * M + m) * 4));
+    }
+    UNROLL for (int half = 0; half < 2; ++half) {
+      __m256i pairs[M][2];
+      UNROLL for (int m = 0; m < M; ++m) pairs[m][0] = pairs[m][1] = _mm256_setzero_si256();
+      UNROLL for (int i = 0; i < 4; ++i) {
+        const W all = load_w(w + 64 + i * 128 + half * 64);
+        const W low = both(all, 0x0f0f0f0f), high = high_nibbles(all);
+        UNROLL for (int m = 0; m < M; ++m) {
+          const __m256i a = splat_signed(x + (2 * i * M + m) * 4);
+          pairs[m][0] = add_pairs(pairs[m][0], low.a, a);
+          pairs[m][1] = add_pairs(pairs[m][1], low.b, a);
+        }
+        UNROLL for (int m = 0; m < M; ++m) {
+          const __m256i b = splat_signed(x + ((2 * i + 1) * M + m) * 4);
+          pairs[m][0] = add_pairs(pairs[m][0], high.a, b);
+          pairs[m][1] = add_pairs(pairs[m][1], high.b, b);
+        }
+      }
+      const W factors = two_of_each(w + half * 16), offsets = two_of_each(w + 32 + half * 16);
       UNROLL for (int m = 0; m < M; ++m) {
-        const W four = splat_w(x + 4 * m);
-        acc[m][0] = dot4(acc[m][0], four, w0);
-        acc[m][1] = dot4(acc[m][1], four, w1);
+        I& sum = sums.acc[m][half];
+        sum.a = ::add_group(sum.a, pairs[m][0], factors.a, inputs[m], offsets.a);
+        sum.b = ::add_group(sum.b, pairs[m][1], factors.b, inputs[m], offsets.b);
       }
     }
-    const i64 at = panel * 32;
-    float sums[M][32];
-    UNROLL for (int m = 0; m < M; ++m) {
-      store(sums[m], minus(acc[m][0], p.offset + at));
-      store(sums[m] + 16, minus(acc[m][1], p.offset + at + 16));
+  }
+#endif
+  // The panel as Int8 reads it; the next call of the thread overwrites it.
+  static const int8_t* unpacked(const Product& p, i64 panel) {
+    thread_local std::vector<int8_t> room;
+    if ((i64)room.size() < p.k * 32) room.resize(p.k * 32);
+    const auto* w = (const uint8_t*)p.w + (panel - p.panel) * panel_bytes(p.k);
+    int8_t* to = room.data();
+    for (i64 k = 0; k < p.k; k += kGroup4, w += kGroup4Bytes, to += kGroup4 * 32) {
+      for (i64 line = 0; line < kGroup4Bytes; line += 64) fetch((const char*)w + 4096 + line);
+      for_quadruples(w, [&](int i, W w0, W w1) {
+        store_w(to + i * 128, w0), store_w(to + i * 128 + 64, w1);
+      });
     }
-    finish<true>(p, panel, row, M, sums);
+    return room.data();
   }
 };
 
@@ -151,7 +264,7 @@ struct AmxBf16 {
   static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
     alignas(64) float sums[kAmxRows][32];
     const i64 row_bytes = p.k * sizeof(bf16);
-    amx_tile<false>((const char*)p.w + panel * 32 * row_bytes, (const char*)x, rows, row_bytes,
+    amx_tile<false>((const char*)p.w + (panel - p.panel) * 32 * row_bytes, (const char*)x, rows, row_bytes,
                     (int32_t*)sums);
     finish<false>(p, panel, row, rows, sums);
   }
@@ -162,7 +275,8 @@ struct AmxInt8 {
   static void tile(int rows, const Product& p, i64 panel, i64 row, const void* x) {
     alignas(64) int32_t whole[kAmxRows][32];
     float sums[kAmxRows][32];
-    amx_tile<true>((const char*)p.w + panel * 32 * p.k, (const char*)x, rows, p.k, whole[0]);
+    const auto* w = (const char*)p.w + (panel - p.panel) * 32 * p.k;
+    amx_tile<true>(w, (const char*)x, rows, p.k, whole[0]);
     const int32_t* offset = p.offset + panel * 32;
     for (int m = 0; m < rows; ++m) {
       store(sums[m], minus(load_i(whole[m]), offset));
@@ -212,6 +326,12 @@ static i64 num_blocks(i64 groups, i64 panels, i64 row_bytes, i64 k, i64 m, i64 t
   return std::clamp<i64>(std::max(at_least, wanted), 1, std::max<i64>(tiles / 4, 1));
 }
 
+// `Kind` of a product whose panels are unpacked before, of four-bit weights.
+template <class Kind> struct FromInt4 : Kind {};
+
+template <class Kind> constexpr bool kIsFromInt4 = false;
+template <class Kind> constexpr bool kIsFromInt4<FromInt4<Kind>> = true;
+
 // Panels are handed out as threads ask for them. Neighbours go out together, because a long stream
 // is read faster than short ones. A panel stays in the cache for all its tiles. Where panels do not
 // divide evenly the larger groups go first, and what is left for the end is small.
@@ -222,7 +342,9 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
   const i64 width = whole.gate ? 16 : 32, panels = (whole.n + width - 1) / width;
   const i64 tiles = num_tiles(m, Kind::kRows);
   const i64 row_of_panel = width * sizeof(bf16);
-  const i64 panel_bytes = whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
+  const bool is_int4 = kIsFromInt4<Kind> || std::is_same_v<Kind, Int4>;
+  const i64 panel_bytes = is_int4 ? Int4::panel_bytes(whole.k)
+                                  : whole.k * 32 * (whole.scales ? 1 : sizeof(bf16));
   const bool straight = m >= kManyRows;
   const i64 at_most = straight ? panels : std::max<i64>(1, kResultBytes / (m * row_of_panel));
   const i64 groups = std::max(num_groups(panels, panel_bytes, whole.k, m, self.num_threads()),
@@ -247,13 +369,18 @@ static void multiply(Member& self, const Product& whole, bf16* y, const char* x,
           p.stride = straight ? whole.n : together * width;
           p.row = straight ? 0 : start_of(tile_of(block));
           p.column = straight ? 0 : panel_of(group) * width;
-          for (i64 panel = panel_of(group); panel < panel_of(group + 1); ++panel)
+          for (i64 panel = panel_of(group); panel < panel_of(group + 1); ++panel) {
+            if constexpr (kIsFromInt4<Kind>) {
+              p.w = Int4::unpacked(whole, panel);
+              p.panel = panel;
+            }
             for (i64 tile = tile_of(block); tile < tile_of(block + 1); ++tile) {
               if (!straight && self.is_late()) return;
               const i64 row = start_of(tile);
               const int rows = (int)(start_of(tile + 1) - row);
               dispatch<Kind>(rows, p, panel, row, x + row * row_bytes);
             }
+          }
         }
       },
       [&](i64 first, i64 last, const char* room) {
@@ -365,6 +492,7 @@ struct Weight {
   i64 n, k;               // columns of y; of x
   i64 gate;  // a Gate
   i64 amx_rows;  // of x, from which on AMX computes; 0: never
+  i64 is_int4;   // an int8 weight in four bits; k % 32 == 0
 };
 
 struct Scratch {
@@ -434,13 +562,15 @@ static bool reads_tiles(const Weight& w, i64 m) { return !uses_amx(w, m) && (w.s
 static void product(Member& self, const Weight& w, const bf16* x, const Scratch& scratch, bf16* y,
                     i64 m) {
   const Product p{w.packed, w.bias, w.scales, w.offset, scratch.row_scales, nullptr, 0, 0, 0,
-                  w.n, w.k, w.gate};
+                  w.n, w.k, w.gate, 0};
   const i64 row_bytes = w.k * sizeof(bf16);
 #if HAS_AMX
   if (uses_amx(w, m)) {
     if (!w.scales) return multiply<AmxBf16>(self, p, y, (const char*)x, m, row_bytes);
     quantize_plainly(self, w, x, scratch, m);
-    return multiply<AmxInt8>(self, p, y, (const char*)scratch.rows, m, w.k);
+    const auto* rows = (const char*)scratch.rows;
+    if (w.is_int4) return multiply<FromInt4<AmxInt8>>(self, p, y, rows, m, w.k);
+    return multiply<AmxInt8>(self, p, y, rows, m, w.k);
   }
 #endif
   if (!reads_tiles(w, m)) return multiply<Bf16>(self, p, y, (const char*)x, m, row_bytes);
@@ -448,7 +578,9 @@ static void product(Member& self, const Weight& w, const bf16* x, const Scratch&
     prepare(self, w.factors, scratch, m, w.k, 0,
             [&](i64 row, i64, char*) { return x + row * w.k; }, [](i64, i64, const char*) {});
   const auto* rows = (const char*)scratch.rows;
-  if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
+  if (w.is_int4 && (m <= kTileRows || Int4::kIsReadByTiles)) multiply<Int4>(self, p, y, rows, m, w.k);
+  else if (w.is_int4) multiply<FromInt4<Int8>>(self, p, y, rows, m, w.k);
+  else if (w.scales) multiply<Int8>(self, p, y, rows, m, w.k);
   else multiply<Bf16>(self, p, y, rows, m, row_bytes);
 }
 

@@ -20,7 +20,8 @@ _P, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class Weight(ctypes.Structure):
-    """A packed weight; an int8 one has `scales`, `offset` and `factors`. `amx_rows`: see Choice."""
+    """A packed weight; an int8 one, also one in four bits, has `scales`, `offset` and `factors`.
+    `amx_rows`: see Choice."""
 
     _fields_ = (
         ("packed", _P),
@@ -32,6 +33,7 @@ class Weight(ctypes.Structure):
         ("k", _N),
         ("gate", _N),
         ("amx_rows", _N),
+        ("is_int4", _N),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from worker.cache import cache_directory
+from worker.engine_options import Quantization
 from worker.model.attention.input_sizes import prompts
 from worker.model.base import DecoderStack, Multiply
 from worker.model.cpu.choices import (
@@ -29,7 +30,7 @@ from worker.model.cpu.choices import (
 )
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
-from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
+from worker.model.cpu.onednn_ops import PACKED_OPS
 from worker.model.cpu.processor import cpu_features, cpu_model
 from worker.model.device import available_host_bytes
 from worker.model.kv_cache import KVCachePool
@@ -56,9 +57,11 @@ _OPS_TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 class ProductMeter:
     """Measures our kernels beside AMX, where it may be used, and beside oneDNN."""
 
-    def __init__(self, kernels: NativeKernels, *, is_int8: bool, with_onednn: bool) -> None:
+    def __init__(
+        self, kernels: NativeKernels, *, quantization: Quantization, with_onednn: bool
+    ) -> None:
         self._kernels = kernels
-        self._is_int8 = is_int8
+        self._quantization = quantization
         self._with_onednn = with_onednn
 
     @torch.inference_mode()
@@ -68,7 +71,7 @@ class ProductMeter:
         size_out = min(shape.size_out, _MOST_OUTPUTS)
         weight = torch.randn(size_out, shape.size_in, generator=generator).to(torch.bfloat16)
         x = torch.randn(max(ROWS), shape.size_in, generator=generator).to(torch.bfloat16)
-        product = _product(NativeOps(self._kernels, is_int8=self._is_int8), weight, shape)
+        product = _product(NativeOps(self._kernels, quantization=self._quantization), weight, shape)
         expected = product(x).float().clone()
         ways = {AVX: product}
         for name, make_ops in self._others().items():
@@ -101,9 +104,11 @@ class ProductMeter:
     def _others(self) -> dict[str, Callable[[], Ops]]:
         others: dict[str, Callable[[], Ops]] = {}
         if self._kernels.amx_is_usable():
-            others[AMX] = lambda: NativeOps(self._kernels, is_int8=self._is_int8, amx_rows=1)
+            others[AMX] = lambda: NativeOps(
+                self._kernels, quantization=self._quantization, amx_rows=1
+            )
         if self._with_onednn:
-            others[ONEDNN] = OneDnnInt8Ops if self._is_int8 else PackedOps
+            others[ONEDNN] = PACKED_OPS[self._quantization]
         return others
 
 
@@ -166,7 +171,6 @@ def product_choices(
     with_onednn = request.weight_copies != "off"
     if not with_onednn and not kernels.amx_is_usable():
         return None
-    is_int8 = request.quantization == "int8"
     machine = {
         "cpu": cpu_model(),
         "features": " ".join(sorted(cpu_features())),
@@ -178,7 +182,7 @@ def product_choices(
     }
     directory = cache_directory()
     return ProductChoices(
-        ProductMeter(kernels, is_int8=is_int8, with_onednn=with_onednn),
+        ProductMeter(kernels, quantization=request.quantization, with_onednn=with_onednn),
         None if directory is None else choices_path(directory, machine),
         copies=request.weight_copies,
         free_bytes=lambda: int(available_host_bytes() * request.memory_share * _COPIES_SHARE),

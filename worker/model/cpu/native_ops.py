@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.engine_options import Quantization
 from worker.model.base import Activation, Multiply
 from worker.model.config.model_config import ModelConfig
 from worker.model.cpu.choices import Choice, ProductChoices, ProductShape
 from worker.model.cpu.library import GATES, NO_GATE, NativeKernels, Scratch, Weight
-from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
+from worker.model.cpu.onednn_ops import PACKED_OPS
 from worker.model.device import HugePages
+from worker.model.layers.int4 import Int4Weight, may_be_int4
+from worker.model.layers.int4 import quantize_weight as quantize_to_int4
 from worker.model.layers.int8 import balance, quantize_weight, spreading_factors
 from worker.model.layers.ops import HeadNorm, Norm, Ops
 
@@ -150,25 +153,27 @@ class NativeProduct:
 class NativeOps(Ops):
     """Sums are float32 and rounded once, where TorchOps rounds after every operation.
 
-    `is_int8`: the products quantize weights at load and activations as they come.
+    With int8 and int4 the products quantize weights at load and activations as they come.
     """
 
     def __init__(
         self,
         kernels: NativeKernels,
         *,
-        is_int8: bool,
+        quantization: Quantization = "none",
         choices: ProductChoices | None = None,
         amx_rows: int = 0,
         torch_threads: int = 1,
         keeps_results: bool = False,
     ) -> None:
-        """`choices` decides how products of many rows are computed; without it AMX does from
-        `amx_rows` on, 0 for never. oneDNN computes with `torch_threads`. `keeps_results`: each
-        result has memory of its own, beyond what Ops promises."""
+        """`quantization`: none, int8 or int4. `choices` decides how products of many rows are
+        computed; without it AMX does from `amx_rows` on, 0 for never. oneDNN computes with
+        `torch_threads`. `keeps_results`: each result has memory of its own, beyond what Ops
+        promises."""
         self._kernels = kernels
         self._keeps_results = keeps_results
-        self._is_int8 = self.measures_inputs = is_int8
+        self._quantization = quantization
+        self.measures_inputs = quantization != "none"
         self._input_sizes: Tensor | None = None
         self._choices = choices
         self._choice = Choice(amx_rows)
@@ -274,10 +279,15 @@ class NativeOps(Ops):
             tensors.append(tensor)
             return tensor.data_ptr()
 
-        if self._is_int8:
+        if self._quantization != "none":
             scale = balance(weight, self._input_sizes)
-            quantized = quantize_weight(weight, scale)
-            there.packed = lend(self._memory.copy(_blocked(quantized.values)))
+            if self._quantization == "int4" and may_be_int4(weight.shape[1]):
+                narrow = quantize_to_int4(weight, scale)
+                quantized = narrow.widened()
+                there.packed, there.is_int4 = lend(self._memory.copy(_int4_panels(narrow))), 1
+            else:
+                quantized = quantize_weight(weight, scale)
+                there.packed = lend(self._memory.copy(_blocked(quantized.values)))
             there.scales = lend(quantized.scales)
             there.offset = lend(128 * quantized.values.sum(dim=1, dtype=torch.int32))
             inverse = None if scale is None else 1 / scale
@@ -305,11 +315,13 @@ class NativeOps(Ops):
         if self._choices is None:
             return self._choice
         shape = ProductShape(weight.shape[0], weight.shape[1], is_gated)
-        return self._choices.of(shape, weight.numel() * (1 if self._is_int8 else 2))
+        return self._choices.of(shape, weight.numel() * (2 if self._quantization == "none" else 1))
 
     def _copy(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Multiply:
         """Returns oneDNN's product of a copy of weight [out, in] in a layout of its own."""
-        ops = OneDnnInt8Ops(self._input_sizes) if self._is_int8 else PackedOps()
+        ops = PACKED_OPS[self._quantization]()
+        if self._input_sizes is not None:
+            ops = ops.for_inputs(self._input_sizes)
         if activation is None:
             product = ops.linear(weight, bias)
         else:
@@ -349,3 +361,16 @@ def _blocked(weight: Tensor) -> Tensor:
     is two bfloat16 of a row, or four int8. It is copied faster than by these elements."""
     groups = weight.view(torch.int32)
     return groups.view(len(groups) // _PANEL, _PANEL, -1).transpose(1, 2)
+
+
+def _int4_panels(weight: Int4Weight) -> Tensor:
+    """Returns [out / 32, in / 32, bytes] uint8, as kernels.cpp reads it."""
+    panels, groups = len(weight.numbers) // _PANEL, weight.factors.shape[1]
+    # Columns of a panel are in two halves; quadruples of a column in pairs.
+    blocks = weight.numbers.view(panels, 2, _PANEL // 2, groups, 4, 2, 4)
+    low, high = blocks.unbind(dim=5)
+    nibbles = (low | high << 4).permute(0, 3, 4, 1, 2, 5).reshape(panels, groups, -1)
+    of_columns = [
+        one.view(panels, _PANEL, groups).transpose(1, 2) for one in (weight.factors, weight.offsets)
+    ]
+    return torch.cat((*of_columns, nibbles), dim=2)

@@ -134,6 +134,29 @@ INLINE W both(W a, uint32_t mask) {
   EACH(a, vandq_u8(a.v[i], vreinterpretq_u8_u32(vdupq_n_u32(mask))));
   return a;
 }
+INLINE void store_w(void* p, W x) {
+  UNROLL for (int i = 0; i < 4; ++i) vst1q_u8((uint8_t*)p + 16 * i, x.v[i]);
+}
+INLINE W high_nibbles(W a) {
+  EACH(a, vshrq_n_u8(a.v[i], 4));
+  return a;
+}
+INLINE W two_of_each(const uint8_t* p) {  // 16 numbers, each in the two halves of its 32 bits
+  const uint8x16_t all = vld1q_u8(p);
+  const uint16x8_t half[2] = {vmovl_u8(vget_low_u8(all)), vmovl_u8(vget_high_u8(all))};
+  W r;
+  EACH(r, vreinterpretq_u8_u16(i % 2 ? vzip2q_u16(half[i / 2], half[i / 2])
+                                     : vzip1q_u16(half[i / 2], half[i / 2])));
+  return r;
+}
+INLINE W mul_16(W a, W b) {
+  EACH(a, vreinterpretq_u8_u16(vmulq_u16(vreinterpretq_u16_u8(a.v[i]), vreinterpretq_u16_u8(b.v[i]))));
+  return a;
+}
+INLINE W less_8(W a, W b) {
+  EACH(a, vsubq_u8(a.v[i], b.v[i]));
+  return a;
+}
 INLINE F low(W a) {
   F r;
   EACH(r, vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(a.v[i]), 16)));

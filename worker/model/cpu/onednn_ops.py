@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from worker.model.base import Multiply
-from worker.model.layers.int8 import Int8Ops, balance, quantize_rows, quantize_weight
-from worker.model.layers.ops import TorchOps
+from worker.model.layers.int4 import quantize as quantize_to_int4
+from worker.model.layers.int8 import Int8Ops, balance, quantize_rows
+from worker.model.layers.ops import Ops, TorchOps
 
 # Packing depends on the number of rows it is made for. Packed for one, all numbers stay correct
 # and decoding is fast; packed for many, a single row is slow.
@@ -26,7 +27,7 @@ class OneDnnInt8Ops(Int8Ops):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         scale = balance(weight, self._input_sizes)
         inverse = None if scale is None else 1 / scale
-        quantized = quantize_weight(weight, scale)
+        quantized = self.quantize(weight, scale)
         packed = torch.ops.onednn.qlinear_prepack(quantized.values, None)
         scales, zeros = quantized.scales, torch.zeros(len(quantized.scales), dtype=torch.int64)
         wide_bias = bias.float() if bias is not None else None
@@ -43,6 +44,12 @@ class OneDnnInt8Ops(Int8Ops):
         return multiply
 
 
+class OneDnnInt4Ops(OneDnnInt8Ops):
+    """The same of weights that are rounded to four bits. They take the memory of int8."""
+
+    quantize = staticmethod(quantize_to_int4)
+
+
 class PackedOps(TorchOps):
     """The packed tier: products over weights that were reordered once instead of at every call."""
 
@@ -51,3 +58,11 @@ class PackedOps(TorchOps):
         call: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise
         kept_bias = bias.detach() if bias is not None else None
         return lambda x: call(x, packed, kept_bias, "none", [], "")
+
+
+# By quantization: the operations of the packed tier. The native tier has all of these, too.
+PACKED_OPS: dict[str, Callable[[], Ops]] = {
+    "none": PackedOps,
+    "int8": OneDnnInt8Ops,
+    "int4": OneDnnInt4Ops,
+}

@@ -8,7 +8,6 @@ native     kernels.cpp, where a compiler and AVX2 are at hand and the model is b
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from worker.model.cpu.library import ATTENTION_BLOCK, NativeKernels, build_for
 from worker.model.cpu.measuring import is_quicker, product_choices, unavailable_reason
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeAttention, NativeStack
-from worker.model.cpu.onednn_ops import OneDnnInt8Ops, PackedOps
+from worker.model.cpu.onednn_ops import PACKED_OPS
 from worker.model.cpu.processor import cpu_features
 from worker.model.errors import ModelError, TierUnavailable
 from worker.model.kv_cache import KVCachePool
@@ -30,10 +29,6 @@ from worker.model.parallel.group import Placement
 from worker.model.tier import REFERENCE_OPS, Tier, TierRequest, layer_by_layer, reference_tier
 
 logger = logging.getLogger(__name__)
-
-
-# By quantization: the operations of the packed tier. The native tier has all of these, too.
-PACKED_OPS: dict[str, Callable[[], Ops]] = {"none": PackedOps, "int8": OneDnnInt8Ops}
 
 
 def tier_of(
@@ -123,11 +118,10 @@ def _native_ops(
     library = build_for(cpu_features(), request.compiling)
     kernels = NativeKernels(library)
     kernels.set_num_threads(request.num_threads)
-    is_int8 = request.quantization == "int8"
-    _check(NativeOps(kernels, is_int8=is_int8), request)
+    _check(NativeOps(kernels, quantization=request.quantization), request)
     ops = NativeOps(
         kernels,
-        is_int8=is_int8,
+        quantization=request.quantization,
         choices=product_choices(kernels, library.name, request),
         torch_threads=request.num_threads,
         keeps_results=keeps_results,

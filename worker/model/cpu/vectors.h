@@ -19,6 +19,7 @@
 
 using bf16 = uint16_t;
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -96,7 +97,15 @@ INLINE W splat_w(const void* p) {  // the same 4 bytes, 16 times
   memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
+INLINE void store_w(void* p, W x) { _mm512_storeu_si512(p, x.v); }
 INLINE W both(W a, uint32_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))}; }
+INLINE W high_nibbles(W a) { return both({_mm512_srli_epi16(a.v, 4)}, 0x0f0f0f0f); }
+INLINE W two_of_each(const uint8_t* p) {  // 16 numbers, each in the two halves of its 32 bits
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16))};
+}
+INLINE W mul_16(W a, W b) { return {_mm512_mullo_epi16(a.v, b.v)}; }
+INLINE W less_8(W a, W b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 INLINE F low(W a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
 INLINE F high(W a) {
   return {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(0xffff0000)))};
@@ -208,9 +217,40 @@ INLINE W splat_w(const void* p) {
   memcpy(&x, p, 4);
   return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
 }
+INLINE void store_w(void* p, W x) {
+  _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)p + 1, x.b);
+}
 INLINE W both(W x, uint32_t mask) {
   const __m256i m = _mm256_set1_epi32(mask);
   return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+INLINE W high_nibbles(W x) {
+  return both({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}, 0x0f0f0f0f);
+}
+INLINE W two_of_each(const uint8_t* p) {
+  const auto half = [](const uint8_t* from) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+    return _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
+  };
+  return {half(p), half(p + 8)};
+}
+INLINE W mul_16(W x, W y) {
+  return {_mm256_mullo_epi16(x.a, y.a), _mm256_mullo_epi16(x.b, y.b)};
+}
+INLINE W less_8(W x, W y) { return {_mm256_sub_epi8(x.a, y.a), _mm256_sub_epi8(x.b, y.b)}; }
+// Products of nibbles stay below 16 bits for a whole group, which saves most of `dot4`.
+#define HAS_PAIRS 1
+INLINE __m256i splat_signed(const void* p) {  // 4 bytes around 128, as around 0
+  int x;
+  memcpy(&x, p, 4);
+  return _mm256_xor_si256(_mm256_set1_epi32(x), _mm256_set1_epi8((char)128));
+}
+INLINE __m256i add_pairs(__m256i sums, __m256i nibbles, __m256i x) {  // 16 products of 15 * 127 fit
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(nibbles, x));
+}
+INLINE __m256i add_group(__m256i sum, __m256i pairs, __m256i factors, __m256i inputs, __m256i offsets) {
+  const __m256i less = _mm256_madd_epi16(inputs, offsets);
+  return _mm256_add_epi32(sum, _mm256_sub_epi32(_mm256_madd_epi16(pairs, factors), less));
 }
 INLINE F low(W x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)),
@@ -280,6 +320,15 @@ INLINE F gelu_tanh(F x) {
   const F u = mul(x, fma(mul(x, x), splat(0.0356774081f), splat(0.797884561f)));
   const F e = exponential(smaller(mul(u, splat(-2.0f)), splat(87.0f)));
   return div(x, add(e, splat(1.0f)));
+}
+
+// 16 bytes of at most 127, each four times.
+INLINE W four_of_each(const uint8_t* p) { return mul_16(two_of_each(p), splat_w("\1\1\1\1")); }
+
+// 64 int8 weights out of nibbles, 0 to 15: times their columns' factors of at most 15, which
+// `two_of_each` gave, less the offsets of `four_of_each`. No product of a nibble reaches the next byte.
+INLINE W widened(W nibbles, W factors, W offsets) {
+  return less_8(mul_16(nibbles, factors), offsets);
 }
 
 INLINE F less(F a, F b) { return fma(b, splat(-1.0f), a); }

@@ -141,6 +141,7 @@ class Int8Ops(TorchOps):
     """Multiplies the whole numbers in float64, where they are exact. Slow, and runs everywhere."""
 
     measures_inputs = True
+    quantize = staticmethod(quantize_weight)
 
     def __init__(self, input_sizes: Tensor | None = None) -> None:
         self._input_sizes = input_sizes
@@ -151,7 +152,7 @@ class Int8Ops(TorchOps):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Multiply:
         scale = balance(weight, self._input_sizes)
         inverse = None if scale is None else 1 / scale
-        quantized = quantize_weight(weight, scale)
+        quantized = self.quantize(weight, scale)
         values = quantized.values
 
         def multiply(x: Tensor) -> Tensor:  # [rows, in] -> [rows, out]

@@ -91,18 +91,21 @@ def test_every_variant_of_a_family(name: str, tmp_path: Path) -> None:
     check_against_reference(path, "native")
 
 
+@pytest.mark.parametrize(("quantization", "most_lost"), [("int8", 0.3), ("int4", 0.6)])
 @pytest.mark.parametrize("tier", ["packed", "native"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_int8_products_are_those_of_the_specification(
-    family: str, tier: str, tmp_path: Path
+def test_quantized_products_are_those_of_the_specification(
+    family: str, tier: str, quantization: str, most_lost: float, tmp_path: Path
 ) -> None:
     path = make_checkpoint(tmp_path, family, dtype="bfloat16")
     exact = forced_logits(path, texts(), tier="reference", dtype=torch.float32)
-    specified = forced_logits(path, texts(), tier="reference", quantization="int8")
-    found = forced_logits(path, texts(), tier=tier, quantization="int8")
+    specified = forced_logits(path, texts(), tier="reference", quantization=quantization)
+    found = forced_logits(path, texts(), tier=tier, quantization=quantization)
     lost = rms(errors(specified, exact))
     assert rms(errors(found, exact)) <= 1.2 * lost
-    assert lost < 0.3 * rms(exact)
+    assert lost < most_lost * rms(exact)
+    if quantization == "int4":  # it is four bits that were computed with
+        assert rms(errors(found, specified)) < 0.5 * lost
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

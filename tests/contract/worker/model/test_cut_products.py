@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.cpu_kernels import NUM_THREADS, kernels, variants
+from worker.engine_options import Quantization
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 
@@ -23,13 +24,13 @@ def library(request: pytest.FixtureRequest) -> NativeKernels:
 
 
 @pytest.mark.parametrize("is_gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_many_rows_are_the_rows_of_few(
-    library: NativeKernels, is_int8: bool, is_gated: bool
+    library: NativeKernels, quantization: Quantization, is_gated: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(SIZE_OUT, SIZE_IN, generator=generator).to(torch.bfloat16) * 0.03
-    ops = NativeOps(library, is_int8=is_int8)
+    ops = NativeOps(library, quantization=quantization)
     multiply = (ops.gated_linear if is_gated else ops.linear)(weight, None)
     all_rows = torch.randn(max(ROWS), SIZE_IN, generator=generator).to(torch.bfloat16)
     expected = torch.cat([multiply(few).clone() for few in all_rows.split(FEW)])

@@ -23,12 +23,12 @@ FEW_ROWS = (1, 5, 12, 29)
 
 @pytest.fixture(params=variants())
 def ops(request: pytest.FixtureRequest) -> NativeOps:
-    return NativeOps(kernels(request.param), is_int8=False)
+    return NativeOps(kernels(request.param), quantization="none")
 
 
 @pytest.fixture(params=variants())
 def int8_ops(request: pytest.FixtureRequest) -> NativeOps:
-    return NativeOps(kernels(request.param), is_int8=True)
+    return NativeOps(kernels(request.param), quantization="int8")
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from tests.support.cpu_kernels import kernels, variants
 from tests.support.native_models import FAMILIES, new_model, new_pool, run_step
+from worker.engine_options import Quantization
 from worker.model.cpu.library import NativeKernels
 from worker.model.cpu.native_ops import NativeOps
 from worker.model.cpu.native_stack import NativeAttention, NativeStack
@@ -33,12 +34,12 @@ def library(request: pytest.FixtureRequest) -> NativeKernels:
     return kernels(request.param)
 
 
-@pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_native_stack_equals_its_layers(
-    library: NativeKernels, family: str, is_int8: bool
+    library: NativeKernels, family: str, quantization: Quantization
 ) -> None:
-    model = new_model(FAMILIES[family], NativeOps(library, is_int8=is_int8))
+    model = new_model(FAMILIES[family], NativeOps(library, quantization=quantization))
     config = model.config
     pools = [new_pool(config), new_pool(config)]
     by_layers = LayerByLayer(model, NativeAttention(pools[0], library, config.layer_scores))

@@ -14,6 +14,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.cpu_kernels import kernels
 from tests.support.forced_logits import forced_logits
 from tests.support.native_models import build_stack
+from worker.engine_options import Quantization
 from worker.model.base import DecoderStack
 from worker.model.cpu import choices, measuring, tiers
 from worker.model.cpu.choices import AMX, AVX, ONEDNN, ProductChoices, ProductShape, Times
@@ -45,49 +46,51 @@ def random(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
 
 
-def pairs(is_int8: bool) -> tuple[NativeOps, NativeOps]:
+def pairs(quantization: Quantization) -> tuple[NativeOps, NativeOps]:
     """Ops of the tiles, and of the vectors, out of one library."""
-    with_tiles = NativeOps(emulated(), is_int8=is_int8, amx_rows=1)
-    return with_tiles, NativeOps(emulated(), is_int8=is_int8)
+    with_tiles = NativeOps(emulated(), quantization=quantization, amx_rows=1)
+    return with_tiles, NativeOps(emulated(), quantization=quantization)
 
 
-def check(found: torch.Tensor, expected: torch.Tensor, is_int8: bool) -> None:
-    if is_int8:  # whole numbers: nothing is rounded on the way
+def check(found: torch.Tensor, expected: torch.Tensor, quantization: Quantization) -> None:
+    if quantization != "none":  # whole numbers: nothing is rounded on the way
         assert torch.equal(found, expected)
     else:
         torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-2)
 
 
 @needs_avx512
-@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize(("size_in", "size_out"), SHAPES)
-def test_tiles_multiply_as_vectors_do(size_in: int, size_out: int, is_int8: bool) -> None:
+def test_tiles_multiply_as_vectors_do(
+    size_in: int, size_out: int, quantization: Quantization
+) -> None:
     weight = random(size_out, size_in, seed=1) * size_in**-0.5
     bias = random(size_out, seed=2)
-    with_tiles, without = (ops.linear(weight, bias) for ops in pairs(is_int8))
+    with_tiles, without = (ops.linear(weight, bias) for ops in pairs(quantization))
     for rows in ROWS:
         x = random(rows, size_in, seed=rows)
-        check(with_tiles(x), without(x).clone(), is_int8)
+        check(with_tiles(x), without(x).clone(), quantization)
 
 
 @needs_avx512
-@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("inner", [7, 16, 40])
-def test_gated_tiles(inner: int, is_int8: bool) -> None:
-    weight = random(2 * inner, 48, seed=1) * 0.2
-    with_tiles, without = (ops.gated_linear(weight, None) for ops in pairs(is_int8))
+def test_gated_tiles(inner: int, quantization: Quantization) -> None:
+    weight = random(2 * inner, 96, seed=1) * 0.2
+    with_tiles, without = (ops.gated_linear(weight, None) for ops in pairs(quantization))
     for rows in ROWS:
-        x = random(rows, 48, seed=rows)
-        check(with_tiles(x), without(x).clone(), is_int8)
+        x = random(rows, 96, seed=rows)
+        check(with_tiles(x), without(x).clone(), quantization)
 
 
 @needs_avx512
 def test_tiles_compute_from_the_chosen_number_of_rows_on() -> None:
     half = random(32, 512, seed=1)
     weight = torch.cat((half, -half), dim=1)  # sums of nothing but rounding, which tells them apart
-    vectors = NativeOps(emulated(), is_int8=False).linear(weight, None)
-    tiles = NativeOps(emulated(), is_int8=False, amx_rows=1).linear(weight, None)
-    chosen = NativeOps(emulated(), is_int8=False, amx_rows=20).linear(weight, None)
+    vectors = NativeOps(emulated(), quantization="none").linear(weight, None)
+    tiles = NativeOps(emulated(), quantization="none", amx_rows=1).linear(weight, None)
+    chosen = NativeOps(emulated(), quantization="none", amx_rows=20).linear(weight, None)
     x = random(64, 512, seed=3).repeat(1, 2)
     assert not torch.equal(vectors(x[:19]), tiles(x[:19]))
     assert not torch.equal(vectors(x[:20]), tiles(x[:20]))
@@ -96,14 +99,14 @@ def test_tiles_compute_from_the_chosen_number_of_rows_on() -> None:
 
 
 @needs_avx512
-@pytest.mark.parametrize("is_int8", [False, True])
-def test_the_meter_measures_every_product(is_int8: bool) -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_the_meter_measures_every_product(quantization: Quantization) -> None:
     shape = ProductShape(96, 64, True)
-    meter = ProductMeter(emulated(), is_int8=is_int8, with_onednn=True)
+    meter = ProductMeter(emulated(), quantization=quantization, with_onednn=True)
     times = meter(shape)
     assert set(times) == {AVX, AMX, ONEDNN}
     assert all(len(seconds) == len(choices.ROWS) and min(seconds) > 0 for seconds in times.values())
-    without = ProductMeter(kernels("avx2"), is_int8=is_int8, with_onednn=False)
+    without = ProductMeter(kernels("avx2"), quantization=quantization, with_onednn=False)
     assert set(without(shape)) == {AVX}
 
 
@@ -112,7 +115,7 @@ def test_one_disturbed_moment_makes_no_copy(monkeypatch: pytest.MonkeyPatch) -> 
     disturbed: Times = {AVX: (9.0, 9.0), ONEDNN: (1.1, 4.4)}
     rounds = iter([disturbed, calm, calm])
     monkeypatch.setattr(measuring, "_in_turns", lambda ways, x: next(rounds))
-    meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
+    meter = ProductMeter(kernels("avx2"), quantization="none", with_onednn=True)
     assert choices.choose(meter(ProductShape(96, 64, False))) == choices.Choice()
     assert next(rounds) is calm, "it stops as soon as nothing speaks for a copy"
     always = {AVX: (9.0, 9.0), ONEDNN: (1.1, 4.4)}
@@ -125,7 +128,7 @@ def test_a_way_that_is_wrong_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         torch.ops.mkldnn, "_linear_pointwise", lambda *arguments: 1.1 * call(*arguments)
     )
-    meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
+    meter = ProductMeter(kernels("avx2"), quantization="none", with_onednn=True)
     assert set(meter(ProductShape(96, 64, False))) == {AVX}
 
 
@@ -139,7 +142,7 @@ def test_a_way_that_fails_is_not_measured_and_logged(
         raise RuntimeError("the operator takes other arguments")
 
     monkeypatch.setattr(torch.ops.mkldnn, operator, changed)
-    meter = ProductMeter(kernels("avx2"), is_int8=False, with_onednn=True)
+    meter = ProductMeter(kernels("avx2"), quantization="none", with_onednn=True)
     with caplog.at_level("DEBUG", measuring.__name__):
         assert set(meter(ProductShape(96, 64, False))) == {AVX}
     assert "the operator takes other arguments" in caplog.text
@@ -196,7 +199,7 @@ def test_copies_are_dropped_where_whole_steps_gain_nothing_by_them(
 def test_the_stack_that_computes_the_same_steps_in_less_time_is_the_quicker_one(
     num_rows: int,
 ) -> None:
-    stack, pool = build_stack(kernels("best"), is_int8=False)
+    stack, pool = build_stack(kernels("best"), quantization="none")
     steps: list[int] = []
 
     def thrice(*step: Any) -> torch.Tensor:

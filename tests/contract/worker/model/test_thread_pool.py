@@ -16,6 +16,7 @@ from shared.cores import available_cores
 from tests.support.busy_neighbours import busy_neighbours
 from tests.support.cpu_kernels import NUM_THREADS, kernels
 from tests.support.native_models import build_stack, run_step
+from worker.engine_options import Quantization
 from worker.model.cpu.library import NativeKernels
 
 DRIVER = Path(__file__).with_name("thread_pool_driver.cpp")
@@ -31,7 +32,7 @@ from tests.support.cpu_kernels import kernels
 from tests.support.native_models import build_stack, run_step
 library = kernels("best")
 library.set_num_threads(2)
-stack, _ = build_stack(library, is_int8=False)
+stack, _ = build_stack(library, quantization="none")
 step = [(40, 1), (0, 50)]
 expected = run_step(stack, step).clone()
 child = os.fork()
@@ -72,10 +73,12 @@ def test_chunks_are_committed_once_without_waiting(driver: Path, what: str) -> N
     assert "WARNING" not in done.stderr
 
 
-@pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
-def test_any_number_of_threads_gives_the_same_bits(library: NativeKernels, is_int8: bool) -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_any_number_of_threads_gives_the_same_bits(
+    library: NativeKernels, quantization: Quantization
+) -> None:
     with busy_neighbours(2):
-        stack, pool = build_stack(library, is_int8=is_int8)
+        stack, pool = build_stack(library, quantization=quantization)
         expected: tuple[torch.Tensor, torch.Tensor] | None = None
         begin = pool.storage.clone()
         for num_threads in (1, 2, 3, 8):
@@ -90,7 +93,7 @@ def test_any_number_of_threads_gives_the_same_bits(library: NativeKernels, is_in
 
 def test_more_threads_than_cores_do_not_stand_in_each_others_way(library: NativeKernels) -> None:
     """A barrier that spins makes such a step tens of times as long."""
-    stack, _ = build_stack(library, is_int8=False, num_layers=24)
+    stack, _ = build_stack(library, quantization="none", num_layers=24)
     times: dict[int, list[float]] = {}
     cores = available_cores()
     for _ in range(5):

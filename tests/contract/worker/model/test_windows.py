@@ -100,7 +100,7 @@ def way_of(name: str, kind: str = "all", *, in_groups: bool = True) -> Way:
         return model, LayerByLayer(model, SdpaAttention(pool, model.config.layer_scores)), pool
     is_whole = name != "kernels layer by layer"
     library = kernels(name.removeprefix("kernels ") if is_whole else next(iter(variants())))
-    model = new_model(shape, NativeOps(library, is_int8=False))
+    model = new_model(shape, NativeOps(library, quantization="none"))
     pool = pool_of(model)
     if is_whole:
         return model, NativeStack(model, pool, library), pool

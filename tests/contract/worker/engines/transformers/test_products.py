@@ -80,14 +80,17 @@ def test_each_tier_is_about_as_close_to_float32_as_torch(model_type: str, tmp_pa
         assert rms(log_probabilities(path, "bfloat16", tier) - exact) <= 1.5 * lost
 
 
-def test_int8_is_computed_in_every_tier(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("quantization", "most_lost"), [("int8", 0.5), ("int4", 0.9)])
+def test_quantized_weights_are_computed_with_in_every_tier(
+    quantization: Quantization, most_lost: float, tmp_path: Path
+) -> None:
     path = write_tiny_model(tmp_path, "mistral")
     exact = log_probabilities(path, "float32")
-    specified = log_probabilities(path, "bfloat16", "reference", "int8")
+    specified = log_probabilities(path, "bfloat16", "reference", quantization)
     lost = rms(specified - exact)
-    assert 0 < lost < 0.5 * rms(exact - exact.mean())
+    assert 0 < lost < most_lost * rms(exact - exact.mean())
     for tier in ("packed", "native"):
-        assert rms(log_probabilities(path, "bfloat16", tier, "int8") - exact) <= 1.3 * lost
+        assert rms(log_probabilities(path, "bfloat16", tier, quantization) - exact) <= 1.3 * lost
 
 
 def test_what_the_native_tier_takes_over(tmp_path: Path) -> None:
