@@ -244,6 +244,11 @@ class Pooling:
     def num_slices(self) -> int:
         return -(-len(self.lengths) // self.vectors_per_slice)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all vectors."""
+        return NUMBER_BYTES * self.dimensions * len(self.lengths)
+
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:

@@ -97,12 +97,13 @@ class Intake:
         self._reconcile_at_s = 0.0
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Runs until cancelled; may run again."""
         try:
             await self._run()
         finally:
-            if self._overtaking is not None:
-                await cancel_and_wait(self._overtaking)
+            overtaking, self._overtaking = self._overtaking, None
+            if overtaking is not None:
+                await cancel_and_wait(overtaking)
 
     async def _run(self) -> None:
         backoff = Backoff(0.05, 1.0)
@@ -276,7 +277,9 @@ class AdmissionEstimator:
         if slots == 0 or ready is None:
             return slots
         waiting = self._not_begun()
-        slots = min(slots, MAX_NOT_BEGUN - sum(map(_num_in_engine, waiting)))
+        # Jobs for vectors have no first token: their prompts alone are counted, below.
+        num_waiting = sum(_num_in_engine(job) for job in waiting if job.job.pooling is None)
+        slots = min(slots, MAX_NOT_BEGUN - num_waiting)
         if slots <= 0:
             return 0
         not_begun = sum(ready.config.held_tokens(_tokens(job)) for job in waiting)

@@ -302,21 +302,24 @@ class SwappingWorker:
                 swap_ms=self._swap_ms,
                 not_now=self._failing(),
             )
-            if found is not None and await self._claim(found, drains=not self._is_idle):
+            if found is not None and await self._claim(found, jobs):
                 return found.model
 
     async def confirm(self) -> bool:
         """Returns whether the model of `due` is still this worker's to load, now that no job runs.
-        Raises TransportError."""
+
+        If not, or if the store does not answer, the claim is given up.
+        """
         found = self._claimed
         assert found is not None, "confirm follows due"
-        if not self.is_lost.is_set():
-            is_claimed = await self._try_to_claim(found, drains=False)
-            if is_claimed:
+        try:
+            if not self.is_lost.is_set() and await self._try_to_claim(found, drains=False):
                 return True
+        except TransportError as error:
+            log.debug("failed to confirm the claim of a model", extra={"error": str(error)})
         self._claimed = None
         log.info(
-            "another worker loads the model; this one serves its own again",
+            "the next model is not this worker's to load; it serves its own again",
             extra={"model": self._service.model_name, "next_model": found.model},
         )
         return False
@@ -365,13 +368,16 @@ class SwappingWorker:
                 drains=drains,
             )
             if is_claimed:
+                self.is_lost.clear()
                 self._claimed = found
             return is_claimed
 
-    async def _claim(self, found: WaitingModel, *, drains: bool) -> bool:
-        self.is_lost.clear()
+    async def _claim(self, found: WaitingModel, jobs: RunningJobs) -> bool:
+        drains = not self._is_idle
         try:
             is_claimed = await self._try_to_claim(found, drains=drains)
+            if is_claimed and not drains and len(jobs):  # one came meanwhile: it drains after all
+                await self._try_to_claim(found, drains=True)
         except TransportError as error:
             log.debug("failed to claim a model", extra={"error": str(error)})
             return False

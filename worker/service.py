@@ -81,8 +81,8 @@ class Swaps(Protocol):
         ...
 
     async def confirm(self) -> bool:
-        """Returns whether that model is still to be served, once no job runs. Raises
-        TransportError."""
+        """Returns whether that model is still to be served, once no job runs; else the claim of it
+        is given up."""
         ...
 
     def loaded(self, model: LoadedModel) -> None:
@@ -388,6 +388,13 @@ class WorkerService:
             while True:
                 await self._take_jobs(others, ordered)
                 left = await self._drain_beside(others)
+                if self.next_model and self._order.order is Order.DRAIN:
+                    self._swaps.is_lost.set()  # it may take no jobs of another model either
+                if self.next_model and self._swaps.is_lost.is_set() and len(self._jobs):
+                    await self._swaps.confirm()  # without a question: the claim is given up
+                    self.next_model = ""
+                    await self._report_stopping(False)
+                    continue
                 if self._stop.is_set() or self._order.order is Order.EXIT:
                     self.next_model = ""
                 if not self.next_model or await self._is_confirmed(others):
@@ -431,9 +438,7 @@ class WorkerService:
 
     async def _is_confirmed(self, others: Sequence[asyncio.Task[None]]) -> bool:
         """Returns whether the next model is to be loaded: not if another worker does by now."""
-        confirming = asyncio.create_task(
-            self._retrying("claiming the next model", self._swaps.confirm), name="confirm"
-        )
+        confirming = asyncio.create_task(self._swaps.confirm(), name="confirm")
         try:
             await first_of(confirming, *others, self._stop.wait())
             _raise_the_first(*others)

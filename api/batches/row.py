@@ -81,6 +81,8 @@ _ANEW = frozenset(
         ErrorCode.MODEL_REPLACED,
     }
 )
+# Their records are still there, under the id that the next job has.
+_FORGOTTEN = frozenset({ErrorCode.JOB_LOST, ErrorCode.JOB_EXPIRED, ErrorCode.MODEL_REPLACED})
 REPLACED_RETRY_S = 3.0  # after which every frontend has the card of the model that is served now
 
 
@@ -231,7 +233,7 @@ class RowTask:
             if end.code not in _ANEW or num_jobs == MAX_JOBS:
                 return self._failed(end)
             log.warning("restarted a batch row", extra={"job_id": self._job_id, "reason": end.code})
-            if end.code == ErrorCode.MODEL_REPLACED and not await self._forget():
+            if end.code in _FORGOTTEN and not await self._forget():
                 return self._stopped()
         raise AssertionError("unreachable")
 

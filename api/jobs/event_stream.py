@@ -276,7 +276,7 @@ class JobStream:
             self._behind = True
             return None
         return self._failed(
-            ErrorCode.JOB_LOST, "The job's log has no log probabilities of its prompt."
+            ErrorCode.JOB_LOST, "The job's log lacks a part that was computed of its prompt."
         )
 
     def _accept_delta(self, delta: Delta, *, from_log: bool) -> Delta | Failed | None:

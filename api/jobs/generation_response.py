@@ -23,16 +23,19 @@ class JsonBody:
 
     is_resumable = False
 
-    def __init__(self, jobs: JobService, formatter: Formatter[Any]) -> None:
+    def __init__(
+        self, jobs: JobService, formatter: Formatter[Any], num_vector_bytes: int = 0
+    ) -> None:
         self._slices = jobs.slices
         self._keepalive_s = jobs.keepalive_s
         self._answers = jobs.answers
         self._formatter = formatter
+        self._num_vector_bytes = num_vector_bytes  # which the formatter will hold
         self._has_begun = False
 
     async def run(self, stream: EventStream, source: EventSource, send: Send) -> None:
         """Sends the object at the job's end. Raises StreamInterrupted and ApiError."""
-        with self._answers.take(0) as charge:
+        with self._answers.take(self._num_vector_bytes) as charge:
             await self._run(stream, source, send, charge)
 
     async def _run(
@@ -98,4 +101,5 @@ def generation_response(
         events = SentEvents(formatter, stream_interval)
         beginning = events.beginning if formatter.has_beginning else None
         return StreamResponse(jobs, source, EventStreamBody(jobs, events, beginning))
-    return StreamResponse(jobs, source, JsonBody(jobs, formatter))
+    num_vector_bytes = sum(job.pooling.num_bytes for job in submitted if job.pooling is not None)
+    return StreamResponse(jobs, source, JsonBody(jobs, formatter, num_vector_bytes))

@@ -60,7 +60,7 @@ class IO(Protocol):
         ...
 
 
-MAX_INPUTS = 512  # of a request of `embed`: the service takes 2048, of 300,000 tokens in all
+MAX_INPUTS = 32  # of a request of `embed`: the service takes 300,000 tokens in one
 
 
 class Core:
@@ -97,12 +97,12 @@ class Core:
 
     async def embed(
         self,
-        input: Sequence[str] | Sequence[Sequence[int]],
+        input: str | Sequence[str] | Sequence[Sequence[int]],
         *,
         model: str | None = None,
         dimensions: int | None = None,
     ) -> list[list[float]]:
-        """Returns the vector of each text, or of each list of token ids; of any number of them.
+        """Returns the vector of each text, or of each list of token ids; of one text a list of one.
 
         They are sent in requests of MAX_INPUTS, one after the other. Without a `model` it is the
         first that makes embeddings. Raises PenstockError.
@@ -110,9 +110,10 @@ class Core:
         if model is None:
             model = first_model((await self.call("GET", "/v1/models"))["data"], embeds=True)
         options = {} if dimensions is None else {"dimensions": dimensions}
+        inputs = [input] if isinstance(input, str) else input
         vectors: list[list[float]] = []
-        for begin in range(0, len(input), MAX_INPUTS):
-            body = {**options, "model": model, "input": list(input[begin : begin + MAX_INPUTS])}
+        for begin in range(0, len(inputs), MAX_INPUTS):
+            body = {**options, "model": model, "input": list(inputs[begin : begin + MAX_INPUTS])}
             answer = await self.call("POST", "/v1/embeddings", body, idempotency_key=new_key())
             vectors += [one["embedding"] for one in answer["data"]]
         return vectors

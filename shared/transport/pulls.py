@@ -55,6 +55,7 @@ class Pulled(NamedTuple):
     deferred_ms: int = 0  # until jobs left to other workers may be taken; 0 without any
     left_ms: int = 0  # likewise, of jobs left to workers that hold their prefixes
     held: Held = Held.NONE
+    queues: Sequence[str] = ()  # in the order of `last`
 
 
 class Pulls:
@@ -97,7 +98,7 @@ class Pulls:
     async def pull(self, worker_id: str, count: int, block_ms: int) -> Sequence[Delivery]:
         deadline = time.monotonic() + block_ms / 1000
         with translated("pull"):
-            pulled = Pulled(last=self._delivered)
+            pulled = Pulled(last=self._delivered, queues=self._queues)
             if not pulled.last or block_ms <= 0:
                 pulled = await self._pull_once(worker_id, count)
             while True:
@@ -167,7 +168,7 @@ class Pulls:
         """Overtakes without waiting; returns as `take`."""
         with translated("overtake"):
             queues, common = self._ahead_of(worker_id, count, lane)
-            more = await self._take_more(*common, *queues)
+            more = (await self._take_more(*common, *queues))._replace(queues=queues)
             return await self._reader.deliveries(worker_id, more.claims), more
 
     def _ahead_of(
@@ -244,7 +245,8 @@ class Pulls:
             return min(RETRY_S, left_s), None
         if self._connections.is_fake:
             return min(POLL_S, left_s), None
-        return left_s, _wait_for_entry(self._queues[: len(before.last)], before.last, left_s)
+        queues = before.queues[: len(before.last)]
+        return left_s, _wait_for_entry(queues, before.last, left_s)
 
     def _ending(self, before: Pulled, left_s: float) -> AbstractAsyncContextManager[None]:
         is_due = bool(before.deferred_ms or before.left_ms)
@@ -269,7 +271,19 @@ class Pulls:
             return Pulled()
         _, claims, more, last, deferred_ms, left_ms, held = reply
         self._delivered = () if deferred_ms or left_ms or held else last
-        return Pulled(claims, bool(more), last, deferred_ms, left_ms, Held(held))
+        pulled = Pulled(claims, bool(more), last, deferred_ms, left_ms, Held(held), self._queues)
+        if claims:
+            self._take_turns()
+        return pulled
+
+    def _take_turns(self) -> None:
+        """Puts another model's queue first in each lane: a pull empties the first one before it
+        takes from the next."""
+        width = len(self._queues) // NUM_LANES
+        if width < 2:
+            return
+        lanes = [self._queues[at : at + width] for at in range(0, len(self._queues), width)]
+        self.serve(tuple(queue for lane in lanes for queue in (*lane[1:], lane[0])))
 
     async def _call(self, name: str, *arguments: Argument) -> Any:
         return await self._scripts.call(self._connections.scripts, name, *arguments)

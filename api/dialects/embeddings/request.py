@@ -22,7 +22,8 @@ from shared.messages import (
 NUMBER_CHARS = 22  # -0.012345678901234567 and a comma
 BASE64_CHARS = 16 / 3  # of the four bytes of a number
 OBJECT_CHARS = 64  # around each vector
-KEPT_MS = 60_000  # that the vectors of a job are stored after its end, where it asks for nothing
+UNREAD_MS = 600_000  # until vectors that nobody reads are deleted; a minute once they were read
+KEYED_RETAIN_MS = 60_000  # in which a request can be sent again with its key
 
 
 async def prepare_embedding(
@@ -48,8 +49,10 @@ async def prepare_embedding(
         params=request,
         lane=job_lane(request),
     )
-    text_ms = job.text_ms if job.text_ms or job.retain_ms else KEPT_MS
-    job = replace(job, pooling=pooling, text_ms=text_ms)
+    job = replace(job, pooling=pooling)
+    if request.store is None and request.expires_after is None:  # vectors are large
+        keyed = job.idempotency is not None
+        job = replace(job, retain_ms=KEYED_RETAIN_MS) if keyed else replace(job, text_ms=UNREAD_MS)
     vectors = Vectors(pooling)
     formatter = EmbeddingFormatter(
         model.card.name, vectors, as_base64=request.encoding_format == "base64"

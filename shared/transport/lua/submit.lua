@@ -160,6 +160,7 @@ end
 local fixed_bytes = JOB_BYTES + #params.request + #params.facts
 local index = string.sub(params.facts, 1, 1) == '#' and params.facts or nil
 local log_bytes = math.min(tonumber(params.max_output), expected * num_choices) * tonumber(params.token_bytes)
+  + tonumber(params.vector_bytes)
 for _, rate in ipairs(rates) do
   local ms = allowed_in_ms(tenant, rate[1], rate[2], rate[3])
   if ms > 0 then return full(rate[1] .. '_per_minute', ms) end

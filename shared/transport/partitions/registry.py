@@ -37,7 +37,6 @@ BLOB_PATIENCE_S = 10.0  # a tokenizer has megabytes
 Value = TypeVar("Value")
 
 SUMMED = ("accepted", "ended", "failed", "expired", "tokens_in", "tokens_out")
-UNKNOWN = QueueStats(0, 0, 0, {})  # of a partition that has not answered yet
 LARGEST = ("unavailable", "errors", "queue_age_s", "kv_permille", "store_used", "store_limit")
 
 
@@ -59,11 +58,21 @@ class PartitionedWorkerRegistry:
 
     async def queue_stats(self) -> QueueStats:
         """Returns the totals; a partition that is away counts as it was last: its jobs wait there,
-        and a total that fell would look like a restart."""
-        self._stats |= await self._partitions.each(lambda one: one.transport.registry.queue_stats())
+        and a total that fell would look like a restart. Memory and disk are those of the servers
+        that answer: a full one that is away refuses nothing."""
+        found = await self._partitions.each(lambda one: one.transport.registry.queue_stats())
+        self._stats |= found
         away = frozenset(one.number for one in self._partitions.all if one.is_away)
-        known = {one.number: self._stats.get(one.number, UNKNOWN) for one in self._partitions.all}
-        return replace(merged_stats(list(known.values())), partitions=known, away=away)
+        known = dict(sorted(self._stats.items()))
+        now = merged_stats(list(found.values()))
+        return replace(
+            merged_stats(list(known.values())),
+            partitions=known,
+            away=away,
+            store_used=now.store_used,
+            store_limit=now.store_limit,
+            disk=now.disk,
+        )
 
     async def models(self) -> Mapping[str, AnnouncedModel]:
         """Returns what the partition with the lowest number knows of each model."""

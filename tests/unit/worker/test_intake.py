@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shared.tasks import cancel_and_wait
 from shared.transport.ports.queue import Delivery
 from shared.transport.ports.registry import Order
 from tests.support.polling import until
@@ -275,3 +276,15 @@ async def test_an_outage_while_a_job_may_overtake_ends_with_it() -> None:
         await until(lambda: bench.num_repairs == 1)
         bench.queue.deliveries.append(delivery("0-urgent"))
         await until(lambda: len(bench.jobs) == 2)
+
+
+async def test_an_intake_that_was_cancelled_while_jobs_may_overtake_runs_again() -> None:
+    async with running(max_num_seqs=1) as bench:
+        bench.estimator.overtakes = Overtaking(1, 7)
+        bench.queue.deliveries.append(delivery("0-a"))
+        await until(lambda: "overtake" in bench.queue.calls)
+    again = asyncio.create_task(bench.intake.run())
+    bench.queue.deliveries.append(delivery("0-urgent"))
+    await until(lambda: again.done() or len(bench.jobs) == 2)
+    assert not again.done()
+    await cancel_and_wait(again)

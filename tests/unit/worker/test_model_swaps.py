@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from shared.transport.ports.jobs import TransportError
 from shared.transport.ports.offers import WaitingModel
 from tests.support.polling import until
 from tests.unit.worker.fakes import FakeQueue
@@ -199,6 +200,11 @@ class Alone:
         self.offered = more
         return []
 
+    async def claim(self, *arguments: Any, **more: Any) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        return True
+
 
 def swapping(transport: Any, names: str = "ab") -> SwappingWorker:
     settings = WorkerSettings(redis_url="unix:///unused", runner="echo", engine_restarts=0)
@@ -249,6 +255,15 @@ async def test_a_claim_that_an_idle_worker_took_is_not_confirmed() -> None:
     worker = swapping(Alone())
     worker._claimed = of("b", 1)
     worker.is_lost.set()
+    assert not await worker.confirm()
+    assert worker._claimed is None
+
+
+async def test_a_claim_that_the_store_does_not_confirm_is_given_up() -> None:
+    transport = Alone()
+    worker = swapping(transport)
+    worker._claimed = of("b", 1)
+    transport.fault = TransportError("away")
     assert not await worker.confirm()
     assert worker._claimed is None
 

@@ -19,6 +19,7 @@ from worker.engine_options import EngineOptions
 from worker.engines.http.engine import HttpEngine
 from worker.engines.http.finding import Found, KeyFile, find
 from worker.engines.http.options import UpstreamAddress, parse_upstreams
+from worker.engines.http.streaming import ssl_context
 from worker.engines.http.upstreams import Upstreams
 
 RETRY_INTERVAL_S = 1.0
@@ -85,7 +86,7 @@ async def _first_found(
 ) -> dict[UpstreamAddress, Found | None]:
     """Returns all upstreams, with those that answer; waits until one does."""
     failure = reported = ""
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(verify=ssl_context(), trust_env=False) as http:
         while True:
             found: dict[UpstreamAddress, Found | None] = dict.fromkeys(addresses)
             for address in addresses:

@@ -19,7 +19,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
@@ -285,9 +285,11 @@ class HttpEngine:
                         most_tokens = live.most_tokens
                         if breaks.is_suspect:
                             most_tokens = min(most_tokens, len(output) + TRIAL_TOKENS)
-                        await self._read(live, output, stay.upstream, most_tokens)
-                        if most_tokens == live.most_tokens or len(output) < most_tokens:
+                        num_before = len(output)
+                        if await self._read(live, output, stay.upstream, most_tokens):
                             return
+                        if len(output) == num_before:
+                            raise UpstreamBroke("it ended an answer that has no token")
                         breaks.trusted()
                         pause_s = 0.0
                     except UpstreamBroke as error:
@@ -313,8 +315,8 @@ class HttpEngine:
 
     async def _read(
         self, live: LiveRequest, output: list[int], upstream: Upstream, most_tokens: int
-    ) -> None:
-        """Reads until the output ends, or has `most_tokens`.
+    ) -> bool:
+        """Reads until the output ends, or has `most_tokens`. Returns whether it has ended.
 
         Raises RequestRefused, UpstreamBroke or UpstreamRefused.
         """
@@ -323,11 +325,12 @@ class HttpEngine:
         if params.grammar is not None:
             grammar = upstream.grammar(params.grammar)
             params, num_sent = replace(params, grammar=grammar), 0
-            check = await self._output_check(grammar)
+            check = await self._output_check(grammar, params.stop_token_ids)
         request = replace(live.request, params=params, output_token_ids=known[:num_sent])
         body = upstream.body(request, most_tokens, self.config.eos_token_ids)
         replay = Replay(known[num_sent:])
         is_first, live.was_sent = not live.was_sent and not known, True
+        is_over = False
         pieces = self._upstreams.generate(upstream, body, params.logprobs)
         async with aclosing(pieces):
             async for read in pieces:
@@ -340,13 +343,15 @@ class HttpEngine:
                     output += piece.token_ids
                     if piece.reason == LENGTH and most_tokens < live.most_tokens:
                         piece = piece._replace(reason="")
+                    is_over = is_over or bool(piece.reason)
                     self._pass_on(live, piece)
                 while self._num_put - self._num_taken > MAX_UNREAD:  # the service is paused
                     await asyncio.sleep(MAX_PAUSE_S / 10)
+        return is_over
 
-    async def _output_check(self, grammar: Grammar) -> OutputCheck:
+    async def _output_check(self, grammar: Grammar, stop_token_ids: Collection[int]) -> OutputCheck:
         try:
-            return await self._checks.check(grammar)
+            return await self._checks.check(grammar, stop_token_ids)
         except GrammarInvalid as error:
             raise RequestRefused(ErrorCode.GRAMMAR_FAILED, str(error)) from error
 

@@ -83,12 +83,14 @@ class LlamaServer:
         return body
 
     def reader(self, num_top: int | None, encode: Callable[[str], Sequence[int]]) -> Reader:
-        num_seen = 0
+        num_seen, is_prompt_seen = 0, False
 
         def read(event: Mapping[str, Any]) -> Piece:
-            nonlocal num_seen
-            if "prompt_progress" in event:  # before the first token
-                return Piece((), num_cached_tokens=int(event["prompt_progress"]["cache"]))
+            nonlocal num_seen, is_prompt_seen
+            if "prompt_progress" in event:  # before the first token, of each batch of the prompt
+                cached = None if is_prompt_seen else int(event["prompt_progress"]["cache"])
+                is_prompt_seen = True
+                return Piece((), num_cached_tokens=cached)
             token_ids = tuple(map(int, event["tokens"] or ()))
             if event.get("stop"):
                 reason = str(event.get("stop_type") or "stop")

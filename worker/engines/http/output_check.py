@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -24,15 +24,16 @@ from worker.engines.http.servers import END, Piece
 class OutputCheck:
     """One output, from its first token."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, stop_token_ids: Collection[int]) -> None:
+        self._matcher, self._stop_token_ids = matcher, stop_token_ids
 
     def take(self, piece: Piece) -> None:
         """Raises RequestRefused where the next tokens leave the grammar, and at the model's own end
         where the grammar does not end."""
         matcher = self._matcher
         is_kept = all(matcher.consume_token(token_id) for token_id in piece.token_ids)
-        if is_kept and piece.reason == END:
+        is_stopped = piece.token_ids[-1:] and piece.token_ids[-1] in self._stop_token_ids
+        if is_kept and piece.reason == END and not is_stopped:
             is_kept = matcher.is_stopped() or matcher.is_accepting()
         if not is_kept:
             raise RequestRefused(
@@ -48,10 +49,14 @@ class OutputChecks:
     def __init__(self, grammars: GrammarCompiler) -> None:
         self._grammars = grammars
 
-    async def check(self, grammar: Grammar) -> OutputCheck:
-        """Raises GrammarInvalid."""
+    async def check(self, grammar: Grammar, stop_token_ids: Collection[int] = ()) -> OutputCheck:
+        """Returns that of an output that may end at one of `stop_token_ids` anywhere, too.
+
+        Raises GrammarInvalid.
+        """
         compiled = self._grammars.compiled(_as_servers_write_it(grammar))
-        return OutputCheck((await asyncio.wrap_future(compiled)).deep_copy())
+        matcher = (await asyncio.wrap_future(compiled)).deep_copy()
+        return OutputCheck(matcher, stop_token_ids)
 
 
 class Replay:

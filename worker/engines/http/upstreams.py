@@ -18,7 +18,7 @@ from worker.engine.request import EngineRequest
 from worker.engines.http.finding import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, Found, KeyFile
 from worker.engines.http.options import UpstreamAddress
 from worker.engines.http.servers import END, LENGTH, Piece, UpstreamBroke, UpstreamRefused
-from worker.engines.http.streaming import Answer, NoConnection, post
+from worker.engines.http.streaming import Answer, NoConnection, post, ssl_context
 from worker.model.errors import ModelError
 
 FIRST_TOKEN_TIMEOUT_S = 600.0  # it may have a queue of its own
@@ -80,7 +80,7 @@ class Upstreams:
     ) -> None:
         """`find` looks at the server of a URL; it raises ModelError or OSError. `encode`: see
         Server.reader."""
-        self._http = httpx2.AsyncClient()
+        self._http = httpx2.AsyncClient(verify=ssl_context(), trust_env=False)
         self._find = find
         self._key = key
         self._encode = encode

@@ -27,8 +27,12 @@ def add_adapters(llm: LLMEngine, adapters: Mapping[str, Adapter]) -> dict[str, L
         for number, adapter in enumerate(adapters.values(), start=1)
     }
     for request in requests.values():
-        if why := load_adapter(llm, request):
-            raise CheckpointError(f"PENSTOCK_LORA_MODULES: {why}")
+        try:
+            llm.add_lora(request)
+        except Exception as error:  # of any reader of files, and of any process of vLLM's
+            raise CheckpointError(
+                f"PENSTOCK_LORA_MODULES: {_not_loaded(request, error)}"
+            ) from error
     return requests
 
 
@@ -42,5 +46,9 @@ def load_adapter(llm: LLMEngine, adapter: LoRARequest) -> str:
             "an adapter cannot be loaded",
             extra={"adapter": adapter.lora_name, "error": sentence_of(error)},
         )
-        return f"vLLM cannot load the adapter {adapter.lora_name!r}: {sentence_of(error)}"
+        return _not_loaded(adapter, error)
     return ""
+
+
+def _not_loaded(adapter: LoRARequest, error: Exception) -> str:
+    return f"vLLM cannot load the adapter {adapter.lora_name!r}: {sentence_of(error)}"

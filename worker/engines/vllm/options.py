@@ -347,6 +347,8 @@ def lora_args(
     return {
         "enable_lora": True,
         "max_loras": num_places,
+        # Else vLLM drops one from the host's memory, and reads it again within a step.
+        "max_cpu_loras": max(len(adapters), given.get("max_loras", num_places)),
         "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= widest.rank),
     }
 

@@ -52,13 +52,16 @@ class PoolingConfig:
         modules = _modules(directory / MODULES)
         kinds = [_kind(module) for module in modules]
         architecture = next(iter(config.get("architectures") or ()), "")
-        if not is_chosen and "Pooling" not in kinds and not str(architecture).endswith("Model"):
+        name = str(architecture)
+        has_head = not name.endswith("Model") or name.endswith("HeadModel")  # GPT2LMHeadModel
+        if has_head and not is_chosen and "Pooling" not in kinds:
             return None
         text = config.get("text_config")
         size = (text if isinstance(text, Mapping) else config).get("hidden_size")
         if not isinstance(size, int):
             raise UnsupportedModel("config.json has no hidden_size")
-        mode: PoolingMode = "lasttoken" if "CausalLM" in str(architecture) else "mean"
+        is_decoder = "CausalLM" in name or "LMHead" in name
+        mode: PoolingMode = "lasttoken" if is_decoder else "mean"
         steps = [cls.NORMALIZE] if not modules and mode == "lasttoken" else []
         for module, kind in zip(modules, kinds, strict=True):
             folder = directory / str(module.get("path") or "")

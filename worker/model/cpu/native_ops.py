@@ -283,13 +283,14 @@ class NativeOps(Ops):
             scale = balance(weight, self._input_sizes)
             if self._quantization == "int4" and may_be_int4(weight.shape[1]):
                 narrow = quantize_to_int4(weight, scale)
-                quantized = narrow.widened()
+                scales, sums = narrow.scales, narrow.row_sums()
                 there.packed, there.is_int4 = lend(self._memory.copy(_int4_panels(narrow))), 1
             else:
                 quantized = quantize_weight(weight, scale)
+                scales, sums = quantized.scales, quantized.values.sum(dim=1, dtype=torch.int32)
                 there.packed = lend(self._memory.copy(_blocked(quantized.values)))
-            there.scales = lend(quantized.scales)
-            there.offset = lend(128 * quantized.values.sum(dim=1, dtype=torch.int32))
+            there.scales = lend(scales)
+            there.offset = lend(128 * sums)
             inverse = None if scale is None else 1 / scale
             there.factors = lend(spreading_factors(weight.shape[1], inverse))
         else:

@@ -39,9 +39,20 @@ class Int4Weight:
 
     def widened(self) -> Int8Weight:
         """Returns the same weight in int8."""
-        grouped = self.numbers.view(*self.factors.shape, GROUP).to(torch.int16)
-        values = grouped * self.factors[:, :, None] - self.offsets[:, :, None].to(torch.int16)
-        return Int8Weight(values.to(torch.int8).view(self.numbers.shape), self.scales)
+        values = torch.empty(self.numbers.shape, dtype=torch.int8)
+        for start in range(0, len(values), _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            factors, offsets = self.factors[rows, :, None], self.offsets[rows, :, None]
+            grouped = self.numbers[rows].view(*factors.shape[:2], GROUP).to(torch.int16)
+            grouped = grouped * factors - offsets.to(torch.int16)
+            values[rows] = grouped.to(torch.int8).view(len(grouped), -1)
+        return Int8Weight(values, self.scales)
+
+    def row_sums(self) -> Tensor:
+        """Returns the sums of the rows' int8 values: [out] int32."""
+        grouped = self.numbers.view(*self.factors.shape, GROUP)
+        sums = grouped.sum(dim=2, dtype=torch.int32) * self.factors.to(torch.int32)
+        return (sums - GROUP * self.offsets.to(torch.int32)).sum(dim=1, dtype=torch.int32)
 
 
 def may_be_int4(size_in: int) -> bool:
@@ -63,6 +74,7 @@ def quantize_weight(weight: Tensor, scale: Tensor | None = None) -> Int4Weight:
         rows = slice(start, start + _ROWS_AT_ONCE)
         wide = spread(weight[rows], scale).view(-1, size_in // GROUP, GROUP)
         low, high = wide.aminmax(dim=2, keepdim=True)
+        low = low.clamp_max_(0)  # offsets are not negative: numbers begin at 0 or below
         # Factors are to reach 15, and values to stay within -127..127.
         of_factors = (high - low).amax(dim=1, keepdim=True) / (_MOST_NUMBER * _MOST_FACTOR)
         row_scale = torch.maximum(of_factors, wide.abs().amax(dim=(1, 2), keepdim=True) / 120)

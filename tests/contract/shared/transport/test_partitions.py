@@ -581,6 +581,22 @@ async def test_the_figures_of_a_partition_that_is_away_are_its_last(apart: Apart
     assert all(after.totals[state] >= total for state, total in before.totals.items())
 
 
+async def test_a_full_partition_that_is_away_does_not_make_the_others_full(apart: Apart) -> None:
+    both = apart.transport
+    for one in both.partitions.all:
+        await both.store.reap()
+        await one.transport.registry.queue_stats()
+    stats = await both.registry.queue_stats()
+    full = replace(stats.partitions[1], store_used=2, store_limit=1)
+    both.registry._stats[1] = full  # type: ignore[attr-defined]
+    apart.server.stop()
+    both.partitions.all[1].left("a test")
+    after = await both.registry.queue_stats()
+    assert after.away == {1}
+    assert (after.store_used, after.store_limit) != (2, 1)
+    assert after.partitions[1] == full
+
+
 async def test_without_any_partition_every_call_fails_until_one_is_back(apart: Apart) -> None:
     both = apart.transport
     for one in both.partitions.all:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shared.keys import new_job_id
-from shared.messages import JobState
+from shared.messages import JobState, Pooling
 from shared.transport.connect import RedisTransport
 from shared.transport.ports.admission import AdmissionLimits, QueueFull, Submission
 from shared.transport.ports.jobs import Submitted
@@ -48,6 +48,16 @@ async def test_jobs_submitted_before_any_worker_was_set_up_are_delivered(
     jobs = [await steps.submit() for _ in range(3)]
     await steps.worker("w1")
     assert [delivery.job for delivery in await steps.pull("w1")] == jobs
+
+
+async def test_the_models_of_one_worker_take_turns(steps: Steps) -> None:
+    names = (MODEL, "adapter", "other")
+    await steps.worker("w1", names)
+    for _ in range(6):
+        for name in names:
+            await steps.submit(model=name)
+    taken = [delivery.job.model for _ in range(9) for delivery in await steps.pull("w1", 1)]
+    assert {name: taken.count(name) for name in names} == dict.fromkeys(names, 3)
 
 
 @pytest.mark.parametrize(
@@ -282,3 +292,10 @@ async def test_an_empty_queue_entry_is_dropped(steps: Steps) -> None:
     await steps.redis.xadd(steps.keys.queue(MODEL, 0), {"id": "0-nobody"})
     assert await steps.pull("w1") == []
     assert await steps.redis.xlen(steps.keys.queue(MODEL, 0)) == 0
+
+
+async def test_the_vectors_of_a_job_count_in_the_store_before_they_are_there(steps: Steps) -> None:
+    pooling = Pooling((1,) * 8, 4096)
+    job = await steps.submit(prompt=(1,) * 8, pooling=pooling, max_tokens=0)
+    held = await steps.redis.hget(steps.keys.job(job.job_id), "held_log")
+    assert int(held) == pooling.num_bytes == 8 * 4 * 4096

@@ -24,6 +24,7 @@ from worker.engine.request import EngineOutput, EngineRequest
 from worker.engine_options import EngineOptions
 from worker.engines.penstock import build_own_engine
 from worker.engines.pooling.engine import PoolingEngine
+from worker.model.config.pooling import pooling_config
 from worker.model.errors import CheckpointError, UnsupportedModel
 
 GREEDY = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
@@ -239,3 +240,10 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"encoder\.layer\.0\.output"):
         build(path)
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Qwen3ForCausalLM", "BertForMaskedLM"])
+def test_a_model_with_a_head_generates_text(tmp_path: Path, architecture: str) -> None:
+    path = make_embedding_checkpoint(tmp_path / "m", pooling=None, architecture=architecture)
+    assert pooling_config(path, "model") is None
+    assert pooling_config(path, "pooling") is not None
