@@ -98,7 +98,8 @@ async def test_streams_stay_open_while_redis_is_away_and_engines_pause(scenario:
         await until(lambda c=client, b=before: c.reading.num_keepalives > b + 11, "keep-alives")
     server.start()
     await scenario.all_finished(clients)
-    assert all("the engine continues" in worker.log for worker in owners)
+    for worker in owners:
+        await until(lambda w=worker: "the engine continues" in w.log, "the engine to continue")
     for client in clients:  # all leases ended meanwhile, and nobody was taken for dead
         assert (await scenario.job(client.reading.job_id))["attempt"] == "1"
     await scenario.settled()

@@ -22,7 +22,7 @@ from shared.messages import (
 NUMBER_CHARS = 22  # -0.012345678901234567 and a comma
 BASE64_CHARS = 16 / 3  # of the four bytes of a number
 OBJECT_CHARS = 64  # around each vector
-UNREAD_MS = 600_000  # until vectors that nobody reads are deleted; a minute once they were read
+UNREAD_MS = 600_000  # until unread vectors are deleted; a minute once they were read
 KEYED_RETAIN_MS = 60_000  # in which a request can be sent again with its key
 
 

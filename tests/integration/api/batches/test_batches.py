@@ -298,7 +298,7 @@ def test_what_cannot_be_a_batch_is_refused_by_name(client: OpenAI) -> None:
         begin(client, row("a"), **members)
 
     for members, param in (
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "never"}, "completion_window"),
         ({"completion_window": "8d"}, "completion_window"),
         ({"metadata": {f"k{index}": "" for index in range(17)}}, "metadata"),
