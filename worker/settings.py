@@ -194,7 +194,8 @@ class WorkerSettings(EngineSettings):
                 "PENSTOCK_MODELS and PENSTOCK_LORA_MODULES exclude each other: adapters fit one "
                 "model"
             )
-        if not self.models and set(self.named_models) & set(parse_lora_modules(self.lora_modules)):
+        adapters = parse_lora_modules(self.lora_modules)
+        if adapters and set(self.named_models) & set(adapters):
             raise ValueError(
                 f"PENSTOCK_LORA_MODULES: {next(iter(self.named_models))!r} is the name of the "
                 "model itself"

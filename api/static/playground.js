@@ -26,7 +26,6 @@ import { isOver } from "./answer.js";
 const OPEN = "penstock-open"; // of this tab: the chat that a reload opens again
 const DRAFT = "penstock-draft"; // of this tab
 const NOT_KEPT = "This browser stores nothing for this page: chats are lost when you close this tab.";
-const DEMO_MODEL = "penstock-demo";
 const MAX_SPOKEN_CHARS = 2000;
 const LINK_RETRY_MS = 2000;
 
@@ -57,7 +56,6 @@ const picker = new ModelPicker(byId("model"), {
   ready: setControls,
   chosen: (model) => {
     showSuggestions(byId("suggestions"), model);
-    byId("demo-hint").hidden = model?.id !== DEMO_MODEL;
     settings.showDefaults(model);
     maxTokens = model?.max_model_len ?? null;
     showContext(byId("context"), session.chat.turns, maxTokens);

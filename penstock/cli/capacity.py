@@ -9,9 +9,9 @@ import typer
 
 from penstock.cli.options import Json
 from penstock.cli.output import print_facts, print_json, print_table
-from shared.keys import MAX_PARTITIONS
 
 GB = 1e9
+MAX_SHARDS = 32  # shared.keys.MAX_PARTITIONS, which this command does without
 
 
 def capacity(
@@ -44,7 +44,7 @@ def capacity(
         int,
         typer.Option(
             min=1,
-            max=MAX_PARTITIONS,
+            max=MAX_SHARDS,
             help="Shards of a Redis Cluster, each with one of PENSTOCK_PARTITIONS.",
         ),
     ] = 1,

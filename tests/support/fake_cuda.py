@@ -296,7 +296,7 @@ def set_up(
             raise Waits("the device is waited for")
 
     stream = types.SimpleNamespace(synchronize=synchronize, cuda_stream=0)
-    card = types.SimpleNamespace(multi_processor_count=132, name="a double")
+    card = types.SimpleNamespace(multi_processor_count=132, name="a double", major=9, minor=0)
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
     monkeypatch.setattr(toolchain, "unavailable_reason", lambda device: None)  # it would be read
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -24,7 +24,7 @@ from tests.support.graph_double import READ_BY_THE_HOST, poison
 from worker.model.cuda import toolchain
 
 CUDA = torch.device("cuda", 0)
-CARD = SimpleNamespace(multi_processor_count=2, name="a double")
+CARD = SimpleNamespace(multi_processor_count=2, name="a double", major=9, minor=0)
 _READS = {"__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist"}
 _MADE_OF_OTHERS = "CompositeImplicitAutograd"
 

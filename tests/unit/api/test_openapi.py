@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from api.batches.protocol import BatchRequest
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.embeddings.protocol import EmbeddingRequest
 from api.dialects.generate.protocol import GenerateRequest
 from api.dialects.messages.formatter import MessageContext, MessageFormatter
 from api.dialects.messages.protocol import CountTokensRequest, MessageRequest
@@ -47,6 +48,7 @@ REPOSITORY = Path(__file__).parents[3]
 REQUESTS: dict[str, type[RequestModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
     "/v1/responses": ResponseRequest,
     "/v1/responses/compact": CompactRequest,
     "/v1/responses/input_tokens": InputTokensRequest,

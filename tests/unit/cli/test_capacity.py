@@ -21,6 +21,8 @@ from api.limit_settings import LimitSettings
 from penstock import capacity
 from penstock.capacity import COSTS, TOKEN_COSTS, Load, Server, bottleneck, need, with_workers
 from penstock.cli.application import main
+from penstock.cli.capacity import MAX_SHARDS
+from shared.keys import MAX_PARTITIONS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 LOAD = Load(
@@ -244,3 +246,7 @@ def test_no_other_command_loads_the_model() -> None:
     source = "import sys; from penstock.cli.application import application; application()"
     source += "; sys.exit('penstock.capacity' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], timeout=60).returncode == 0
+
+
+def test_as_many_shards_as_partitions_can_be_planned() -> None:
+    assert MAX_SHARDS == MAX_PARTITIONS

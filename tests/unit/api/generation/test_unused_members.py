@@ -10,6 +10,7 @@ import pytest
 from api.batches.row import make_endpoints
 from api.dialects.chat.protocol import ChatRequest
 from api.dialects.completions.protocol import CompletionRequest
+from api.dialects.embeddings.protocol import EmbeddingRequest
 from api.dialects.messages.protocol import MessageRequest
 from api.dialects.responses.protocol import ResponseRequest, check_request
 from api.dialects.responses.request import chat_input
@@ -22,12 +23,14 @@ USER = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [USER], "stream": True},
     "completion": {"model": "m", "prompt": "hi", "stream": True},
+    "embedding": {"model": "m", "input": "hi"},
     "response": {"model": "m", "input": "hi", "stream": True},
     "message": {"model": "m", "messages": [USER], "max_tokens": 5, "stream": True},
 }
 SCHEMAS: dict[str, type[RequestModel]] = {
     "chat": ChatRequest,
     "completion": CompletionRequest,
+    "embedding": EmbeddingRequest,
     "response": ResponseRequest,
     "message": MessageRequest,
 }
