@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from shared.text.base import TextInvalid
 from shared.text.checkpoint_files import read_json
 from shared.text.model_card import DIGEST_CHARS
@@ -103,6 +101,9 @@ def _matrices(path: Path) -> dict[str, tuple[int, int]]:
 
 def _shapes(path: Path) -> dict[str, list[int]]:
     """Returns the tensors' shapes by name. Raises CheckpointError."""
+    # Imported here: the settings of a worker without an engine of its own are read without it.
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
