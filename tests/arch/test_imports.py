@@ -45,6 +45,8 @@ def loaded_by(module: str) -> set[str]:
         ),
         ("worker.main", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
         ("worker.service", {"fastapi", "starlette", "uvicorn", "torch", "api"}),
+        # Of the launcher, also where no engine is installed.
+        ("worker.settings", {"torch", "numpy", "safetensors", "gguf", "llguidance"}),
         ("worker.model.parallel.processes", {"torch", "numpy"}),  # ranks start before it
         ("worker.engine.engine", {"torch", "numpy", "redis", "asyncio", "pydantic", "msgspec"}),
         ("worker.model.step.runner", {"redis", "asyncio_redis", "fastapi", "pydantic", "msgspec"}),
