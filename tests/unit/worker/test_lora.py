@@ -126,16 +126,17 @@ def test_a_digest_is_of_name_config_weights_and_the_model(checkpoint: Path, tmp_
     ("ranks", "given", "device", "expected"),
     [
         ((), {}, "cpu", {}),
-        ((4, 9), {}, "cpu", {"enable_lora": True, "max_loras": 3, "max_lora_rank": 16}),
-        ((512,), {}, "cuda", {"enable_lora": True, "max_loras": 1, "max_lora_rank": 512}),
-        ((8,) * 20, {}, "cuda", {"enable_lora": True, "max_loras": 8, "max_lora_rank": 8}),
+        ((4, 9), {}, "cpu", {"max_loras": 3, "max_cpu_loras": 3, "max_lora_rank": 16}),
+        ((512,), {}, "cuda", {"max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": 512}),
+        ((8,) * 20, {}, "cuda", {"max_loras": 8, "max_cpu_loras": 20, "max_lora_rank": 8}),
     ],
 )
 def test_vllms_arguments_have_room_for_the_adapters(
     ranks: tuple[int, ...], given: dict[str, Any], device: str, expected: dict[str, Any]
 ) -> None:
     adapters = {str(i): Adapter(str(i), Path("/x"), rank) for i, rank in enumerate(ranks)}
-    assert lora_args(adapters, given, device) == expected
+    enabled = {"enable_lora": True} if adapters else {}
+    assert lora_args(adapters, given, device) == enabled | expected
 
 
 @pytest.mark.parametrize(
