@@ -197,12 +197,8 @@ class JobRunner:
         self, running: RunningJob, choice: RunningChoice, output: EngineOutput
     ) -> None:
         assert choice.processor is not None, "the engine has choices with a processor only"
-        if output.prompt_logprobs:
-            running.outbox.add_prompt_logprobs(output.prompt_logprobs)
-            self._publisher.notice(running.outbox)
-            return
-        if output.vectors:
-            running.outbox.add_vectors(output.vectors)
+        if of_prompt := output.prompt_logprobs or output.vectors:
+            running.outbox.add_of_prompt(of_prompt)
             self._publisher.notice(running.outbox)
             return
         if choice.gave_way_s is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from math import ceil
 from operator import sub
-from typing import TypeVar
+from typing import Any
 
 from shared.choice_deltas import chain_links, segment_deltas
 from shared.messages import (
@@ -28,8 +28,6 @@ from shared.prompt_logprobs import encode_prompt_logprobs
 from shared.tracing import attempt_fields
 from shared.transport.ports.queue import Append, AppendStatus, Delivery, JobEnd, JobSnapshot
 from shared.transport.wire import chain_hash
-
-EntryT = TypeVar("EntryT")
 
 MAX_APPEND_TOKENS = 4096  # of one append: a long log is written again in parts
 MAX_PIECES = 128  # kept apart in one append; beyond that, neighbouring pieces are joined
@@ -155,13 +153,9 @@ class Outbox:
         if segment is not None:
             self._segments.append(segment)
 
-    def add_prompt_logprobs(self, entries: Sequence[PromptLogprob]) -> None:
-        """Adds log probabilities of the prompt, all of them before the first piece."""
+    def add_of_prompt(self, entries: Sequence[PromptLogprob] | Sequence[bytes]) -> None:
+        """Adds log probabilities or vectors of the prompt, all of them before the first piece."""
         self._prompt.add(entries)
-
-    def add_vectors(self, vectors: Sequence[bytes]) -> None:
-        """Adds vectors of inputs, in their order."""
-        self._prompt.add_vectors(vectors)
 
     def finish(self, end: JobEnd) -> None:
         """Adds the end, which is sent with the last output. Ignored after `fail`."""
@@ -369,21 +363,25 @@ class PromptLog:
     can be written again.
     """
 
-    def __init__(self, num_entries: int, per_slice: int = PROMPT_SLICE_TOKENS) -> None:
-        """`num_entries`: how many will be added."""
+    def __init__(
+        self,
+        num_entries: int,
+        per_slice: int = PROMPT_SLICE_TOKENS,
+        encode: Callable[[Sequence[Any]], bytes] = encode_prompt_logprobs,
+    ) -> None:
+        """`num_entries`: how many will be added. `encode`: makes a slice of some of them."""
         self.num_slices = -(-num_entries // per_slice)
-        self._per_slice = per_slice
+        self._per_slice, self._encode = per_slice, encode
         self._num_left = num_entries
         self._slices: list[PromptSlice] = []
-        self._rest: list[PromptLogprob] = []  # not a slice yet
-        self._vectors: list[bytes] = []  # likewise
+        self._rest: list[Any] = []  # not a slice yet
         self._num_accepted = 0
 
     @classmethod
     def of_job(cls, job: Job) -> PromptLog:
         """Returns the prompt's part of the log of a job without output."""
         if job.pooling is not None:
-            return cls(len(job.pooling.lengths), job.pooling.vectors_per_slice)
+            return cls(len(job.pooling.lengths), job.pooling.vectors_per_slice, b"".join)
         return cls(job.num_prompt_logprobs)
 
     @classmethod
@@ -394,25 +392,15 @@ class PromptLog:
         prompt.num_slices = prompt._num_accepted = len(slices)
         return prompt
 
-    def add(self, entries: Sequence[PromptLogprob]) -> None:
-        """Adds log probabilities of the prompt, in order."""
+    def add(self, entries: Sequence[Any]) -> None:
+        """Adds log probabilities of the prompt, or vectors of its inputs, in order."""
+        assert len(entries) <= self._num_left, "more entries than the job has"
+        self._num_left -= len(entries)
         self._rest += entries
-        for part in self._whole_slices(self._rest, len(entries)):
-            self._slices.append(PromptSlice(len(self._slices), encode_prompt_logprobs(part)))
-
-    def add_vectors(self, vectors: Sequence[bytes]) -> None:
-        """Adds vectors of inputs, in order."""
-        self._vectors += vectors
-        for part in self._whole_slices(self._vectors, len(vectors)):
-            self._slices.append(PromptSlice(len(self._slices), b"".join(part)))
-
-    def _whole_slices(self, rest: list[EntryT], num_added: int) -> Iterator[list[EntryT]]:
-        """Takes the entries of whole slices out of `rest`; at the job's end also of the last."""
-        assert num_added <= self._num_left, "more entries than the job has"
-        self._num_left -= num_added
-        while len(rest) >= self._per_slice or (rest and not self._num_left):
-            yield rest[: self._per_slice]
-            del rest[: self._per_slice]
+        while len(self._rest) >= self._per_slice or (self._rest and not self._num_left):
+            part = self._rest[: self._per_slice]
+            del self._rest[: self._per_slice]
+            self._slices.append(PromptSlice(len(self._slices), self._encode(part)))
 
     @property
     def next_slice(self) -> PromptSlice | None:

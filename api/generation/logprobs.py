@@ -240,28 +240,36 @@ class EchoedLogprobs:
                 at += len(piece)
 
 
-class ScoredPrompt:
-    """The log probabilities of one job's prompt, as its log has them.
+class PromptSlices:
+    """What one job computes of its prompt, as its log has it. Implements PromptScores.
 
     Filled by the reader of the job's log, before its first delta; read by the formatter.
+    """
+
+    def __init__(self, num_slices: int) -> None:
+        self.num_slices = num_slices
+        self.slices: list[bytes] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.slices) == self.num_slices
+
+    def take(self, part: PromptSlice) -> None:
+        """Takes the next slice; one that was taken already changes nothing."""
+        if part.index == len(self.slices) < self.num_slices:
+            self.slices.append(part.entries)
+
+
+class ScoredPrompt(PromptSlices):
+    """The log probabilities of one job's prompt.
 
     Slices are kept as they came and decoded each time they are read: they take a tenth of the
     memory so, and decode faster than they are formatted.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
+        super().__init__(num_slices_of(len(token_ids) - 1))
         self.token_ids = token_ids
-        self.num_slices = num_slices_of(len(token_ids) - 1)
-        self._slices: list[bytes] = []
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self._slices) == self.num_slices
-
-    def take(self, part: PromptSlice) -> None:
-        """Takes the next slice; one that was taken already changes nothing."""
-        if part.index == len(self._slices) < self.num_slices:
-            self._slices.append(part.entries)
 
     @property
     def num_parts(self) -> int:
@@ -280,8 +288,8 @@ class ScoredPrompt:
         """
         if part == 0:
             yield None
-        if part < len(self._slices):
-            yield from decode_prompt_logprobs(self._slices[part])
+        if part < len(self.slices):
+            yield from decode_prompt_logprobs(self.slices[part])
 
     def all_entries(self) -> Iterator[PromptLogprob | None]:
         """Yields the entry of each token of the prompt."""

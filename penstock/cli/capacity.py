@@ -93,7 +93,7 @@ def capacity(
             ("output", f"{asked.tokens_per_s:,.0f} tokens/s"),
             ("frontends", f"{asked.frontends}, {asked.frontend_cores:.2f} cores together"),
             ("service of each worker", f"{asked.service_cores:.2f} cores"),
-            ("Redis CPU", f"{asked.redis_cores:.2f} of the one core{each or ' that it has'}"),
+            ("Redis CPU", f"{asked.redis_cores:.2f} of the one core{each}"),
             (
                 "Redis memory",
                 f"{asked.memory / GB:.2f} GB; with less it evicts ended jobs, the least is "

@@ -11,30 +11,21 @@ from typing import Any
 from api.errors import ApiError
 from api.generation.choices import ChoiceEvent, ChoiceReader, ReaderOptions
 from api.generation.formatter import Formatter
-from shared.messages import NUMBER_BYTES, Finished, Pooling, PromptSlice
+from api.generation.logprobs import PromptSlices
+from shared.messages import NUMBER_BYTES, Finished, Pooling
 
 
-class Vectors:
-    """The vectors of one job, as its log has them; filled by the reader of the log."""
+class Vectors(PromptSlices):
+    """The vectors of one job."""
 
     def __init__(self, pooling: Pooling) -> None:
-        self._pooling = pooling
-        self._slices: list[bytes] = []
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self._slices) == self._pooling.num_slices
-
-    def take(self, part: PromptSlice) -> None:
-        """Takes the next slice; one that was taken already changes nothing."""
-        if part.index == len(self._slices) < self._pooling.num_slices:
-            self._slices.append(part.entries)
+        super().__init__(pooling.num_slices)
+        self._vector_bytes = NUMBER_BYTES * pooling.dimensions
 
     def __iter__(self) -> Iterator[bytes]:
-        width = NUMBER_BYTES * self._pooling.dimensions
-        for entries in self._slices:
-            for at in range(0, len(entries), width):
-                yield entries[at : at + width]
+        for entries in self.slices:
+            for at in range(0, len(entries), self._vector_bytes):
+                yield entries[at : at + self._vector_bytes]
 
 
 class EmbeddingFormatter(Formatter[None]):

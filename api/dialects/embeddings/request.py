@@ -12,6 +12,7 @@ from api.generation.sampling import renamed_parameters
 from api.generation.text_prompts import EncodedPrompt, encoded_prompts, is_short_prompt
 from api.http.caller import Caller
 from api.jobs.new_job import Prepared, new_job
+from api.jobs.retention import UNSTORED_TEXT_MS
 from shared.messages import (
     MAX_EMBEDDED_TOKENS,
     InvalidParameter,
@@ -19,11 +20,10 @@ from shared.messages import (
     SamplingParams,
 )
 
-NUMBER_CHARS = 22  # -0.012345678901234567 and a comma
-BASE64_CHARS = 16 / 3  # of the four bytes of a number
+NUMBER_CHARS = 22  # a number as JSON: -0.012345678901234567 and a comma
+BASE64_CHARS = 16 / 3  # a float32 as base64: four characters for three bytes
 OBJECT_CHARS = 64  # around each vector
-UNREAD_MS = 600_000  # until unread vectors are deleted; a minute once they were read
-KEYED_RETAIN_MS = 60_000  # in which a request can be sent again with its key
+KEYED_VECTORS_MS = 60_000  # in which a request with a key can be repeated
 
 
 async def prepare_embedding(
@@ -50,9 +50,12 @@ async def prepare_embedding(
         lane=job_lane(request),
     )
     job = replace(job, pooling=pooling)
-    if request.store is None and request.expires_after is None:  # vectors are large
-        keyed = job.idempotency is not None
-        job = replace(job, retain_ms=KEYED_RETAIN_MS) if keyed else replace(job, text_ms=UNREAD_MS)
+    if request.store is None and request.expires_after is None:
+        # Vectors are large: they are deleted earlier than text.
+        if job.idempotency is not None:
+            job = replace(job, retain_ms=KEYED_VECTORS_MS)
+        else:
+            job = replace(job, text_ms=UNSTORED_TEXT_MS)
     vectors = Vectors(pooling)
     formatter = EmbeddingFormatter(
         model.card.name, vectors, as_base64=request.encoding_format == "base64"

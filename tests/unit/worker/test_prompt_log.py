@@ -49,7 +49,7 @@ def reply(box: Outbox) -> list[Append]:
 
 def test_an_outbox_sends_slices_then_output_and_all_again_after_a_loss() -> None:
     box = outbox(PromptLog(len(ENTRIES)))
-    box.add_prompt_logprobs(ENTRIES)
+    box.add_of_prompt(ENTRIES)
     assert box.next_append() is box.next_append(), "unchanged until it is settled"
     box.add((1,), "a", None)
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_an_outbox_sends_slices_then_output_and_all_again_after_a_loss() -> None
 
 def test_a_job_that_fails_says_no_more_of_its_prompt() -> None:
     box = outbox(PromptLog(len(ENTRIES)))
-    box.add_prompt_logprobs(ENTRIES)
+    box.add_of_prompt(ENTRIES)
     box.next_append()
     box.fail(END)
     (last,) = reply(box)

@@ -22,7 +22,7 @@ SPEAKING = [f"0-speaks-{i:02}" for i in range(8)]
 def score(bench: Bench, job_id: str) -> None:
     """Adds a whole prompt's log probabilities, as after an outage."""
     bench.open(Outbox(job_id, 1, START, (), prompt=PromptLog(len(ENTRIES))))
-    bench.outboxes[job_id].add_prompt_logprobs(ENTRIES)
+    bench.outboxes[job_id].add_of_prompt(ENTRIES)
     bench.publisher.notice(bench.outboxes[job_id])
 
 
